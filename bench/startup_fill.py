@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.store.batch import stamp_puts
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.record import HEADER_BYTES, checksum
@@ -68,7 +69,9 @@ def fill(
     threads = _Threads()
     threshold = 0 if durable else 1000
     wide, closed = (TopicStoreConfig(size, threshold, 10_000, None) for size in (1 << 30, CLOSED_SEGMENT_BYTES))
-    store = Store([data_path], lambda topic: closed if topic == REBUILT_TOPIC else wide, run_in_thread=threads)
+    store = Store(
+        [data_path], lambda topic: closed if topic == REBUILT_TOPIC else wide, kinds=KINDS, run_in_thread=threads
+    )
     store.open()
     for topic, count, size in ((REBUILT_TOPIC, 1, closed_bytes), (TOPIC, partitions, total_bytes)):
         _append(store, threads, topic, count, size // count, body_bytes)

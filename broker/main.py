@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -31,6 +31,7 @@ from .configuration.config import read_config
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
+from .memory.kinds import KINDS
 from .partitions.move_table import MoveTable
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
@@ -57,9 +58,7 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
 _SPACE_CHECK_SECONDS = 1.0
-_SEQUENCES_SECONDS = 1.0
-_DELAYS_SECONDS = 1.0
-_SHARED_SECONDS = 1.0
+_MEMORY_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
 _HEAP_SECONDS = 10.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
@@ -154,6 +153,7 @@ class BrokerProcess:
             self._config.data_paths,
             self._store_config,
             self._data_path,
+            kinds=KINDS,
             run_in_thread=threads.disk,
             run_journal=DiskThread(self._reactor, "journal"),
             disk_reserve=self._options.disk_reserve,
@@ -254,20 +254,15 @@ class BrokerProcess:
     def _start(self) -> None:
         store = self.broker.store
         self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
-        self._timers = [
-            repeat(seconds, function, self._reactor, name)
-            for seconds, function, name in (
-                (_TICK_SECONDS, store.tick, "the store's timer"),
-                (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
-                (_SEQUENCES_SECONDS, self.broker.sequences.tick, "the memory of numbered sends"),
-                (_DELAYS_SECONDS, self.broker.delays.tick, "the cleaning of delayed messages"),
-                (_DELAYS_SECONDS, self.broker.halves.tick, "the cleaning of half messages"),
-                (_SHARED_SECONDS, self.broker.shared.tick, "the memory of shared groups"),
-                (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
-                (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
-                (_HEAP_SECONDS, partial(self.broker.in_thread, give_back_spare), "the return of free memory"),
-            )
+        timers: list[tuple[float, Callable[[], object], str]] = [
+            (_TICK_SECONDS, store.tick, "the store's timer"),
+            (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
+            (_SPACE_CHECK_SECONDS, store.space.look, "the check of free space"),
+            (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
+            (_HEAP_SECONDS, partial(self.broker.in_thread, give_back_spare), "the return of free memory"),
         ]
+        timers += [(_MEMORY_SECONDS, each.tick, f"the memory of {each.name}") for each in self.broker.memories]
+        self._timers = [repeat(seconds, function, self._reactor, name) for seconds, function, name in timers]
         ensureDeferred(self._register()).addErrback(self._fail)
 
     async def _register(self) -> None:

@@ -385,9 +385,6 @@ SHARED_LOG_BYTES = 16 << 20
 SHARED_READ_BYTES = 2 << 20
 """What a follower reads of such a log at once."""
 
-SHARED_SNAPSHOTS = 64
-"""Groups and partitions whose state is written in one turn."""
-
 SHARED_LOOKS = 32
 """Groups and partitions that look at new messages before others are served: some milliseconds."""
 

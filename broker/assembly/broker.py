@@ -19,6 +19,7 @@ from ..configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from ..delays.delays import Delays
 from ..filters.table import FilterTable
 from ..halves.halves import Halves
+from ..memory.memory import Memory
 from ..partitions.message_ids import MessageIds
 from ..partitions.metrics import Metrics
 from ..partitions.partitions import Partitions
@@ -170,6 +171,8 @@ class Broker:
             self.account,
             enabled=alone,
         )
+        self.memories: tuple[Memory, ...] = (self.delays, self.halves, self.sequences, self.shared)
+        """In the order in which they begin to lead: numbered sends ask where delayed and half messages are."""
         self._watch_shared = self.shared.watch
         for log in store.logs():
             for damaged in log.segments.damage:  # found by a start that was quicker than we are

@@ -18,8 +18,8 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import Buffer
 
 from .. import tuning
+from ..memory.delayed_records import Ids, Pending, decode_pending, encode_pending, place_tag
 from ..store.batch import units_of
-from ..store.delayed_records import Ids, Pending, decode_pending, encode_pending, place_tag
 from ..store.store import Append
 from .contents import DelayedLog, read_records
 from .table import NOWHERE

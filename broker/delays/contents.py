@@ -22,7 +22,7 @@ from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 
 from .. import tuning
-from ..store.delayed_records import (
+from ..memory.delayed_records import (
     FRONT_BYTES,
     MARKS,
     DelayTarget,
@@ -35,6 +35,7 @@ from ..store.delayed_records import (
     overhead,
     place_of,
 )
+from ..memory.reading import LogReader
 from ..store.files import Files
 from ..store.index import IndexDamaged, UnitArray
 from ..store.partition_log import PartitionLog
@@ -78,11 +79,11 @@ class Late:
         self.retry_at = 0.0
 
 
-class DelayedLog:
+class DelayedLog(LogReader):
     """One of the two logs."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self.log = log
+        super().__init__(log)
         self.table = DelayTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
@@ -99,8 +100,6 @@ class DelayedLog:
         self._places: dict[
             int, tuple[DelayTarget, bool]
         ] = {}  # by tag: the partition, and whether they were written anew
-        self._renewals = log.renewals
-        self._read_to = log.first_offset
         self._held: list[_Held] = []
         self._unsettled: deque[_Unsettled] = deque()
 
@@ -116,21 +115,7 @@ class DelayedLog:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    @property
-    def unread_bytes(self) -> int:
-        """Of the log, which `read_on` would read."""
-        if self._is_other:
-            return self.log.end_offset - self.log.first_offset
-        return self.log.end_offset - self._read_to
-
-    @property
-    def _is_other(self) -> bool:
-        """Whether the log was cut, or has lost what was not read: all is to be read again."""
-        return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
-
-    def forget(self) -> None:
-        """Read all again."""
-        log = self.log
+    def _clear(self) -> None:
         self.table.clear()
         self.late.clear()
         self.counts.clear()
@@ -139,13 +124,10 @@ class DelayedLog:
         self._held.clear()
         self._unsettled.clear()
         self.live_bytes = 0
-        self._renewals, self._read_to = log.renewals, log.first_offset
 
-    def read_on(self, most_units: int | None = None) -> None:
-        """Take what has come, to the log's end, or about so many records. Raises StoreError."""
-        if self._is_other:
-            self.forget()
-        left = most_units
+    def _read(self, most: int | None) -> None:
+        """most: records."""
+        left = most
         for units in self._units():
             self._take(units)
             self._read_to = int(units["offset"][-1]) + int(units["size"][-1])

@@ -35,9 +35,7 @@ from metaq.protocol.message_id import message_id_list, store_times_ms
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer
 
 from .. import tuning
-from ..runtime.reactor import ReactorTime, Timer
-from ..store.batch import encode_many_puts, packed_units
-from ..store.delayed_records import (
+from ..memory.delayed_records import (
     DelayTarget,
     Group,
     Ids,
@@ -50,7 +48,9 @@ from ..store.delayed_records import (
     encode_pending,
     place_tag,
 )
-from ..store.internal_logs import DELAYED_TOPIC
+from ..memory.topics import DELAYED_TOPIC
+from ..runtime.reactor import ReactorTime, Timer
+from ..store.batch import encode_many_puts, packed_units
 from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
 from ..store.tuning import FEW_PUTS
@@ -540,8 +540,13 @@ class Delays:
 
     # --- leading and following ----------------------------------------------------------------------------------------
 
+    @property
+    def name(self) -> str:
+        """As Memory."""
+        return "delayed messages"
+
     def lead(self) -> None:
-        """Know what the logs say, and deliver from now on. Raises StoreError."""
+        """As Memory. What is due is delivered from now on."""
         for log in self.store.internal_logs(self._topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
@@ -558,7 +563,7 @@ class Delays:
             self._sleep()
 
     def follow(self) -> None:
-        """Deliver nothing from now on; another node does. What is in memory is read again."""
+        """As Memory. Nothing is delivered from now on; what is in memory is forgotten, and read again."""
         if self.enabled:
             self.enabled = False
             if self._timer is not None:
@@ -570,13 +575,12 @@ class Delays:
             self._cleaning.stop()
 
     def read_ahead(self) -> None:
-        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
-        StoreError."""
+        """As Memory."""
         for log in self.store.internal_logs(self._topic):
             self._of(log).read_on()
 
     def tick(self) -> None:
-        """Keep up with the leader, or keep the logs short. To be called about once a second."""
+        """As Memory."""
         if not self.enabled:
             for log in self.store.followed_internal_logs(self._topic):
                 self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)

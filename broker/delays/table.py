@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ..store.delayed_records import Ids
+from ..memory.delayed_records import Ids
 
 __all__ = ["NOWHERE", "DelayTable"]
 

@@ -13,8 +13,8 @@ from metaq.protocol.message_id import message_id_list
 from .. import tuning
 from ..delays.contents import DelayedLog, Find
 from ..delays.table import DelayTable
+from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..runtime.account import Shares
-from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from .senders import Senders
@@ -63,8 +63,8 @@ class HalfLog(DelayedLog):
         yield from super().tables()
         yield self.asked
 
-    def forget(self) -> None:
-        super().forget()
+    def _clear(self) -> None:
+        super()._clear()
         self.asked.clear()
         self.questions.clear()
         self.decided.clear()

@@ -18,8 +18,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from ..memory.delayed_records import DelayTarget
 from ..runtime.timed_entries import TimedEntries
-from ..store.delayed_records import DelayTarget
 
 __all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
 

@@ -36,12 +36,12 @@ from ..delays.contents import DelayedLog, read_records
 from ..delays.delays import Delays, Pended
 from ..delays.deliverer import DueWrite
 from ..delays.table import NOWHERE
+from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
+from ..memory.topics import HALVES_TOPIC
 from ..partitions.metrics import OTHERS
 from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
-from ..store.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
-from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 from .contents import Decision, HalfLog, Questions
@@ -455,6 +455,10 @@ class Halves(Delays):
         return contents.decide(group, committed=False), write, waiting
 
     # --- leading and following ----------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return "half messages"
 
     def lead(self) -> None:
         super().lead()

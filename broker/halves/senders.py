@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..delays.table import NOWHERE, DelayTable
+from ..memory.delayed_records import Ids
 from ..runtime.account import NOBODY, Shares
-from ..store.delayed_records import Ids
 
 __all__ = ["Senders"]
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
 
+from ..memory.kinds import KINDS
 from ..sets.history import NodeFile
 from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
-from ..store.internal_logs import internal_path, is_internal
+from ..store.internal_logs import is_internal
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
 from ..store.replay import Continuation, Gap, continuations
 from ..store.segment import DATA_SUFFIX, SegmentFile, segment_files
@@ -252,7 +253,7 @@ def _inspect_journal(
             directory, segments = os.path.join(data_path, name), logs.get(name, ())
             if is_internal(name):  # an internal log, which is no partition
                 topic, _, number = name.rpartition("-")
-                directory = internal_path(str(data_path), topic, int(number))
+                directory = KINDS[topic].path(str(data_path), int(number))
                 segments = segment_files(files, directory) if files.is_directory(directory) else ()
             _compare(report, name, continuations(files, directory, segments, found, data))
     except OSError as error:

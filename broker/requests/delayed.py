@@ -17,11 +17,11 @@ from metaq.protocol.previews import encode_preview
 from .. import tuning
 from ..delays.contents import read_records
 from ..delays.delays import Delays
+from ..memory.delayed_records import Ids, Pending, decode_pending
 from ..reading.answers import encode_json
 from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.threads import run_coroutine
-from ..store.delayed_records import Ids, Pending, decode_pending
 from ..store.segments import Snapshot
 from ..store.threads import Turns
 

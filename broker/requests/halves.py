@@ -26,8 +26,8 @@ from metaq.protocol.previews import encode_preview
 
 from .. import tuning
 from ..halves.halves import Halves
+from ..memory.delayed_records import Pending
 from ..reading.answers import Bytes, answer_frame
-from ..store.delayed_records import Pending
 from .delayed import Batch, Listings, Slices, following, read_pendings
 
 __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]

@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..configuration.settings import BrokerConfig
-from ..delays.delays import Delays
-from ..halves.halves import Halves
+from ..memory.memory import Memory
 from ..partitions.message_ids import MessageIds
 from ..partitions.metrics import Metrics
 from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls
 from ..runtime.host import Host
-from ..shared.groups import SharedGroups
 from ..store.store import Store
 from ..store.threads import RunInThread
 from ..transactions.transactions import Transactions
-from ..writing.sequences import Sequences
-from ..writing.writing import Write, Writing
+from ..writing.writing import Writing
 
 __all__ = ["SetHost", "StoreHost", "TransactionHost"]
 
@@ -60,12 +57,6 @@ class SetHost(StoreHost, TransactionHost, Protocol):
     @property
     def writing(self) -> Writing: ...
     @property
-    def sequences(self) -> Sequences[Write]: ...
-    @property
-    def delays(self) -> Delays: ...
-    @property
-    def halves(self) -> Halves: ...
-    @property
-    def shared(self) -> SharedGroups: ...
+    def memories(self) -> tuple[Memory, ...]: ...
     @property
     def parked(self) -> ParkedPulls: ...

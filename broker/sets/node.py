@@ -125,11 +125,9 @@ class SetMember:
         for log in self._broker.store.logs():
             log.limit_visibility()
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
-        self._broker.sequences.enabled = False  # the leader numbers
-        self._broker.sequences.read_ahead()
-        self._broker.delays.read_ahead()
-        self._broker.halves.read_ahead()
-        self._broker.shared.read_ahead()
+        for memory in self._broker.memories:
+            memory.follow()
+            memory.read_ahead()
         if self._file.copied:
             _log.warning(
                 "the data directory is a copy, or was restored: whatever %s was in sync with, it has to catch up",
@@ -579,14 +577,11 @@ class SetMember:
                 for log in list(store.logs()):
                     visible.enter_context(log.all_visible())
                 self._transactions.open(leader)
-                broker.delays.lead()
-                broker.halves.lead()
-                broker.sequences.rebuild()
-                broker.shared.rebuild()
+                for memory in broker.memories:
+                    memory.lead()
         except MetaqError as error:
             self._disk_failed(error)
             return
-        broker.sequences.enabled = True
         leader.start()
         self._elections += 1
         self._trouble = ""
@@ -608,10 +603,9 @@ class SetMember:
         _log.warning("leads no longer: %s", why)
         self._established = False
         self._on_role()
-        self._broker.store.retention_enabled = self._broker.sequences.enabled = False
-        self._broker.delays.follow()
-        self._broker.halves.follow()
-        self._broker.shared.stop()
+        self._broker.store.retention_enabled = False
+        for memory in self._broker.memories:
+            memory.follow()
         self._transactions.close(why)
         leader.stop(NotLeader(self._broker.config.broker_id, self._leader_url()))
         self._broker.parked.wake_all()

@@ -26,15 +26,17 @@ from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
+from ..memory.compaction import Compaction
+from ..memory.sequence_rows import internal_record
+from ..memory.topics import SHARED_TOPIC
 from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls, ParkedRequest
 from ..reading.reading import Reading
 from ..runtime.account import NOBODY, Account, Shares
 from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
 from ..store.damage import Damaged, Soundness
-from ..store.internal_logs import SHARED_TOPIC
 from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import internal_record
 from ..store.store import Store
 from ..store.threads import call_safely
 from ..writing.writing import Write, Writing
@@ -204,11 +206,13 @@ class SharedGroups:
         self._looks = 0  # in this turn
         self._to_look: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
-        self._compactions: dict[PartitionLog, Iterator[None]] = {}
-        self._compacted: dict[PartitionLog, tuple[int, int]] = {}  # where its newest state begins and ends
-        self._state_bytes: dict[PartitionLog, int] = {}
+        self._works = SlicedWork(reactor)
+        self._compaction = Compaction(
+            store, SHARED_TOPIC, self._works, self._write_states, self._most_bytes, reactor.seconds
+        )
+        self._state_bytes: dict[PartitionLog, int] = {}  # of its newest snapshot
         if enabled:
-            self.rebuild()
+            self.lead()
 
     @property
     def takes_shared(self) -> bool:
@@ -624,9 +628,14 @@ class SharedGroups:
 
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
-    def rebuild(self) -> None:
-        """Know what the store's internal logs say, and serve from now on. At the start, and when this node begins to
-        lead. Raises StoreError."""
+    @property
+    def name(self) -> str:
+        """As Memory."""
+        return "shared groups"
+
+    def lead(self) -> None:
+        """As Memory."""
+        self._works.clear()
         self._clear()
         found: dict[SharedKey, tuple[StoredState, bool]] = {}
         serial = 0
@@ -664,14 +673,13 @@ class SharedGroups:
                 )
                 self._write_state(queue)
 
-    def stop(self) -> None:
-        """This node leads no longer."""
+    def follow(self) -> None:
+        """As Memory."""
         self.enabled = False
         self._clear()
 
     def read_ahead(self) -> None:
-        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
-        StoreError."""
+        """As Memory."""
         for log in self._store.internal_logs(SHARED_TOPIC):
             self._read_on(log)
 
@@ -691,8 +699,7 @@ class SharedGroups:
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._compactions.clear()
-        self._compacted.clear()
+        self._compaction.clear()
 
     def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> StoredStates:
         stored = self._stored.get(log)
@@ -716,54 +723,26 @@ class SharedGroups:
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Keep the logs short, and those of a node that follows read. To be called about once a second."""
-        if not self.enabled:
+        """As Memory."""
+        if self.enabled:
+            self._compaction.tick()
+        else:
             for log in self._store.followed_internal_logs(SHARED_TOPIC):
                 self._read_on(log, tuning.SHARED_READ_BYTES)
-            return
-        for log in self._store.internal_logs(SHARED_TOPIC):
-            if log in self._compacted:
-                start, end = self._compacted[log]
-                if log.synced_end >= end:
-                    del self._compacted[log]
-                    self._store.drop_internal_before(log, start)
-            elif log not in self._compactions and log.read_only is None:
-                most = max(tuning.SHARED_LOG_BYTES, 4 * self._state_bytes.get(log, 0))
-                if log.end_offset - log.first_offset > most:
-                    self._compact(log)
 
-    def _compact(self, log: PartitionLog) -> None:
-        """Write what is known to a new segment, some in each turn; those before it go once that is on the disk."""
-        try:
-            self._flush()
-            log.roll()
-        except (OSError, MetaqError) as error:
-            _log.warning("%s is not made shorter now: %s", log.directory, error)
-            return
-        self._compactions[log] = self._write_states(log, log.end_offset)
-        self._go_on_compacting(log)
+    def _most_bytes(self, log: PartitionLog) -> int:
+        return max(tuning.SHARED_LOG_BYTES, 4 * self._state_bytes.get(log, 0))
 
-    def _go_on_compacting(self, log: PartitionLog) -> None:
-        steps = self._compactions.get(log)
-        if steps is None:
-            return
-        if next(steps, True) is True:
-            del self._compactions[log]
-        else:
-            self._reactor.callLater(0, self._go_on_compacting, log)
-
-    def _write_states(self, log: PartitionLog, start: int) -> Iterator[None]:
+    def _write_states(self, log: PartitionLog) -> Iterator[None]:
+        start = log.end_offset
         queues = [queue for queue in self._queues.values() if queue.mode == log.waits]
-        for number, queue in enumerate(queues):
+        for queue in queues:
             if self._queues.get(queue.key) is queue and queue.mode == log.waits:
                 self._write_state(queue)
-            if number % tuning.SHARED_SNAPSHOTS == tuning.SHARED_SNAPSHOTS - 1:
+            if self._works.is_over:
                 yield
-        self._flush()
-        if log.read_only is None:
-            self._compacted[log] = start, log.end_offset
-            self._state_bytes[log] = log.end_offset - start
-            log.checkpoint()
+        self._flush()  # else what is older would go although none of this is on the disk
+        self._state_bytes[log] = log.end_offset - start
 
     # --- operators ----------------------------------------------------------------------------------------------------
 

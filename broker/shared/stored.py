@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..memory.reading import LogReader
 from ..store.partition_log import PartitionLog
 from .filters import GroupFilter
 from .rows import RowKind, RowSection, SharedKey, apply, read_bodies, read_filter, read_state, sections
@@ -22,26 +23,22 @@ class StoredState(NamedTuple):
     filter_serial: int = -1
 
 
-class StoredStates:
-    """Of one log. Reactor thread. A log whose end was cut, or that has lost rows which were not read, is read again."""
+class StoredStates(LogReader):
+    """Of one log."""
 
     def __init__(self, log: PartitionLog, limits: Limits) -> None:
-        self._log = log
+        super().__init__(log)
         self._limits = limits
-        self._renewals = log.renewals
-        self._read_to = 0
         self._states: dict[SharedKey, StoredState] = {}
         self.serial = 0
         """The biggest that was read."""
 
-    def read_on(self, most_bytes: int | None = None) -> None:
-        """Read what has come, to the log's end, or about `most_bytes`. Raises StoreError."""
-        log = self._log
-        if log.renewals != self._renewals or self._read_to < log.first_offset:
-            self._renewals = log.renewals
-            self._read_to = log.first_offset
-            self._states.clear()
-        for end, body in read_bodies(log.segments.snapshot(), self._read_to, most_bytes):
+    def _clear(self) -> None:
+        self._states.clear()
+
+    def _read(self, most: int | None) -> None:
+        """most: bytes."""
+        for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):
             serial, found = sections(body)
             for section in found:
                 self._take(serial, section)
@@ -72,5 +69,5 @@ class StoredStates:
     def take_all(self) -> dict[SharedKey, StoredState]:
         """What was read, which belongs to the caller from now on: the log is read again if it is asked for anew."""
         states, self._states = self._states, {}
-        self._read_to = -1
+        self.forget()
         return states

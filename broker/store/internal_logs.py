@@ -4,28 +4,28 @@ An internal log is a PartitionLog like any other: journaled, synced, recovered, 
 directory without a `-`, which Java brokers pass over, and no client can name its topic, because a topic has no `/`
 (limits.check_topic). It is never among `Store.logs()`.
 
-Each internal topic has two logs, so that what is remembered is made safe as the messages that it belongs to: one for
-partitions with asynchronous flush, one for those with group commit.
+Whoever opens the store says which internal topics there are (memory/kinds.py). Each has two logs, so that what is
+remembered is made safe as the messages that it belongs to: one for partitions with asynchronous flush, one for those
+with group commit.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from . import tuning
+from .directories import PartitionDirectory
+from .files import Files
+from .segments import Snapshot
 from .topic_config import TopicStoreConfig
 
 __all__ = [
-    "DELAYED_TOPIC",
-    "HALVES_TOPIC",
-    "INTERNAL_TOPICS",
     "NUMBERS",
-    "PENDING_TOPICS",
-    "SEQUENCES_TOPIC",
-    "SHARED_TOPIC",
     "InternalTopic",
-    "internal_path",
+    "InternalTopics",
+    "OnRecovered",
     "is_internal",
     "number_of",
 ]
@@ -34,27 +34,22 @@ LOOSE, WAITING = 0, 1
 NUMBERS = LOOSE, WAITING
 """The numbers of an internal topic's logs: of what has asynchronous flush, and of what has group commit."""
 
-SEQUENCES_TOPIC = "/sequences"
-"""Rows of numbered sends (sequence_rows.py)."""
-
-DELAYED_TOPIC = "/delayed"
-"""Messages that wait for their time (broker/delays)."""
-
-HALVES_TOPIC = "/halves"
-"""Half messages, which wait for the outcome of a transaction (broker/halves)."""
-
-PENDING_TOPICS = frozenset((DELAYED_TOPIC, HALVES_TOPIC))
-"""What waits there goes to its partition later, behind a mark (delayed_records.py)."""
-
-SHARED_TOPIC = "/shared"
-"""What shared consumers have leased and acknowledged (broker/shared)."""
+OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
+"""recovered(files, snapshot, first_offset, directories): a log has been recovered, from this byte offset on; what is in
+the directories, by `<topic>-<partition>`, has not been yet. Raises StoreError."""
 
 
 class InternalTopic(NamedTuple):
-    """directory: below the first data path; max_segment_size: bytes."""
+    """directory: below the first data path; max_segment_size: bytes.
+
+    with_messages: what is appended to it in one turn of the reactor with messages of partitions is made safe together
+    with these: a start finds all of it, or nothing. recovered: called before partitions and later topics are recovered.
+    """
 
     directory: str
     max_segment_size: int
+    with_messages: bool = False
+    recovered: OnRecovered | None = None
 
     def config(self, number: int) -> TopicStoreConfig:
         """Settings of one of its logs."""
@@ -62,18 +57,13 @@ class InternalTopic(NamedTuple):
             return TopicStoreConfig(self.max_segment_size, 0, 0)
         return TopicStoreConfig(self.max_segment_size, tuning.INTERNAL_SYNC_RECORDS, tuning.INTERNAL_SYNC_MS)
 
-
-INTERNAL_TOPICS = {
-    SEQUENCES_TOPIC: InternalTopic("metaqsequences", 1 << 30),
-    DELAYED_TOPIC: InternalTopic("metaqdelayed", tuning.DELAYED_SEGMENT_BYTES),
-    HALVES_TOPIC: InternalTopic("metaqhalves", tuning.DELAYED_SEGMENT_BYTES),
-    SHARED_TOPIC: InternalTopic("metaqshared", 1 << 30),
-}
+    def path(self, data_path: str, number: int) -> str:
+        """The directory of one of its logs. data_path: the store's first one."""
+        return os.path.join(data_path, self.directory, str(number))
 
 
-def internal_path(data_path: str, topic: str, number: int) -> str:
-    """The directory of an internal log. data_path: the store's first one."""
-    return os.path.join(data_path, INTERNAL_TOPICS[topic].directory, str(number))
+InternalTopics: TypeAlias = Mapping[str, InternalTopic]
+"""By name, in the order in which a start recovers them."""
 
 
 def is_internal(topic: str) -> bool:

@@ -28,7 +28,7 @@ from . import tuning
 from .disk_space import no_room
 from .durability import DATA
 from .files import Files, check_named, write_all
-from .internal_logs import PENDING_TOPICS, is_internal
+from .internal_logs import is_internal
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 from .sync_job import SyncJob
 from .threads import RunInThread, call_safely
@@ -88,10 +88,12 @@ class Journal:
         run_group: RunInThread | None = None,
         max_file_bytes: int = tuning.JOURNAL_FILE_BYTES,
         full_files: int = tuning.JOURNAL_FULL_FILES,
+        with_messages: frozenset[str] = frozenset(),
     ) -> None:
         """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done.
 
-        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files too.
+        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files too. with_messages:
+        internal topics, as InternalTopic says.
         """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
@@ -101,6 +103,7 @@ class Journal:
         self._checkpoint = checkpoint
         self._max_file_bytes = max_file_bytes
         self._full_files = full_files
+        self._with_messages = with_messages
         self._waiting: list[_Append] = []
         self._callbacks: list[Callable[[], None]] = []  # of those who wait for all of `_waiting`
         self._running: list[Callable[[], None]] | None = None  # a group is under way, and who waits for it
@@ -180,7 +183,11 @@ class Journal:
 
     def _make_safe(self, group: Sequence[_Append]) -> None:
         last: _Last = {log: (end, count) for log, _, end, count, _ in group}
-        if len(last) <= tuning.DIRECT_PARTITIONS and all(log.durability.may_sync for log in last) and _is_direct(group):
+        if (
+            len(last) <= tuning.DIRECT_PARTITIONS
+            and all(log.durability.may_sync for log in last)
+            and self._is_direct(group)
+        ):
             jobs = [(log, job) for log in last if (job := log.begin(DATA)) is not None]
             self._direct = len(jobs)
             for log, job in jobs:
@@ -306,6 +313,15 @@ class Journal:
             for log in dict.fromkeys(chain.from_iterable(needed)):
                 self._checkpoint(log)
 
+    def _is_direct(self, group: Sequence[_Append]) -> bool:
+        """Whether to sync the partitions themselves costs less: not if an internal log's rows come with few bytes."""
+        internal = {log.topic for log, *_ in group if is_internal(log.topic)}
+        if not internal:
+            return True
+        if internal & self._with_messages and any(not is_internal(log.topic) for log, *_ in group):
+            return False  # a block has both or none
+        return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
+
     def tick(self) -> None:
         """Remove the files that the partitions' own files cover now. To be called several times a second."""
         if not self._full or self._closed:
@@ -392,16 +408,6 @@ class Journal:
         self._full.clear()
         self._waiting = []
         self._answer_all()
-
-
-def _is_direct(group: Sequence[_Append]) -> bool:
-    """Whether it costs less to sync the partitions themselves: not if an internal log's rows come with few bytes."""
-    internal = {log.topic for log, *_ in group if is_internal(log.topic)}
-    if not internal:
-        return True
-    if internal & PENDING_TOPICS and any(not is_internal(log.topic) for log, *_ in group):
-        return False  # a delivery without its mark would be repeated: a block has both or none
-    return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
 
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:

@@ -23,7 +23,7 @@ from .disk_space import DiskSpace, no_room
 from .file_systems import FileSystems
 from .files import REAL_FILES, Files, OpenFiles, default_open_limit, naming
 from .index_rebuilding import IndexRebuilding
-from .internal_logs import INTERNAL_TOPICS, NUMBERS, SEQUENCES_TOPIC, internal_path, is_internal, number_of
+from .internal_logs import NUMBERS, InternalTopics, is_internal, number_of
 from .journal import Journal, JournalStatus
 from .journal_format import journal_number
 from .key_building import KeyBuilding
@@ -34,7 +34,6 @@ from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment, segment_files
-from .sequence_rows import cut_torn_writes
 from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
 
@@ -73,6 +72,7 @@ class Store:
         config_for: Callable[[str], TopicStoreConfig],
         data_path_for: Callable[[str], str] | None = None,
         *,
+        kinds: InternalTopics,
         run_in_thread: RunInThread,
         run_journal: RunInThread | None = None,
         files: Files = REAL_FILES,
@@ -84,10 +84,10 @@ class Store:
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
-        run_journal: a thread for nothing but the journal's groups, so that puts wait for no other work; by default
-        `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals. max_open_files:
-        descriptors kept open between uses, by default a share of the process's limit. key_block_bytes: see
-        key_building.py. disk_reserve: see DiskSpace.
+        kinds: the internal topics. run_journal: a thread for nothing but the journal's groups, so that puts wait for no
+        other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
+        max_open_files: descriptors kept open between uses, by default a share of the process's limit. key_block_bytes:
+        see key_building.py. disk_reserve: see DiskSpace.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
@@ -97,6 +97,7 @@ class Store:
         """`<topic>-<partition>` of those, and of the internal logs, of which an earlier life had left files, and of
         which nothing is known to be gone that had been synced."""
         self._config_for = config_for
+        self._kinds = kinds
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
         self.files = files
         self._clock = clock
@@ -114,7 +115,12 @@ class Store:
         )
         self.space = DiskSpace(files, lambda: self.data_paths, run_in_thread, disk_reserve)
         self._journal = Journal(
-            self.data_paths[0], files, run_in_thread, self._syncs.checkpoint_soon, run_group=run_journal
+            self.data_paths[0],
+            files,
+            run_in_thread,
+            self._syncs.checkpoint_soon,
+            run_group=run_journal,
+            with_messages=frozenset(topic for topic, kind in kinds.items() if kind.with_messages),
         )
         self._shared = StoreServices(
             self._open_files,
@@ -161,7 +167,7 @@ class Store:
     def _recover(self) -> None:
         """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
-        for topic, number in product(INTERNAL_TOPICS, NUMBERS):
+        for topic, number in product(self._kinds, NUMBERS):
             if self.files.is_directory(path := self._internal_path(topic, number)):
                 found[f"{topic}-{number}"] = PartitionDirectory(topic, number, path)
 
@@ -176,15 +182,13 @@ class Store:
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
-        internal = sorted(each for each in found.values() if is_internal(each.topic))
-        for entry in [each for each in internal if each.topic == SEQUENCES_TOPIC]:
-            self._recover_internal(entry, sync)
-            del found[f"{entry.topic}-{entry.partition}"]
-        for log in self.internal_logs(SEQUENCES_TOPIC):
-            cut_torn_writes(self.files, log.segments.snapshot(), log.first_offset, found)
-        for entry in [each for each in internal if each.topic != SEQUENCES_TOPIC]:
-            self._recover_internal(entry, sync)
-            del found[f"{entry.topic}-{entry.partition}"]
+        for topic, kind in self._kinds.items():
+            for number in NUMBERS:
+                if (entry := found.pop(f"{topic}-{number}", None)) is not None:
+                    self._recover_internal(entry, sync)
+            if kind.recovered is not None:
+                for log in self.internal_logs(topic):
+                    kind.recovered(self.files, log.segments.snapshot(), log.first_offset, found)
         for entry in sorted(found.values()):
             recovered = recover_partition(self._open_files, entry.path, sync)
             self.reports.append(recovered.report)
@@ -459,10 +463,10 @@ class Store:
         self._retention.discard(log, sum(segment.end <= offset for segment in log.segments[:-1]))
 
     def _internal_path(self, topic: str, number: int) -> str:
-        return internal_path(self.data_paths[0], topic, number)
+        return self._kinds[topic].path(self.data_paths[0], number)
 
     def _create_internal_log(self, topic: str, number: int, first_offset: int) -> PartitionLog:
-        if topic not in INTERNAL_TOPICS or number not in NUMBERS:
+        if topic not in self._kinds or number not in NUMBERS:
             raise StoreError(f"there is no internal log {topic}-{number}: a newer broker may have it")
         path = self._internal_path(topic, number)
         parent = os.path.dirname(path)
@@ -478,7 +482,7 @@ class Store:
     def _add_internal_log(
         self, entry: PartitionDirectory, segments: Sequence[Segment], unsynced_directories: Sequence[str]
     ) -> PartitionLog:
-        config = INTERNAL_TOPICS[entry.topic].config(entry.partition)
+        config = self._kinds[entry.topic].config(entry.partition)
         log = PartitionLog(*entry, segments, config, self._shared, unsynced_directories)
         self._internal_logs[entry.topic, entry.partition] = log
         return log

@@ -12,8 +12,9 @@ import numpy as np
 
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 
+from ..memory.reading import LogReader
+from ..memory.sequence_rows import FORGOTTEN, RowTable, SequenceRow, read_tables
 from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import FORGOTTEN, RowTable, SequenceRow, read_tables
 
 __all__ = ["LastRows"]
 
@@ -24,10 +25,8 @@ _RowKey = tuple[int, str, int]
 """Producer, topic, partition."""
 
 
-class LastRows:
+class LastRows(LogReader):
     """Of each producer and partition the last two rows of one log: the last may be of a write that did not happen.
-
-    Reactor thread. A log whose end was cut, or that has lost rows which were not read, is read again.
 
     forgotten_ms: until when producers were forgotten for want of room, Unix ms; 0: none.
     """
@@ -35,33 +34,34 @@ class LastRows:
     def __init__(self, log: PartitionLog, most: int) -> None:
         """most: producers and partitions; with twice as many, those go that the log says nothing of any more, and if it
         says something of as many, the older half."""
+        super().__init__(log)
         self.forgotten_ms = 0
-        self._log = log
         self._most = most
-        self._renewals = log.renewals
-        self._read_to = 0
-        self._read_from = 0
+        self._read_from = log.first_offset
         self._found: dict[_RowKey, Sequence[SequenceRow]] = {}
 
-    def read_on(self, most_bytes: int | None = None) -> None:
-        """Read what has come, to the log's end, or about `most_bytes`. Raises StoreError."""
-        log = self._log
-        full = len(self._found) > 2 * self._most
-        if (
-            log.renewals != self._renewals
-            or self._read_to < log.first_offset
-            or (full and self._read_from < log.first_offset)
-        ):
-            self._renewals = log.renewals
-            self._read_to = self._read_from = log.first_offset
-            self._found.clear()
-        elif full:
-            self._forget()
-        for table in read_tables(log.segments.snapshot(), self._read_to, most_bytes):
+    @property
+    def _is_full(self) -> bool:
+        return len(self._found) > 2 * self._most
+
+    @property
+    def _is_other(self) -> bool:
+        """Also if what has gone may be most of what is known."""
+        return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
+
+    def _clear(self) -> None:
+        self._read_from = self._read_to
+        self._found.clear()
+
+    def _read(self, most: int | None) -> None:
+        """most: bytes."""
+        if self._is_full:
+            self._forget_oldest()
+        for table in read_tables(self.log.segments.snapshot(), self._read_to, most):
             self._take(table)
             self._read_to = table.end
 
-    def _forget(self) -> None:
+    def _forget_oldest(self) -> None:
         """Reading all of it again would find as many."""
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)

@@ -30,11 +30,8 @@ from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, Buffer
 
 from .. import tuning
-from ..runtime.reactor import ReactorTime
-from ..runtime.slices import SlicedWork
-from ..store.internal_logs import SEQUENCES_TOPIC
-from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import (
+from ..memory.compaction import Compaction
+from ..memory.sequence_rows import (
     DELAYED_ROW,
     FORGOTTEN,
     ROW_BYTES,
@@ -46,6 +43,10 @@ from ..store.sequence_rows import (
     internal_record,
     pending_log,
 )
+from ..memory.topics import SEQUENCES_TOPIC
+from ..runtime.reactor import ReactorTime
+from ..runtime.slices import SlicedWork
+from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
 from .last_rows import READ_BYTES, LastRows
 
@@ -118,7 +119,7 @@ class Sequences(Generic[W]):
     """Lives on the reactor thread.
 
     `enabled` is False on a node that copies another one's partitions: nothing is looked at and nothing written then.
-    `rebuild` before it is set again.
+    `lead` sets it, `follow` takes it back.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Sequences(Generic[W]):
     ) -> None:
         """store: open. make: makes a write of an internal log, to be waited for. clock: seconds since 1970.
         for_waiting: as `Partitions.for_waiting`."""
-        self.enabled = enabled
+        self.enabled = False
         self._for_waiting = for_waiting
         self.repeated: list[W] = []
         """Those that `admit` has found to be stored already, since somebody emptied this."""
@@ -147,13 +148,18 @@ class Sequences(Generic[W]):
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
         self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
-        self._compacting: dict[PartitionLog, tuple[int, int]] = {}  # where its snapshot begins and ends
         self._works = SlicedWork(reactor)  # sweeps and compactions
-        self._next_sweep = self._next_compaction = 0.0
+        self._compaction = Compaction(store, SEQUENCES_TOPIC, self._works, self._write_all, self._most_bytes, clock)
+        self._next_sweep = 0.0
         self._rebuilt = (0.0, 0.0)
         """When the logs were read, and the time of the newest row that was there; seconds since 1970."""
         if enabled:
-            self.rebuild()
+            self.lead()
+
+    @property
+    def name(self) -> str:
+        """As Memory."""
+        return "numbered sends"
 
     def __len__(self) -> int:
         """How many producers and partitions are remembered."""
@@ -330,11 +336,13 @@ class Sequences(Generic[W]):
 
     # --- reading it again ---------------------------------------------------------------------------------------------
 
-    def rebuild(self) -> None:
-        """Know what the store's internal logs say. At the start, and when this node begins to lead.
+    def follow(self) -> None:
+        """As Memory."""
+        self.enabled = False
+        self._compaction.clear()
 
-        Rows of writes that are not in their partitions are taken back, in the log too. Raises StoreError.
-        """
+    def lead(self) -> None:
+        """As Memory. Rows of writes that are not in their partitions are taken back, in the log too."""
         self._works.clear()
         self._table.clear()
         self._addresses.clear()
@@ -377,6 +385,7 @@ class Sequences(Generic[W]):
             self._addresses[address.host] = address
         if self._restated:
             self._restate()
+        self.enabled = True
 
     def _waits(self, row: SequenceRow) -> bool:
         """Whether a row tells of messages that came to wait for their time, which need not have a partition yet."""
@@ -390,8 +399,7 @@ class Sequences(Generic[W]):
         return self._pending_log(records) if records & DELAYED_ROW else partition
 
     def read_ahead(self) -> None:
-        """What the start of a node does before anybody waits for it: it may have to lead a moment later. Raises
-        StoreError."""
+        """As Memory."""
         for log in self._store.internal_logs(SEQUENCES_TOPIC):
             self._read_on(log)
 
@@ -416,23 +424,16 @@ class Sequences(Generic[W]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Forget what nobody has used for long, and keep the logs short. To be called about once a second."""
+        """As Memory. What nobody has used for long is forgotten."""
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
             self._works.add(self._sweep(self._oldest_ms()))
-        for log, (start, end) in list(self._compacting.items()):
-            if log.synced_end >= end:
-                del self._compacting[log]
-                self._store.drop_internal_before(log, start)
-        if not self.enabled:
+        if self.enabled:
+            self._compaction.tick()
+        else:
             for log in self._store.followed_internal_logs(SEQUENCES_TOPIC):
                 self._read_on(log, READ_BYTES)
-        elif now >= self._next_compaction and not self._works:
-            for log in self._store.internal_logs(SEQUENCES_TOPIC):
-                size = log.end_offset - log.first_offset
-                if log not in self._compacting and size > self._most_bytes() and log.read_only is None:
-                    self._works.add(self._compact(log, now))
 
     def _sweep(self, oldest_ms: float) -> Iterator[None]:
         """Forget what was used before then."""
@@ -445,19 +446,10 @@ class Sequences(Generic[W]):
             if self._works.is_over:
                 yield
 
-    def _most_bytes(self) -> int:
+    def _most_bytes(self, log: PartitionLog) -> int:
         return max(tuning.SEQUENCE_LOG_BYTES, 4 * ROW_BYTES * len(self._table))
 
-    def _compact(self, log: PartitionLog, now: float) -> Iterator[None]:
-        """Write all that is known to a new segment; those before it go once that is on the disk. What becomes known
-        meanwhile is written behind it, as ever."""
-        try:
-            log.roll()
-        except (OSError, MetaqError) as error:
-            _log.warning("%s is not made shorter now: %s", log.directory, error)
-            self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
-            return
-        start = log.end_offset
+    def _write_all(self, log: PartitionLog) -> Iterator[None]:
         keys = [*([(FORGOTTEN, log)] if self._forgotten_ms > -inf else ()), *self._table]
         for first in range(0, len(keys), tuning.SEQUENCE_ROWS):
             rows = [self._row(key) for key in keys[first : first + tuning.SEQUENCE_ROWS]]
@@ -465,15 +457,9 @@ class Sequences(Generic[W]):
             append = Append(log, (data,), unit)
             self._store.append_many((append,))
             if append.error is not None:
-                _log.warning("%s is not made shorter now: %s", log.directory, append.error)
-                self._next_compaction = now + tuning.SEQUENCES_SWEEP_SECONDS
-                return
+                raise append.error
             if self._works.is_over:
                 yield
-                if not self.enabled:
-                    return
-        self._compacting[log] = start, log.end_offset
-        log.checkpoint()
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,12 @@ from metaq.protocol.halves import is_half
 from metaq.protocol.record import COMPRESSED_FLAG, Buffer, own_body
 
 from ..delays.delays import Delays, Pended
+from ..memory.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
+from ..memory.topics import HALVES_TOPIC
 from ..partitions.message_ids import MessageIds
 from ..partitions.metrics import Metrics
 from ..partitions.partitions import ANY, Partitions
-from ..store.internal_logs import HALVES_TOPIC
 from ..store.partition_log import PartitionLog
-from ..store.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from ..store.store import Store
 from .sequences import NumberedWrite, SendingPeer, Sequences
 

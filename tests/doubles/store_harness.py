@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.recovery import RecoveryReport
@@ -57,6 +58,7 @@ class StoreHarness:
         self.opened = Store(
             [self.path],
             self.config,
+            kinds=KINDS,
             run_in_thread=self.threads,
             files=self.files,
             clock=lambda: self.wall,

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.store import Append, Store, TopicStoreConfig
 from metaq.protocol.message_id import counter_at, message_id
@@ -28,7 +29,7 @@ NOW_MS = 1_700_000_000_000
 def main(action: str, directory: str) -> int:
     threshold = 1_000_000 if os.environ.get("ASYNCHRONOUS") else 0
     config = TopicStoreConfig(1 << 20, threshold, 10_000, None)
-    store = Store([directory], lambda topic: config, run_in_thread=run_inline)
+    store = Store([directory], lambda topic: config, kinds=KINDS, run_in_thread=run_inline)
     store.open()
     if action == "write":
         return _write(store)

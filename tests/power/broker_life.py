@@ -14,6 +14,7 @@ from metaq.broker.assembly.broker import Broker, WorkerThreads
 from metaq.broker.assembly.verbs import make_gate
 from metaq.broker.configuration.config import parse_config
 from metaq.broker.configuration.sources import ConfigTexts
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.network.session import Session
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.broker.transactions import log as log_module
@@ -154,6 +155,7 @@ class BrokerLife:
         self.store = Store(
             self.config.data_paths,
             self._store_config,
+            kinds=KINDS,
             run_in_thread=self.threads.run_in_thread,
             run_journal=self.threads.run_journal,
             clock=lambda: NOW,

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
@@ -70,6 +71,7 @@ class StoreLife:
         self.store = Store(
             [str(directory)],
             self._config,
+            kinds=KINDS,
             run_in_thread=self.threads.run_in_thread,
             run_journal=self.threads.run_journal,
             clock=lambda: self._wall,

@@ -83,6 +83,7 @@ FLOORS = {
         "tuning",
         "store",
         "runtime",
+        "memory",
         "configuration",
         "partitions",
         "filters",

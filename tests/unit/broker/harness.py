@@ -27,6 +27,7 @@ from metaq.broker.configuration.config import BrokerConfig, parse_config
 from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.filters.table import load_filters
+from metaq.broker.memory.kinds import KINDS
 from metaq.broker.network.session import Session
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
@@ -230,6 +231,7 @@ class Harness:
         self.store = Store(
             self.config.data_paths,
             self.store_config,
+            kinds=KINDS,
             run_in_thread=self.threads,
             clock=lambda: self.time,
             monotonic=self.reactor.seconds,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.store.internal_logs import DELAYED_TOPIC, HALVES_TOPIC, SEQUENCES_TOPIC, SHARED_TOPIC
+from metaq.broker.memory.topics import DELAYED_TOPIC, HALVES_TOPIC, SEQUENCES_TOPIC, SHARED_TOPIC
 from metaq.protocol.delays import due_ms
 from tests.unit.broker import test_delays, test_halves, test_sequences
 from tests.unit.broker.harness import put
@@ -15,15 +15,15 @@ def delayed(number):
     return test_delays.send("t", 0, b"a", delay=60_000 + number)
 
 
-def rooms(harness):
-    """What reads each internal log on, and how it begins to follow."""
+def memory_of(harness, topic):
+    """What reads the topic's logs on."""
     broker = harness.broker
     return {
-        DELAYED_TOPIC: (broker.delays, broker.delays.follow),
-        HALVES_TOPIC: (broker.halves, broker.halves.follow),
-        SEQUENCES_TOPIC: (broker.sequences, lambda: setattr(broker.sequences, "enabled", False)),
-        SHARED_TOPIC: (broker.shared, broker.shared.stop),
-    }
+        DELAYED_TOPIC: broker.delays,
+        HALVES_TOPIC: broker.halves,
+        SEQUENCES_TOPIC: broker.sequences,
+        SHARED_TOPIC: broker.shared,
+    }[topic]
 
 
 REQUESTS = {
@@ -65,25 +65,25 @@ def cut_files(harness):
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_follows_reads_nothing_of_a_log_until_its_end_is_cut_off(harness, topic, anew):
     log, ends = written(harness, topic)
-    room, follow = rooms(harness)[topic]
-    follow()
+    memory = memory_of(harness, topic)
+    memory.follow()
     done = []
     if anew:
         harness.store.begin_anew({log: log.end_offset + 512}, lambda kept, error: done.append(error))
     else:
         harness.store.cut({log: ends[0]}, lambda kept, error: done.append(error))
     tell = cut_files(harness)
-    room.tick()
+    memory.tick()
     assert done == []
     tell()
     assert done == [None]
-    room.tick()
+    memory.tick()
 
 
 def test_delayed_messages_behind_the_cut_do_not_wait_any_more(harness):
     log, ends = written(harness, DELAYED_TOPIC)
     delays = harness.broker.delays
-    delays.follow()
+    delays.memory.follow()
     delays.tick()
     harness.store.cut({log: ends[0]}, lambda kept, error: None)
     tell = cut_files(harness)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.store.internal_logs import DELAYED_TOPIC, INTERNAL_TOPICS, InternalTopic
+from metaq.broker.memory import kinds
+from metaq.broker.memory.topics import DELAYED_TOPIC
 from metaq.cli.app import run
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest, due_ms, pending_ids
 from metaq.protocol.errors import DiskFull
@@ -511,7 +512,7 @@ def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
 @pytest.fixture
 def small(lives, monkeypatch):
     """Segments of a few kibibytes."""
-    monkeypatch.setitem(INTERNAL_TOPICS, DELAYED_TOPIC, InternalTopic("metaqdelayed", 4096))
+    monkeypatch.setitem(kinds.KINDS, DELAYED_TOPIC, kinds.KINDS[DELAYED_TOPIC]._replace(max_segment_size=4096))
     monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 8192)
     return lives
 

@@ -4,8 +4,15 @@ import random
 
 import pytest
 
-from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
-from metaq.broker.store.sequence_rows import FORGOTTEN, encode_head, encode_row, internal_record, read_rows, read_tables
+from metaq.broker.memory.sequence_rows import (
+    FORGOTTEN,
+    encode_head,
+    encode_row,
+    internal_record,
+    read_rows,
+    read_tables,
+)
+from metaq.broker.memory.topics import SEQUENCES_TOPIC
 from metaq.broker.store.store import Append
 from metaq.broker.writing import last_rows
 from metaq.broker.writing.last_rows import LastRows
@@ -64,7 +71,7 @@ def test_reading_stops_behind_the_record_with_the_last_byte_that_is_wanted(harne
     rows = LastRows(log, 99)
     read = []
     for _ in range(4):
-        rows.read_on(most_bytes=log.end_offset // 4)
+        rows.read_on(log.end_offset // 4)
         read.append(len(known(rows)))
     assert read == [2, 4, 6, 8]
 

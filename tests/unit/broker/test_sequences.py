@@ -5,8 +5,8 @@ import os
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.store import sequence_rows
-from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
+from metaq.broker.memory import sequence_rows
+from metaq.broker.memory.topics import SEQUENCES_TOPIC
 from metaq.broker.writing import last_rows
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode
@@ -46,11 +46,10 @@ def stored(lives, topic="t", partition=0):
 def lead_again(lives, seconds=0):
     """Another node led meanwhile; this one's clock is so far ahead."""
     sequences = lives.broker.sequences
-    sequences.enabled = False
+    sequences.follow()
     lives.harness.time += seconds
     sequences.tick()
-    sequences.rebuild()
-    sequences.enabled = True
+    sequences.lead()
 
 
 KINDS = {
@@ -319,7 +318,7 @@ def test_a_repetition_is_stored_if_all_that_was_forgotten_is_older_than_its_firs
     lives.harness.time += tuning.REPEAT_LATE_SECONDS + 10
     invent(lives, 1000, 1)
     if elected:
-        lives.broker.sequences.rebuild()
+        lives.broker.sequences.lead()
     assert place(lives.ask(send("t", 0, b"hello", ALICE, 1, repeat_ms=500)))
     assert lives.ask(send("t", 0, b"hello", BOB, 1, repeat_ms=60_000)).code == IN_DOUBT
 
@@ -380,11 +379,10 @@ def test_the_log_is_replaced_by_what_is_known(lives, topic, monkeypatch):
 def test_a_follower_looks_at_no_numbers_and_a_leader_reads_them_again(lives):
     sequences = lives.broker.sequences
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
-    sequences.enabled = False
+    sequences.follow()
     place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))
     assert stored(lives) == 2
-    sequences.rebuild()
-    sequences.enabled = True
+    sequences.lead()
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 1)))[1] == 0
     assert stored(lives) == 2
 
@@ -408,7 +406,7 @@ def test_a_node_that_has_started_has_nothing_left_to_read_when_it_is_elected(liv
     for number in range(1, 9):
         lives.ask(batch("t", 0, [b"a"], ALICE, number))
     sequences = lives.broker.sequences
-    sequences.enabled = False
+    sequences.follow()
     read = []
     tables = sequence_rows.read_tables
 
@@ -421,8 +419,7 @@ def test_a_node_that_has_started_has_nothing_left_to_read_when_it_is_elected(liv
     sequences.read_ahead()
     assert sum(read) == 8
     read.clear()
-    sequences.rebuild()
-    sequences.enabled = True
+    sequences.lead()
     assert not read
     assert place(lives.ask(batch("t", 0, [b"a"], ALICE, 8)))[1] > 0
     assert stored(lives) == 8
@@ -474,11 +471,10 @@ def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slice
         lives.harness.turn()
         sequences.tick()
     assert sequences._works
-    sequences.enabled = False
+    sequences.follow()
     end = log.end_offset
     if leads_again:
-        sequences.rebuild()
-        sequences.enabled = True
+        sequences.lead()
     for _ in range(200):
         lives.harness.turn()
     assert log.end_offset == end

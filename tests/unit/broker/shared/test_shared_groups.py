@@ -8,11 +8,11 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
+from metaq.broker.memory.sequence_rows import internal_record
 from metaq.broker.runtime.account import Shares
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
 from metaq.broker.shared.state import HeldState, Limits, SharedState
-from metaq.broker.store.sequence_rows import internal_record
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER_BYTES, attribute_of, decode_attribute, encode_body

@@ -137,11 +137,11 @@ def test_a_settle_of_a_node_that_stops_to_lead_is_answered_that_nobody_knows(har
     talk.peer.send(settle(*map(ack, found)))
     while held(harness) == 5:
         due(harness)
-    harness.broker.shared.stop()
+    harness.broker.shared.follow()
     while due(harness):
         pass
     assert codes(talk.peer) == [ResponseCode.NOT_LEADER]
-    harness.broker.shared.rebuild()
+    harness.broker.shared.lead()
     assert 0 < held(harness) < 5
 
 
@@ -279,9 +279,9 @@ def test_a_status_of_a_node_that_stops_to_lead_is_refused(harness, talk, groups,
 
     def between(turn: int) -> None:
         if turn == 1:
-            harness.broker.shared.stop()
+            harness.broker.shared.follow()
             if again:
-                harness.broker.shared.rebuild()
+                harness.broker.shared.lead()
 
     talk.peer.send(STATUS)
     turns(harness, between)

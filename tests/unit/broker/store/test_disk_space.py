@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from metaq.broker.memory.topics import SEQUENCES_TOPIC
 from metaq.broker.store.disk_space import DiskSpace, Room, default_reserve
-from metaq.broker.store.internal_logs import SEQUENCES_TOPIC
 from metaq.broker.store.store import Append
 from metaq.protocol.errors import DiskFull, LogReadOnly
 from tests.doubles.store import FaultyFiles, ManualThreads, check_invariants

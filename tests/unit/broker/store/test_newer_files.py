@@ -2,7 +2,8 @@
 
 import pytest
 
-from metaq.broker.store import index, key_index, sequence_rows
+from metaq.broker.memory import sequence_rows
+from metaq.broker.store import index, key_index
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.store.index import Checkpoint, pack_header, unpack_header
 from metaq.broker.store.key_index import read_blocks

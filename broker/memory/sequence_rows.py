@@ -32,13 +32,14 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 
+from ..store.directories import PartitionDirectory
+from ..store.files import Files, opened
+from ..store.index import UNIT
+from ..store.internal_logs import number_of
+from ..store.segment import SegmentFile, segment_files
+from ..store.segments import Snapshot
 from .delayed_records import FRONT_BYTES, taken_at
-from .directories import PartitionDirectory
-from .files import Files, opened
-from .index import UNIT
-from .internal_logs import DELAYED_TOPIC, HALVES_TOPIC, number_of
-from .segment import SegmentFile, segment_files
-from .segments import Snapshot
+from .topics import DELAYED_TOPIC, HALVES_TOPIC
 
 __all__ = [
     "DELAYED_ROW",

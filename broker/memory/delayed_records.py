@@ -35,7 +35,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, checksum, tag_hash
 
-from .index import UNIT
+from ..store.index import UNIT
 
 __all__ = [
     "FRONT_BYTES",

@@ -1,0 +1,17 @@
+"""The names of the internal topics. No client can name one: a topic of messages has no `/`."""
+
+from __future__ import annotations
+
+__all__ = ["DELAYED_TOPIC", "HALVES_TOPIC", "SEQUENCES_TOPIC", "SHARED_TOPIC"]
+
+SEQUENCES_TOPIC = "/sequences"
+"""Rows of numbered sends (sequence_rows.py)."""
+
+DELAYED_TOPIC = "/delayed"
+"""Messages that wait for their time (delayed_records.py)."""
+
+HALVES_TOPIC = "/halves"
+"""Half messages, which wait for the outcome of a transaction (delayed_records.py)."""
+
+SHARED_TOPIC = "/shared"
+"""What shared consumers have leased and acknowledged (broker/shared/rows.py)."""
