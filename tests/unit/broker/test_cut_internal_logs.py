@@ -83,7 +83,7 @@ def test_what_follows_reads_nothing_of_a_log_until_its_end_is_cut_off(harness, t
 def test_delayed_messages_behind_the_cut_do_not_wait_any_more(harness):
     log, ends = written(harness, DELAYED_TOPIC)
     delays = harness.broker.delays
-    delays.memory.follow()
+    delays.follow()
     delays.tick()
     harness.store.cut({log: ends[0]}, lambda kept, error: None)
     tell = cut_files(harness)

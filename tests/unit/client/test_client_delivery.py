@@ -182,7 +182,7 @@ class Interruption:
 
     def __call__(self, frame, event, argument):
         # no signal comes between the end of a `with` block and the release of its lock
-        if "/client/consumer/" in frame.f_code.co_filename and getattr(argument, "__name__", "") != "__exit__":
+        if "/client/fetching/" in frame.f_code.co_filename and getattr(argument, "__name__", "") != "__exit__":
             self.left -= 1
             if not self.left:
                 raise Interrupted
