@@ -369,7 +369,7 @@ class Delays:
         late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
 
     def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
-        """Have the records of these given, at once if the page cache has them."""
+        """Read and deliver these: at once if the page cache has them, else in a thread."""
         most = tuning.DELAYED_TURN_BYTES
         records = read_records(contents.log.segments.read, offsets, most)
         if records is not None:

@@ -195,7 +195,7 @@ class SetMember:
 
     @property
     def _has_all(self) -> bool:
-        """Whether it has what the set knows its instance to have."""
+        """Whether this node holds all data that the set attributes to it."""
         return not self._incomplete and (
             self.leader is not None or (self._follower is not None and self._follower.live)
         )
