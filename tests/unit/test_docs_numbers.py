@@ -311,7 +311,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
         "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",
         "2 to 3 GB/s of 1 KiB messages from the page cache, 0.6 GB/s of 128 B.",
-        "Of each message 16 bytes are in memory: a broker with 5 million, spread over a year, has 160 MB in all.",
+        "Each message takes 16 bytes of memory: a broker with 5 million, spread over a year, has 160 MB in all.",
         "some 5 s of processor time for 5 million",
     ),
     "docs/protocol.md": ("topic `t` (3 partitions)",),
