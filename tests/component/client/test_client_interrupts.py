@@ -55,7 +55,10 @@ from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
 HERE = TopicPartition("t", 0, 0)
-CONNECTION = "client.connection client.reading_role client.wire client.waiting protocol.client_stream"
+CONNECTION = (
+    "client.transport.connection client.transport.reading_role client.transport.wire client.runtime.waiting "
+    "protocol.client_stream"
+)
 MOST_POINTS = 2000
 FRUITLESS = 3
 STORM = 50
@@ -303,7 +306,7 @@ def test_closing_may_be_interrupted(broker):
     assert len(pulled.calls) == 1
 
 
-@interrupted("client.pool", threading, lines=False)
+@interrupted("client.transport.pool", threading, lines=False)
 def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
     down: set[Endpoint] = set()
 
@@ -403,7 +406,7 @@ def dead() -> FakeBroker:
         return broker
 
 
-@interrupted("client.producer.core client.producer.driver client.producer.sending client.timers", lines=False)
+@interrupted("client.producer.core client.producer.driver client.producer.sending client.runtime.timers", lines=False)
 def test_an_interrupted_send_that_finds_no_broker_leaves_partitions_that_are_sent_to_when_there_is_one(broker, dead):
     cluster = FakeCluster([dead])
     with Producer(metadata=cluster, config=FAST) as producer:
@@ -423,7 +426,7 @@ def read_second(broker: FakeBroker, reader: Reader) -> None:
 @pytest.mark.parametrize("bulk", [False, True], ids=["messages", "bulk"])
 @pytest.mark.parametrize(
     "names",
-    [CONNECTION, "client.consumer.fetcher", "client.consumer.core client.consumer.cursor"],
+    [CONNECTION, "client.fetching.fetcher", "client.fetching.core client.fetching.cursor"],
     ids=["connection", "fetcher", "core"],
 )
 @interrupted()
@@ -439,7 +442,7 @@ def test_an_interrupted_poll_leaves_partitions_that_are_fetched(broker, names, b
     read_second(broker, reader)
 
 
-@interrupted(f"{CONNECTION} client.consumer.fetcher client.timers", lines=False)
+@interrupted(f"{CONNECTION} client.fetching.fetcher client.runtime.timers", lines=False)
 def test_a_poll_whose_answer_is_interrupted_twice_goes_on(broker):
     """The second interrupt meets what the first one has left to the next poll."""
     before = broker.log("t", 0).end
@@ -456,7 +459,7 @@ def test_a_poll_whose_answer_is_interrupted_twice_goes_on(broker):
     read_second(broker, reader)
 
 
-@interrupted("client.consumer.core", lines=False, more_than=5)
+@interrupted("client.fetching.core", lines=False, more_than=5)
 def test_what_arrives_just_behind_the_look_of_an_interrupted_poll_is_found_by_the_next(broker):
     class Late(PartitionCursor):
         looks = 0
@@ -479,7 +482,7 @@ def test_what_arrives_just_behind_the_look_of_an_interrupted_poll_is_found_by_th
     reader.close()
 
 
-@interrupted("client.consumer.listener client.consumer.core", lines=False, more_than=5)
+@interrupted("client.consumer.listener client.fetching.core", lines=False, more_than=5)
 def test_what_arrives_while_a_run_is_interrupted_is_processed_or_comes_again(broker):
     def handle(messages: Sequence[Message]) -> None:
         running.listener.stop()
@@ -596,7 +599,7 @@ def test_an_action_that_had_not_begun_when_its_caller_was_interrupted_is_dropped
     assert done == [3]
 
 
-@interrupted("client.consumer.cursor", lines=False, more_than=0)
+@interrupted("client.fetching.cursor", lines=False, more_than=0)
 def test_an_interrupted_seek_has_moved_all_of_the_position_or_nothing_of_it():
     cursor = PartitionCursor(HERE, ConsumerConfig())
     assert cursor.arrived(Request(cursor, 0, Ask.PULL, 0), Chunk.of(memoryview(b"x"), 0, 40))
@@ -639,10 +642,10 @@ def test_a_waiter_that_never_ends_holds_up_no_other_future():
     eventually(is_told)
 
 
-SAVING = "client.local_store coordination.interrupts"
+SAVING = "client.records.local_store coordination.interrupts"
 
 
-@interrupted(f"{SAVING} client.producer.ordered client.producer.resending client.timers", threading)
+@interrupted(f"{SAVING} client.producer.ordered client.producer.resending client.runtime.timers", threading)
 def test_an_interrupted_save_keeps_the_order_and_the_count_and_locks_nobody_out(tmp_path_factory):
     config = ProducerConfig(ordered_wait_messages=3, ordered_wait_seconds=0.01, recover_interval_seconds=0.05)
     with FakeBroker({"t": 1}) as broker:
