@@ -437,8 +437,8 @@ class SharedGroups:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def watch(self, log: PartitionLog) -> None:
-        """Watch this log for new messages if a group shares it. To be called before its first use, and whenever somebody
-        else has begun to watch it."""
+        """Watch this log for new messages if a group shares it. To be called before its first use, and each time that
+        somebody else has begun to watch it."""
         queues = self._by_partition.get((log.topic, log.partition))
         if not queues:
             return
