@@ -259,7 +259,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "it logs a line after {EMPTY_GETS} empty answers",
     ),
     "docs/replication.md": (
-        "those of {MAX_EPOCHS} epochs, or of fewer if more than {MAX_ENDS} ends of partitions changed in them",
+        "Nodes remember {MAX_EPOCHS} epochs, or fewer if more than {MAX_ENDS} ends of partitions changed in them",
         "which epochs its data went through | {MAX_HELLO_BYTES:bytes} |",
         "| another message of a follower | {MAX_FOLLOWER_MESSAGE_BYTES:bytes};",
         "has not acknowledged | {MAX_BACKLOG_BYTES:bytes} for each follower |",
