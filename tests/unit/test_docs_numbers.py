@@ -73,7 +73,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "the free space is {RETURN_FACTOR:above} above the reserve",
         "| name of a topic or a group | {MAX_NAME_BYTES:bytes};",
         "| body of one message | {MAX_BODY_BYTES:bytes} |",
-        "A frame may have {OWN_PROPERTIES_BYTES:bytes} more, for what metaq adds",
+        "A frame may have {OWN_PROPERTIES_BYTES:bytes} more, for the properties that metaq adds",
         "| header line of a text command | {MAX_LINE_BYTES:bytes} |",
         "| a frame | less than {MAX_FRAME_BYTES:bytes+1} |",
         "| the header of a frame | {MAX_FRAME_HEADER_BYTES:bytes} |",
@@ -96,7 +96,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
         "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
-        "were not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
+        "has not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
         "is less), {LARGE_READ_BYTES:bytes} per read |",
         "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
         "| {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, or `--max-pending-puts`; each put counts {PUT_OVERHEAD_BYTES} bytes",
@@ -157,11 +157,11 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "The oldest segment ({DELAYED_SEGMENT_BYTES:bytes}) goes when",
         "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
         "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
-        "has gone is given to another one after {HALVES_LOST_SECONDS:s}",
+        "has gone, another producer is asked after {HALVES_LOST_SECONDS:s}",
         "gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not asked for "
         "{HALVES_SILENT_SECONDS:s}",
         "all senders have {HALVES_SILENT_SECONDS:s} to come back",
-        "of the last {HALVES_DECIDED} half messages are remembered",
+        "remembers the decisions of the last {HALVES_DECIDED} half messages",
     ),
     "docs/protocol.md": (
         "no question of that producer has waited for {HALVES_SILENT_SECONDS:s}, or "
