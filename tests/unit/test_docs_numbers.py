@@ -67,7 +67,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
         "up to {assembly/stats.MAX_NAMED} of these with their cause",
-        "The broker looks every {broker/main.TICK_SECONDS:ms} at what",
+        "The broker looks every {broker/main.TICK_SECONDS:ms} for syncs",
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
         "the free space is {RETURN_FACTOR:above} above the reserve",
@@ -85,7 +85,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| `requestSeconds` | {Quotas.request_seconds} |",
         *(f"| `{camel(name)}` | {{Quotas.{name}:plain}} |" for name in QUOTAS),
         "or are being worked on | {Quotas.unfinished_bytes:bytes}, and two requests",
-        "each connection has brought up to {SMALL_READ_BYTES:bytes} before it counts, or {LARGE_READ_BYTES:bytes} if",
+        "each connection may bring up to {SMALL_READ_BYTES:bytes} before it counts, or {LARGE_READ_BYTES:bytes} if",
         "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
@@ -127,7 +127,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "puts that wait for their sync ({DEFAULT_MAX_PENDING_PUT_BYTES:bytes}),",
         "unsent answers ({Quotas.unsent_bytes:bytes})",
         "transactions ({Quotas.transaction_bytes:bytes}), shared groups ({Quotas.shared_bytes:bytes})",
-        "the heap keeps ({HEAP_KEPT_BYTES:bytes}, and what was freed in the last {broker/main.HEAP_SECONDS:s}), "
+        "the heap keeps ({HEAP_KEPT_BYTES:bytes}, and memory that was freed in the last {broker/main.HEAP_SECONDS:s}), "
         "and for each connection one read ({LARGE_READ_BYTES:bytes}), "
         "space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "
         "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
@@ -275,7 +275,6 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| checkSlaveIntervalInMills | {DEFAULT_CHECK_INTERVAL_MS} |",
         "with pauses of {replication/slave.BACKOFF_SECONDS:range},",
         "only after {AHEAD_SECONDS:s}, because it does not count",
-        "({COMPARED_BYTES:bytes} are compared)",
         "asks for at most {partition_copy.FETCH_BYTES:bytes} at once",
         "as a whole, up to {MAX_RECORD_BYTES:bytes}.",
         "Our master lets {MAX_PARKED_PULLS} pulls wait on it",
