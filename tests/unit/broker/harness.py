@@ -117,6 +117,7 @@ class Transport(StringTransport):
         self.aborted = False
 
     def write(self, data: bytes) -> None:
+        assert not self.disconnecting, "what is written behind loseConnection goes out by chance only"
         self.writes.append(bytes(data))
         super().write(bytes(data))
 

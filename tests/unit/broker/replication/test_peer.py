@@ -1,13 +1,16 @@
 """A connection between master and slave: answers by opaque, time limits, and its end."""
 
 import pytest
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 
-from metaq.broker.replication.peer import Peer
+from metaq.broker.replication import peer as peer_module
+from metaq.broker.replication.peer import KeptPeer, Peer
+from metaq.coordination.backoff import Backoff
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import PeerLost, PeerTimedOut
 from metaq.protocol.text import Result, encode_version
-from tests.unit.broker.harness import Transport
+from tests.unit.broker.harness import Harness, Transport
 
 Found = list[tuple[Reply | None, Exception | None]]
 
@@ -72,3 +75,24 @@ def test_a_lost_connection_is_told_once_with_its_first_reason(connection: Open):
     (lost,) = connection.lost
     assert connection.peer.lost is lost
     assert "HTTP/1.1 400" in str(lost)
+
+
+def test_a_connection_that_is_lost_before_it_is_used_is_made_again(harness: Harness, monkeypatch: pytest.MonkeyPatch):
+    lost, kept = Open().peer, Open().peer
+    lost.connectionLost()
+    made = [lost, kept]
+    monkeypatch.setattr(peer_module, "connect", lambda *where, frames: succeed(made.pop(0)))
+    used = []
+
+    async def where() -> tuple[str, int]:
+        return "m", 1
+
+    async def serve(peer: Peer, ended: Deferred[None]) -> None:
+        used.append(peer)
+        await ended
+
+    link = KeptPeer(harness.broker, Backoff(0.1, 1.0), "no connection: %s")
+    ending = ensureDeferred(link.keep(where, serve, lambda: None))
+    assert used == [kept]
+    link.stop()
+    assert ending.called
