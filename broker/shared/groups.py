@@ -735,13 +735,20 @@ class SharedGroups:
 
     def _write_states(self, log: PartitionLog) -> Iterator[None]:
         start = log.end_offset
+        outcomes: list[MetaqError | None] = []
+        told: _Gathered | None = None
         queues = [queue for queue in self._queues.values() if queue.mode == log.waits]
         for queue in queues:
             if self._queues.get(queue.key) is queue and queue.mode == log.waits:
-                self._write_state(queue)
+                gathered = self._write_state(queue)
+                if gathered is not told:
+                    told = gathered
+                    gathered.written.insert(0, outcomes.append)  # the first is told at once
             if self._works.is_over:
                 yield
         self._flush()  # else what is older would go although none of this is on the disk
+        for failure in filter(None, outcomes):
+            raise failure
         self._state_bytes[log] = log.end_offset - start
 
     # --- operators ----------------------------------------------------------------------------------------------------

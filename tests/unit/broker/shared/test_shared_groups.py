@@ -13,7 +13,9 @@ from metaq.broker.runtime.account import Shares
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
 from metaq.broker.shared.state import HeldState, Limits, SharedState
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.segments import Segments
+from metaq.protocol.errors import DiskFull
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER_BYTES, attribute_of, decode_attribute, encode_body
@@ -33,6 +35,7 @@ from metaq.protocol.shared import (
 )
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.properties import LISTED, body_with
+from tests.raising import raising
 from tests.unit.broker.harness import Harness, Peer, put
 
 FORGET = encode_frame(RequestCode.SHARED_FORGET, 9, SharedForgetRequest("g").to_ext())
@@ -685,3 +688,16 @@ def test_a_broker_in_the_replication_of_1_x_leases_nothing(talk: Talk) -> None:
     frame = talk.peer.ask_frame(acquire())
     assert frame.code != ResponseCode.SUCCESS
     assert "in metaq 1.x's replication, which copies no leases" in frame.remark
+
+
+def test_nothing_older_goes_when_what_is_known_could_not_be_written(talk: Talk, monkeypatch) -> None:
+    monkeypatch.setattr("metaq.broker.tuning.SHARED_LOG_BYTES", 100)
+    talk.fill(5)
+    talk.settled(*map(ack, talk.leased("a", 3)))
+    (log,) = talk.harness.store.internal_logs("/shared")
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "append", raising(DiskFull(log.directory, "0 MiB are free")))
+        talk.shorten()
+    assert log.first_offset == 0
+    talk.again(killed=True)
+    assert bodies(talk.leased("b")) == [b"3", b"4"]
