@@ -97,6 +97,7 @@ def test_the_parts_of_a_send_many_are_judged_each_on_its_own(lives):
     assert "cannot be in one batch" in frame.remark
     assert lives.payloads("t", 1) == lives.payloads("safe", 1) == [b"plain"]
     lives.wait(0.2)
+    assert lives.payloads("safe", 0) == []
     assert lives.payloads("t", 0) == [b"b", b"a"]
     assert due_ms(rows.ids[0]) == NOW_MS + 100
 

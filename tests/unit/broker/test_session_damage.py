@@ -203,6 +203,13 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_damage(opened, monkeypatc
     assert "is damaged in" not in caplog.text
 
 
+def test_what_a_filter_cannot_read_is_an_error_for_its_group(opened, monkeypatch):
+    harness = opened((3 * SIZE + 40, b"?"), kind="indexed")
+    monkeypatch.setattr("metaq.broker.store.lookup.place_by_units", raising(OSError(5, "broken disk")))
+    frame = ask(harness, harness.connect(), 3 * SIZE, group="g")
+    assert (frame.code, "broken disk" in frame.remark) == (ResponseCode.SYSTEM_ERROR, True)
+
+
 def test_damage_of_the_active_segment_that_came_after_the_start(opened, tmp_path):
     harness = opened(kind="indexed")
     peer = harness.connect()

@@ -178,6 +178,12 @@ def test_a_copy_counts_when_what_the_leader_promises_to_be_on_the_disk_is_there(
     assert (log.synced_end, leader.acks()[-1].safe) == (24, 5)
 
 
+def test_the_copy_of_a_partition_with_group_commit_is_synced_without_waiting_for_a_put(harness, leader) -> None:
+    leader.go_live(5, ["safe-0"], [entry(0)._replace(name=b"safe-0")])
+    harness.threads.run()
+    assert leader.acks()[-1].safe == 5
+
+
 def test_all_is_shown_when_the_leader_told_it_before_the_copy_was_in_its_place(leader: LeaderSide) -> None:
     leader.go_live(4)
     leader.ping(1, (4, 4))

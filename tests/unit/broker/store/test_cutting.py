@@ -347,6 +347,7 @@ def test_a_cut_that_only_a_start_can_finish_keeps_the_log_from_being_written(fil
     assert filled.log.read_only is not None
     with pytest.raises(LogReadOnly):
         filled.append(b"x")
+    assert "cannot be cut before a restart" in str(cut(filled, 4 * SIZE).error())
     filled.kill()
     assert filled.bodies() == BODIES[:5]
 

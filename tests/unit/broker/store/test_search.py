@@ -146,6 +146,19 @@ def test_closed_segments_get_their_key_files_and_the_growing_one_a_block_now_and
     scene.check()
 
 
+def test_a_segment_that_is_closed_during_a_checkpoint_gets_its_key_file_when_its_index_has_all(scene):
+    scene.harness.max_segment_size = 400
+    scene.append_a(5)
+    scene.harness.log.checkpoint()
+    scene.append_a(10)
+    scene.harness.threads.run_one()
+    (closed, _), store = scene.harness.log.segments, scene.harness.store
+    assert (closed.index.stored, len(closed.index)) == (5, 10)
+    store.tick()
+    scene.settle()
+    scene.check()
+
+
 def test_blocks_that_are_known_are_not_read_again_and_new_ones_are_added(scene):
     scene.harness.key_block_bytes = 200
     files = []

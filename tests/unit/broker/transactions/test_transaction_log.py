@@ -20,7 +20,7 @@ from metaq.broker.transactions.writer import RedoWriter
 from metaq.protocol.errors import ConfigError, DiskFull, StoreError
 from metaq.protocol.record import checksum
 from tests.doubles.redo import read_redo
-from tests.doubles.store import BadSector, FaultyFiles
+from tests.doubles.store import BadSector, FaultyFiles, ManualThreads
 from tests.unit.broker.harness import Harness, Threads, put
 from tests.unit.broker.transactions.conversation import XID, Asker, bodies, tx, tx_put
 
@@ -490,6 +490,19 @@ def test_a_leader_gives_up_for_want_of_room_only_where_a_write_lacked_it(tmp_pat
     assert "cannot be written" in str(told[-1])
     if call == "pwritev":
         assert (tmp_path / "transactions" / "redo.1").read_bytes() == b"before"
+
+
+def test_who_waits_is_told_once_when_a_worker_reports_behind_the_end(tmp_path):
+    threads, clock = ManualThreads(), Clock()
+    writer = RedoWriter(REAL_FILES, str(tmp_path / "transactions"), threads, clock, sync=True)
+    told: list[str | None] = []
+    writer.append(writer.file_for(XID), [b"record"])
+    writer.when_written(told.append)
+    report = threads.run_unreported()
+    writer.close()
+    report()
+    clock.advance(1)
+    assert told == [None]
 
 
 def test_a_partition_that_takes_no_writes(lives):
