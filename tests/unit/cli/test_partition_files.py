@@ -1,6 +1,7 @@
 """`metaq partitions delete` and `move`: what they refuse, what they do, in which order."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,14 @@ def test_delete_removes_what_was_confirmed_and_nothing_else(data, monkeypatch, c
     assert partitions(data, "delete", "2", "3", "--yes", "--json") == 0
     assert sorted(contents(data)) == ["t-0"]
     assert json.loads(capsys.readouterr().out) == {"deleted": [str(data / "t-2"), str(data / "t-3")]}
+
+
+@pytest.mark.parametrize("command", [("delete",), ("renumber", "--offset", "9")])
+def test_what_was_done_is_on_the_disk_when_that_is_said(data, monkeypatch, command):
+    synced: list[list[str]] = []
+    monkeypatch.setattr(REAL_FILES, "fsync_directory", lambda path: synced.append(sorted(contents(Path(path)))))
+    assert partitions(data, command[0], "0", "1", *command[1:], "--yes") == 0
+    assert synced[-1] == sorted(contents(data))
 
 
 @pytest.mark.parametrize("command", [("delete",), ("renumber", "--offset", "9")])
