@@ -166,6 +166,17 @@ def test_a_server_goes_on_where_its_log_ends(server: Server):
     assert other.session > client.session
 
 
+def test_a_container_that_has_gone_is_gone_in_the_log_too(server: Server):
+    client = opened(server)
+    client.post(OpCode.CREATE_CONTAINER, create_body("/c"))
+    client.post(OpCode.CREATE, create_body("/c/a"))
+    client.post(OpCode.DELETE, encode_text("/c/a") + b"\xff\xff\xff\xff")
+    server.wait(61_000)
+    log = restored(*(entry for batch in server.log for entry in batch.entries))
+    assert everything(log.tree()) == everything(server.core.database.tree)
+    assert not log.tree().containers
+
+
 @pytest.mark.parametrize("entries", [b"?", b"N\0\0", b"N\xff\xff\xff\xff"])
 def test_entries_that_are_none_are_refused(entries: bytes):
     with pytest.raises(Malformed):

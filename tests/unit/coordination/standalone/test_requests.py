@@ -263,6 +263,14 @@ def test_an_operation_that_no_client_may_ask_for_ends_the_connection(server: Ser
     assert server.client().stat("/c") is not None
 
 
+def test_requests_behind_one_that_ends_the_connection_are_not_done(server: Server, client: Client):
+    client.post_later(UNKNOWN_OPERATION)
+    client.post_later(OpCode.CREATE, create_body("/a"))
+    server.work()
+    assert client.closed
+    assert not server.client().has("/a")
+
+
 def test_a_request_that_is_cut_off_is_a_marshalling_error(client: Client):
     zxid = client.ask(OpCode.PING, xid=-2).zxid
     for operation in (OpCode.CREATE, OpCode.GET_DATA, OpCode.SET_WATCHES):
