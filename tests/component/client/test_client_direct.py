@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq import Producer, TopicPartition
+from metaq import Producer, ProducerConfig, TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
@@ -34,6 +34,12 @@ def test_the_broker_chooses_the_partition_and_the_result_names_it(broker, protoc
             producer.send("a/b", b"")
         with pytest.raises((TopicNotAccepted, RequestRefused)):
             producer.send("unknown", b"")
+
+
+def test_a_request_needs_to_know_the_partitions_that_replies_go_to(broker):
+    config = ProducerConfig(reply_topic="t")
+    with Producer.direct(address(broker), config=config) as producer, pytest.raises(NoPartition, match="replies go to"):
+        producer.request("t", b"x", timeout=DEADLINE)
 
 
 def test_partitions_whose_number_is_told_can_be_chosen(broker, protocol):

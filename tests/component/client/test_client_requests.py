@@ -144,6 +144,13 @@ def test_close_fails_what_is_pending_with_a_clear_error(producer: Producer) -> N
         producer.request("t", b"x")
 
 
+def test_a_producer_that_was_closed_before_its_first_request_begins_nothing(producer: Producer) -> None:
+    producer.close()
+    with pytest.raises(ClientError, match="closed"):
+        producer.request("t", b"x")
+    assert producer._requester is None  # whose threads nobody would end
+
+
 def test_a_request_that_is_refused_ends_with_that_error(producer: Producer, broker: FakeBroker) -> None:
     producer.request("t", b"x", timeout=0.1)
     broker.refuse = lambda request: ResponseCode.MESSAGE_ILLEGAL if getattr(request, "code", 0) in (10, 320) else None

@@ -353,6 +353,16 @@ def test_each_plan_looks_for_missing_topics():
     assert world.looks == [{"t": []}, {"t": ["0-0"]}]
 
 
+def test_a_member_that_its_group_does_not_list_keeps_what_it_has_and_plans_again():
+    """It would be given nothing, and all others would wait for that."""
+    world = World(*TWO).start()
+    world.changes(members=["g_other"])
+    assert world.stands() == (State.PLAN_LATER, ["0-0", "0-1"])
+    world.membership.members = BOTH
+    world.waits()
+    assert world.stands()[1] == ["0-0"]
+
+
 def test_where_a_partition_begins_is_committed_before_the_user_hears_of_it_and_before_it_is_read():
     """A later member begins there, too: "latest" is another place by then."""
     world = World(*TWO, start=LATEST).join()
