@@ -2,12 +2,15 @@
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from metaq import ConnectionConfig, HalfOutcome, LocalMessageStore, Producer, ProducerConfig, TopicPartition
+from metaq.client.questions.halves import list_halves
+from metaq.client.transport.connection import open_connection
 from metaq.protocol import errors
 from metaq.protocol.halves import EndHalfRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -562,6 +565,15 @@ def test_broker_without_half_messages_is_named_with_the_remedy(broker, takes, pr
     with new_producer(broker, protocol=protocol) as producer, refusal:
         producer.send_in_transaction("t", b"a", execute=commits)
     assert payloads(broker) == []
+
+
+def test_broker_that_cannot_list_its_half_messages_is_to_be_updated(broker):
+    refuse_codes(broker, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, RequestCode.LIST_HALVES)
+    with (
+        closing(open_connection(broker.endpoint, CONNECTION)) as connection,
+        pytest.raises(errors.RequestRefused, match=r"keeps no half messages.*update it"),
+    ):
+        list_halves(connection)
 
 
 def test_threads_that_begin_the_first_transactions_at_the_same_time_share_one_answerer(producer):

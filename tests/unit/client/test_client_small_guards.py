@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 
 import metaq
+from metaq import SharedConfig
 from metaq.client.browsing.dead_letters import _unending
 from metaq.client.consumer.group_member import GroupMember
+from metaq.client.producer.queues import BrokerQueue, Flight
+from metaq.client.producer.sending import _has_gone
 from metaq.client.questions.moves import MovesOfCluster
+from metaq.client.questions.steady import SteadyView
 from metaq.client.records.message import Message
 from metaq.client.records.values import TopicPartition
 from metaq.client.runtime import unclosed
 from metaq.client.runtime.unclosed import Closing
 from metaq.client.settings.config import ConnectionConfig
+from metaq.client.shared.core import Acquiring, SharedCore
+from metaq.client.shared.driver import SharedDriver
 from metaq.client.transport.pool import ConnectionPool
 from metaq.coordination.move_records import Move
 from metaq.protocol.errors import ConfigError
@@ -70,6 +76,37 @@ def test_a_pool_that_is_closed_in_the_middle_of_a_round_looks_after_no_further_b
     pool._links = {1: "first", 2: "second"}
     pool._keep_house()
     assert looked == ["first"]
+
+
+def test_what_is_to_go_to_a_broker_that_is_not_registered_is_tried_again():
+    core, config = SharedCore(SharedConfig()), SharedConfig()
+    core.use([TopicPartition("t", 0, 0)])
+    core.waiting[core] = 1
+    metadata: Any = SimpleNamespace(view=lambda topic: SimpleNamespace(endpoints={}))
+    pool = ConnectionPool(ConnectionConfig())
+    driver = SharedDriver(
+        core, config, "g", "m", ["t"], "earliest", False, "", (), metadata, pool, clock=lambda: 0.0
+    )
+    driver._begin(core.actions(0.0))
+    assert [type(each) for each in core.actions(60.0)] == [Acquiring]
+
+
+@pytest.mark.parametrize(("failed", "missing", "has_gone"), [(True, 1, True), (False, 0, True), (False, 1, False)])
+def test_a_flight_that_has_its_outcome_is_not_tried_again_for_an_interrupt(failed, missing, has_gone):
+    flight = Flight(BrokerQueue(), [])
+    flight.failed, flight.missing = failed, missing
+    assert _has_gone(flight) is has_gone
+
+
+def test_what_was_read_while_a_broker_set_changed_its_leader_is_read_again():
+    session: Any = SimpleNamespace(paths=None, nodes=None)
+    slept: list[float] = []
+    view: Any = SteadyView(session, 10.0, lambda: 0.0, slept.append)
+    leaders = iter([{1: 7}, {1: 8}, {1: 8}, {1: 8}])
+    view.set_leaders = lambda: next(leaders)
+    found = iter(["some topics", "all topics"])
+    assert view._steadily(lambda: next(found)) == "all topics"
+    assert len(slept) == 1
 
 
 class Thing(Closing):
