@@ -567,6 +567,19 @@ def test_what_waits_long_is_written_anew_and_keeps_its_id(small, topic, killed):
     assert small.payloads(topic)[200:] == [b"long%d" % number for number in range(10) if number != 4]
 
 
+@pytest.mark.parametrize(*LOOSE_AND_SAFE)
+def test_what_is_written_anew_is_synced_for_the_old_segment_to_go(small, topic):
+    """Nothing else comes that would have it synced."""
+    place(small.ask(batch(topic, 0, [delayed(b"long", 3_600_000)])))
+    for _ in range(20):
+        place(small.ask(batch(topic, 0, [delayed(b"x" * 200, 100) for _ in range(10)])))
+    small.wait(0.2)
+    small.harness.store.get(topic, 0).checkpoint()
+    tick(small)
+    (log,) = small.harness.store.internal_logs(DELAYED_TOPIC)
+    assert log.first_offset > 10_000
+
+
 def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
     for topic in ("t", "safe"):
         place(lives.ask(batch(topic, 0, [delayed(b"a", 100), delayed(b"b", 1000)])))
