@@ -164,6 +164,20 @@ def test_suspects_of_two_partitions_are_not_leased_to_a_member_at_once() -> None
     assert acquired(two, 5, 9.0, 7) == []
 
 
+def test_who_has_settled_all_for_a_suspect_gets_nothing_of_other_partitions_before_it() -> None:
+    crew = Crew()
+    one, two = fresh(1, crew=crew), fresh(3, crew=crew)
+    acquired(one, 1, 1.0, 1, "dead")
+    one.expire(1.0)
+    acquired(one, 1, 2.0, 2, "dead too")
+    one.expire(2.0)
+    assert acquired(two, 1, 9.0, 3) == [0]
+    assert acquired(one, 1, 9.0, 4) == []  # it is to settle what it has
+    two.ack(0, 3)
+    assert acquired(two, 1, 9.0, 5) == []
+    assert acquired(one, 1, 9.0, 6) == [0]
+
+
 @pytest.mark.parametrize(("other", "outcome"), [("a", SettleOutcome.DONE), ("b", SettleOutcome.LOST)])
 def test_who_gets_a_message_again_unasked_may_still_settle_its_first_lease_and_others_may_not(other, outcome) -> None:
     state = fresh(1)
