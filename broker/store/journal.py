@@ -324,8 +324,6 @@ class Journal:
 
     def tick(self) -> None:
         """Remove the files that the partitions' own files cover now. To be called several times a second."""
-        if not self._full or self._closed:
-            return
         kept = []
         for file in self._full:
             file.ends = {log: end for log, end in file.ends.items() if log.durability.synced_end < end}
