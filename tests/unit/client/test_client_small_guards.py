@@ -84,9 +84,7 @@ def test_what_is_to_go_to_a_broker_that_is_not_registered_is_tried_again():
     core.waiting[core] = 1
     metadata: Any = SimpleNamespace(view=lambda topic: SimpleNamespace(endpoints={}))
     pool = ConnectionPool(ConnectionConfig())
-    driver = SharedDriver(
-        core, config, "g", "m", ["t"], "earliest", False, "", (), metadata, pool, clock=lambda: 0.0
-    )
+    driver = SharedDriver(core, config, "g", "m", ["t"], "earliest", False, "", (), metadata, pool, clock=lambda: 0.0)
     driver._begin(core.actions(0.0))
     assert [type(each) for each in core.actions(60.0)] == [Acquiring]
 
