@@ -17,11 +17,12 @@ _LENGTH = struct.Struct("!i")
 class PeerConnection:
     """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; who has it sends that.
 
-    finished: once `out` is sent, the connection is to be closed.
+    ends: it is to be closed behind what was made for it, and what comes behind that is not looked at. finished: once
+    `out` is sent, the connection is to be closed.
     """
 
     __slots__ = (
-        *("address", "closed", "established_ms", "finished", "host", "identities", "in_line"),
+        *("address", "closed", "ends", "established_ms", "finished", "host", "identities", "in_line"),
         *("last_operation", "last_xid", "last_zxid", "opened", "out", "received", "sent", "session", "unsent", "waits"),
         *("_at", "_buffer"),
     )
@@ -32,6 +33,7 @@ class PeerConnection:
         self.identities: dict[Identity, None] = {("ip", host): None}
         self.session: OpenSession | None = None
         self.opened = False
+        self.ends = False
         self.finished = False
         self.closed = False
         self.in_line = False

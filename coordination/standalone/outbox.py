@@ -109,6 +109,7 @@ class Outbox:
             connection.unsent += len(data)
             if connection.unsent > MOST_UNSENT_BYTES + len(data):
                 data = None  # it reads nothing: it will ask for its watches again when it is back
+        connection.ends |= data is None
         if self._position == self._synced and not self._held:
             self._give(connection, data)
         else:

@@ -314,7 +314,7 @@ class StandaloneServer:
         connection.in_line = False
         cost = 1
         for _ in range(min(units, _FRAMES_IN_TURN)):
-            if connection.closed or connection.finished:
+            if connection.closed or connection.ends:
                 return cost
             if connection.unsent > _UNSENT_BYTES:
                 connection.waits = True

@@ -263,12 +263,17 @@ def test_an_operation_that_no_client_may_ask_for_ends_the_connection(server: Ser
     assert server.client().stat("/c") is not None
 
 
-def test_requests_behind_one_that_ends_the_connection_are_not_done(server: Server, client: Client):
+@pytest.mark.parametrize("keeps", [False, True])
+def test_requests_behind_one_that_ends_the_connection_are_not_done(keeps: bool):
+    """Also while its end waits until a write is on the disk."""
+    server = Server(keeps)
+    client = Client(server)
+    client.connect()
     client.post_later(UNKNOWN_OPERATION)
     client.post_later(OpCode.CREATE, create_body("/a"))
     server.work()
-    assert client.closed
-    assert not server.client().has("/a")
+    assert client.closed is not keeps
+    assert "/a" not in server.core.database.tree.nodes
 
 
 def test_a_request_that_is_cut_off_is_a_marshalling_error(client: Client):
