@@ -208,7 +208,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`lease_seconds` ({SharedConfig.lease_seconds:plain}) only says",
         "has at most {SHARED_MAX_HELD} messages leased or released on one partition, and looks {SHARED_MAX_AHEAD} "
         "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
-        "may begin with others {SHARED_MEMBER_SECONDS:s} after the last one has asked",
+        "may begin with other settings {SHARED_MEMBER_SECONDS:s} after the last request of an old member",
     ),
     "docs/client.md": (
         "A topic has at most {MAX_NAME_BYTES:bytes}, and no blank",
