@@ -219,7 +219,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
         "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
-        "`compression_from_bytes` ({ProducerConfig.compression_from_bytes}) go as they are",
+        "`compression_from_bytes` ({ProducerConfig.compression_from_bytes}) are not compressed",
         "A payload may have {MAX_PAYLOAD_BYTES:bytes} before compression and {MAX_BODY_BYTES:bytes} after it.",
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
@@ -231,7 +231,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "when the view changes, after {TRUSTED_SECONDS:s}",
         "has not answered {LAST_ANSWERS_SECONDS:s} later",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
-        "finds nobody who publishes it, waits up to {LEADERLESS_SECONDS:s} for sets",
+        "and no broker publishes it, the producer waits up to {LEADERLESS_SECONDS:s} for sets",
         "may come up to {PING_SECONDS:s} later",
         "stay where they are for {ZONE_SETTLE_SECONDS:s}, so",
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
@@ -320,7 +320,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "here at most 17 s",  # 1 + 2 + 4 + 5 + 5: an example's
         "a group whose name is longer than 233 bytes",  # of limits' 240, without %RETRY%
         "tries, 7.5 s of pauses",  # 0.5 × (1 + 2 + 3 + 4 + 5)
-        "with a broker that has time to spare within 50 ms.",  # measured: bench/delays.py
+        "and within 50 ms if the broker has spare capacity.",  # measured: bench/delays.py
     ),
     "docs/compatibility.md": (
         "A record of 512 KiB or more",  # Java's, as the next
