@@ -1,4 +1,4 @@
-"""Syncs and checkpoints whose time has come: few of them by themselves, many in groups that share one sync."""
+"""Start due syncs and checkpoints: a few one by one, many in groups that share one sync."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
 
 class BackgroundSyncs:
-    """The dirty logs of a store and what is to be done with them. Owning thread. A tick costs O(logs that are due)."""
+    """The dirty logs of a store and the jobs they are due. Owning thread. A tick costs O(due logs)."""
 
     def __init__(
         self,
@@ -31,25 +31,25 @@ class BackgroundSyncs:
         run_in_thread: RunInThread,
         on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_sync_end: called after each sync or checkpoint of a log, whoever asked for it."""
+        """on_sync_end: called after each sync or checkpoint of a log, no matter who asked for it."""
         self.unit_limit = tuning.MAX_UNSTORED_UNITS
         """Index units that each log may hold in memory before it writes them out."""
         self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
         self._dirty: dict[PartitionLog, int] = {}  # the number of its valid entry in the schedule
-        self._fresh: deque[PartitionLog] = deque()  # dirty, and not scheduled yet
+        self._fresh: deque[PartitionLog] = deque()  # dirty, but not scheduled yet
         self._schedule: list[tuple[float, int, PartitionLog]] = []  # a heap: when to look at each dirty log
         self._number = 0
         self._pending: dict[PartitionLog, int] = {}
-        self._full: dict[PartitionLog, None] = {}  # have too many units in memory
+        self._full: dict[PartitionLog, None] = {}  # logs with too many units in memory
         self._writing_units = False
         self._background: set[PartitionLog] = set()
         self._group_runs = False
         self._closed = False
 
     def mark_dirty(self, log: PartitionLog) -> None:
-        """The log has something that no checkpoint covers; it is asked from now on what it wants."""
+        """Note that the log has data that no checkpoint covers. Later ticks check which job it is due."""
         self._dirty[log] = 0
         self._fresh.append(log)
 
@@ -58,10 +58,10 @@ class BackgroundSyncs:
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Start a job of this kind, at once unless others are under way: nobody waits for it.
+        """Start a job of this kind without a waiter, at once unless others are running.
 
-        Units alone are written without waiting behind syncs: memory must not grow while the disk is slow. So they are
-        where a checkpoint was asked for before and still waits for its turn.
+        Index units alone are written without waiting behind syncs: memory must not grow while the disk is slow. The
+        same applies to a checkpoint that is requested again while it waits for its turn.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
@@ -86,7 +86,7 @@ class BackgroundSyncs:
 
     def _look_at(self, log: PartitionLog, number: int, now: float) -> None:
         if self._dirty.get(log) != number:
-            return  # it was clean in between and has another entry
+            return  # the log was clean in between and has another entry
         durability = log.durability
         if not durability.dirty or durability.failure is not None:
             del self._dirty[log]
@@ -98,11 +98,11 @@ class BackgroundSyncs:
         heappush(self._schedule, (durability.next_due(now), self._number, log))
 
     def stop(self) -> None:
-        """Begin nothing any more."""
+        """Start no more jobs."""
         self._closed = True
 
     def finish(self) -> None:
-        """After `stop`: sync all dirty logs on this thread, waiting for the disk, in a group if they are many."""
+        """After `stop`: sync all dirty logs on this thread, in a group if there are many. Blocks."""
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
             jobs = [(log, log.begin_last()) for log in logs]
@@ -125,7 +125,7 @@ class BackgroundSyncs:
                 log.request(kind)
 
     def sync_ended(self, log: PartitionLog) -> None:
-        """A job of the log that syncs is over, or the log has failed, whoever asked for it."""
+        """Handle the end of a syncing job of the log, or the log's failure, no matter who asked for the job."""
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
@@ -149,7 +149,7 @@ class BackgroundSyncs:
         logs = [log for log, _ in zip(self._full, range(tuning.MAX_GROUP), strict=False)]
         for log in logs:
             del self._full[log]
-        if begun := _begin([(log, INDEX) for log in logs]):  # who cannot now asks again
+        if begun := _begin([(log, INDEX) for log in logs]):  # a log that cannot begin now asks again
             self._writing_units = True
             self._run(begun, self._units_written)
 
@@ -160,7 +160,7 @@ class BackgroundSyncs:
             self._write_units()
 
     def _group_ended(self, group: _Group, result: object) -> None:
-        """result: None, the error of the sync they shared, or an exception that ended the worker."""
+        """result: None, the error of the shared sync, or an exception that ended the worker."""
         self._group_runs = False
         self._end_group(group, result)
         self._start_pending()
@@ -173,7 +173,7 @@ class BackgroundSyncs:
             self._fail_dirty(str(result))
 
     def _fail_dirty(self, cause: str) -> None:
-        """The kernel tells once that something was lost, and not of which file: nothing unsynced can be vouched for."""
+        """Fail all logs with unsynced data: the kernel reports a loss only once and does not name the file."""
         _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
         for log in list(self._dirty):
             if log.durability.dirty:
@@ -181,6 +181,6 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Jobs of these kinds, of the logs that can begin one now."""
+    """Begin jobs of these kinds for the logs that can begin one now."""
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

@@ -1,4 +1,4 @@
-"""Making the bytes and the index units of an append: from single puts, and from a client's batch of whole records."""
+"""Make the bytes and the index units of an append, from single puts or from a client's batch of whole records."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _ID_BYTES = 8
 def encode_puts(
     puts: Sequence[tuple[int, int, Buffer]], base_offset: int, ids: Sequence[int], now_ms: int | None = None
 ) -> tuple[list[Buffer], bytes]:
-    """Records and packed index units for single puts, to be given to PartitionLog.append.
+    """Return records and packed index units of single puts, ready for PartitionLog.append.
 
-    puts: (flag, checksum, body), the checksum (31 bits) already verified or computed. ids: one message id for each.
-    base_offset: the log's end_offset. now_ms: store time, Unix ms; None if our own ids say it. Bodies are not copied.
+    puts: (flag, checksum, body), the checksum (31 bits) already verified or computed. ids: one message id per put.
+    base_offset: the log's end_offset. now_ms: store time, Unix ms; None: taken from our own ids. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -71,7 +71,7 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """The same, by columns if there are more than a few. Bodies are copied then."""
+    """As `encode_puts`, but by columns if there are more than a few puts. Bodies are then copied."""
     if len(puts) <= tuning.FEW_PUTS:
         return encode_puts(puts, base_offset, ids)
     flags, checksums, bodies = zip(*puts, strict=True)
@@ -84,9 +84,9 @@ def encode_many_puts(
 class StampedRecords(NamedTuple):
     """Whole records with their ids, and their index units.
 
-    data: writable or not, the records back to back. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
-    byte offsets in `data`, so where the records are appended is still to be added. intact: of each record whether its
-    body has its checksum. flags: the bits that any of them has.
+    data: the records back to back, possibly read-only. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
+    byte offsets relative to `data`; the append adds the base offset. intact: for each record, whether its body matches
+    its checksum. flags: the union of all records' flag bits.
     """
 
     data: memoryview
@@ -103,7 +103,7 @@ def stamp_puts(
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
 ) -> StampedRecords:
-    """The records of puts, whose checksums are verified, back to back, with their index units. As `stamp_in_slices`."""
+    """Return puts with verified checksums as back-to-back records with index units, as `stamp_in_slices` does."""
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
     ends = np.cumsum(widths)
     headers = np.empty(len(bodies), header_dtype())
@@ -141,8 +141,10 @@ def units_of(
     tags: npt.NDArray[np.int64] | int,
     now_ms: int,
 ) -> npt.NDArray[np.void]:
-    """The index units of records that lie back to back from byte `offset` on. sizes: bytes, header included. tags: the
-    hash of each, or of all. now_ms: their store time."""
+    """Return the index units of back-to-back records that begin at byte `offset`.
+
+    sizes: bytes, header included. tags: one hash per record, or one for all. now_ms: store time.
+    """
     units = np.zeros(len(ids), UNIT_DTYPE)
     units["offset"][1:] = np.cumsum(sizes[:-1])
     units["offset"] += offset
@@ -153,7 +155,7 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """`units_of` them as bytes, by columns only if there are more than a few."""
+    """As `units_of`, but return bytes, and use columns only if there are more than a few."""
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)
         return units_of(offset, *columns, tags if isinstance(tags, int) else np.array(tags, np.int64), now_ms).tobytes()
@@ -165,12 +167,12 @@ def packed_units(
 def stamp_in_slices(
     body: Buffer, sizes: npt.NDArray[np.integer], ids: npt.NDArray[np.int64]
 ) -> Generator[None, None, StampedRecords]:
-    """Write message ids into whole records, look at their checksums, and make their index units.
+    """Write message ids into whole records, verify their checksums, and make their index units.
 
-    Pauses (`yield`) every few milliseconds. body: the records back to back, whatever their ids; stamped in place if it
-    is writable, else in a copy. sizes: of each record in bytes, header included. ids: ours, one for each. numpy over
-    all; only records with an attribute are looked at one by one, for their tag. Raises RemoteProtocolError if sizes,
-    length fields and body do not agree or there is no record.
+    Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids; stamped in place if it is
+    writable, else in a copy. sizes: of each record in bytes, header included. ids: ours, one per record. numpy handles
+    all records at once; only those with an attribute are read one by one, for their tag. Raises RemoteProtocolError if
+    sizes, length fields and body do not agree or there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -196,7 +198,7 @@ def stamp_in_slices(
 
 
 def _slice_end(stamped: StampedRecords, first: int) -> int:
-    """Number behind the last record that is stamped at once with record `first`."""
+    """Return the number behind the last record that is stamped together with record `first`."""
     ends = stamped.ends
     if len(stamped.data) <= tuning.SLICE_BYTES:
         return min(len(ends), first + tuning.SLICE_RECORDS)
@@ -207,7 +209,7 @@ def _slice_end(stamped: StampedRecords, first: int) -> int:
 def _stamp(
     stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
 ) -> npt.NDArray[np.int64]:
-    """Write the ids of these records, and look at their checksums; their flags."""
+    """Write the ids of these records and verify their checksums. Return their flags."""
     data, starts, ends, _, intact, _ = stamped
     starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
     headers, in_place = _headers(data, starts, widths)
@@ -226,7 +228,7 @@ def _stamp(
 def _headers(
     data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.void], bool]:
-    """The headers, and whether they are the ones in `data` themselves: that needs records of one size."""
+    """Return the headers, and whether they are views of `data`. Views need records of equal size."""
     width = int(widths[0])
     if (widths == width).all():
         return np.ndarray(len(widths), header_dtype(), data, int(starts[0]), (width,)), True
@@ -249,7 +251,7 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """Tag hashes by attribute: equal attributes, the usual case, are decoded once."""
+    """Tag hashes by attribute: each distinct attribute is decoded once, because most are equal."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes | None, int], int] = {}
@@ -257,7 +259,9 @@ class _Tags:
     def hash_in_slices(
         self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """`hash` for all records from `first` on that have an attribute, with pauses. flags: of those."""
+        """Call `hash` for all records from `first` on that have an attribute, with pauses. flags: of the records from
+        `first`.
+        """
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
             if done:
@@ -268,7 +272,7 @@ class _Tags:
     def _hash_in_slices(
         self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """With pauses where attributes may be long."""
+        """Call `hash` with pauses where attributes may be long."""
         sizes = (stamped.ends[tagged] - stamped.starts[tagged]).cumsum()
         done = 0
         while done < len(tagged):
@@ -280,7 +284,7 @@ class _Tags:
             done = stop
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
-        """Fill in the tag hashes of the records with these numbers, which have an attribute. flags: of these."""
+        """Fill in the tag hashes of the records `tagged`, which have an attribute. flags: of these records."""
         data, known = stamped.data, self._known
         hashes = []
         bodies = zip(
@@ -291,7 +295,7 @@ class _Tags:
         )
         for start, end, flag in bodies:
             key = attribute_of(data[start:end], flag), flag & PROPERTIES_FLAG
-            if end - start > LONG_LIST_BYTES:  # others are hardly alike
+            if end - start > LONG_LIST_BYTES:  # long lists rarely equal each other
                 hashes.append(tag_hash_of_attribute(*key))
                 continue
             if key not in known:

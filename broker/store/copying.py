@@ -1,6 +1,6 @@
-"""Reading a partition for a copy of it: whole records with their index units, every checksum looked at.
+"""Read a partition to copy it: whole records with their index units, every checksum verified.
 
-Damaged bytes are given as they are, without units: what is damaged here must not keep the copy from what lies behind.
+Damaged bytes are returned unchanged and without units, so that the copy can go on behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CopiedPiece", "CopyReader"]
 
 
 class CopiedPiece(NamedTuple):
-    """Bytes [base, base + len(data)) of a partition, all of the segment that begins at byte offset `segment`.
+    """Bytes [base, base + len(data)) of a partition, all in the segment that begins at byte offset `segment`.
 
     units: packed index units of the records, which lie back to back; b"": the bytes are damaged
     (`PartitionLog.append_damaged`).
@@ -40,19 +40,21 @@ class CopiedPiece(NamedTuple):
 
 
 class CopyReader:
-    """What a partition has at the moment when this is made, seen or not: for one worker thread at a time."""
+    """A partition as it is when this is made, including records that are not visible. One worker thread at a time."""
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
-        """Owning thread. Copies the index units that are only in memory, 2 MiB at most for each segment.
+        """Owning thread. Copies the index units that are only in memory, at most 2 MiB per segment.
 
-        start: byte offset from which on pieces are going to be read. piece_bytes: most of a piece, but for one record.
+        start: byte offset of the first piece to read. piece_bytes: maximum size of a piece; a larger record is a piece
+        by itself.
         """
         self.end = segments.end_offset
         """Byte offset where the partition ended."""
         self._files = segments.files
         self._snapshot = Snapshot(segments.files, segments[:], self.end)
         self._piece_bytes = piece_bytes
-        self._data = SequentialReader(segments.files, spare_part=1.0)  # nobody else wants what a copy has brought
+        # nobody else wants the pages that a copy has read
+        self._data = SequentialReader(segments.files, spare_part=1.0)
         self._readers: dict[Segment, UnitReader] = {
             each: each.index.reader(segments.files)
             for each in segments
@@ -60,9 +62,9 @@ class CopyReader:
         }
 
     def read(self, offset: int) -> CopiedPiece:
-        """The piece that begins at `offset`, the end of another piece or of a record, in front of `end`. Blocks.
+        """Return the piece that begins at `offset`, which is below `end` and ends another piece or a record. Blocks.
 
-        Raises OffsetOutOfRange if retention is faster, StoreError if the file cannot be read.
+        Raises OffsetOutOfRange if retention has taken it, StoreError if the file cannot be read.
         """
         segment, end = find_segment(self._snapshot.segments, self.end, offset)
         return self._snapshot.look(segment, partial(self._read, segment=segment, offset=offset, end=end))
@@ -94,7 +96,7 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Units of the records from `offset` on, back to back, as many as a piece may have, or one."""
+        """Return the units of back-to-back records from `offset` on: as many as fit into a piece, at least one."""
         reader = self._readers.get(segment)
         if reader is None:
             return self._scanned(files, fd, segment, offset, end)
@@ -103,7 +105,7 @@ class CopyReader:
                 number = reader.starting_before(offset)
                 stop = max(number + 1, reader.ending_by(min(end, offset + self._piece_bytes)))
                 units = reader.units(number, stop)
-        except IndexDamaged:  # a reader on the owning thread will find it, too, and have it made again
+        except IndexDamaged:  # a reader on the owning thread will also find it and have it rebuilt
             del self._readers[segment]
             return self._scanned(files, fd, segment, offset, end)
         ends = units["offset"] + units["size"]
@@ -114,17 +116,17 @@ class CopyReader:
         first = segment.first_offset
         start, stop = offset - first, min(end, offset + self._piece_bytes) - first
         units = scan_units(files, fd, start, stop, first).units
-        if not len(units):  # perhaps one record that is larger
+        if not len(units):  # perhaps one larger record
             units = scan_units(files, fd, start, end - first, first, max_records=1).units
         bound_java_times(units, files.status(segment.path).modified_ms)
         return units
 
 
 def _good(data: bytes, units: UnitArray, base: int) -> int:
-    """How many records at the front are what their units say, and have their checksum."""
+    """Return how many leading records match their units and their checksum."""
     starts = units["offset"] - base
     sizes = units["size"].astype(np.int64)
-    if len(data) < int(starts[-1] + sizes[-1]):  # somebody has cut the file short
+    if len(data) < int(starts[-1] + sizes[-1]):  # somebody has truncated the file
         inside = int(np.searchsorted(starts + sizes, len(data), "right"))
         starts, sizes, units = starts[:inside], sizes[:inside], units[:inside]
     if not len(units):

@@ -1,9 +1,9 @@
-"""Taking the end of a partition off the disk, so that a crash at any point leaves it as before or as after.
+"""Cut off the end of a partition on the disk, so that a crash at any point leaves the state before or after the cut.
 
-What goes is kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last one that stays as
-`<segment>.damaged-<where it was cut>`. When that copy is on the disk, the file `cut` in the partition's directory says
-what is to be done, and is synced; from then on the cut counts as made, and a start that finds the file finishes it.
-The journal must have nothing of the partition any more, or a start would bring the bytes back.
+The cut data is kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment as
+`<segment>.damaged-<where it was cut>`. When that copy is on the disk, the file `cut` in the partition's directory is
+written and synced; it says what to do. From then on the cut counts as made, and a start that finds the file finishes
+it. The journal must no longer hold data of the partition, or a start would restore the cut bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NOWHERE = -1
 
 
 class Change(NamedTuple):
-    """What becomes of a partition: everything from byte offset `end` on goes; or, where `begin` is given, everything,
-    and an empty segment begins there, at an offset that is in none of its segments.
+    """A cut: remove everything from byte offset `end` on. With `begin`: remove everything and begin an empty segment at
+    that offset, which lies in none of the partition's segments.
     """
 
     end: int
@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
 
 def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> None:
-    """Copy bytes [start, end) of a descriptor into a new file and sync that, but not its directory. Raises OSError."""
+    """Copy bytes [start, end) of a descriptor into a new file and sync it, but not its directory. Raises OSError."""
     with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target:
         for position in range(start, end, tuning.COPY_BYTES):
             data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
@@ -52,7 +52,7 @@ def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> Non
 
 
 def set_aside(files: Files, file: SegmentFile) -> str | None:
-    """Take a segment out of its partition: the name under which its data is kept, None if it has none.
+    """Take a segment out of its partition. Return the name under which its data is kept, or None if it has no data.
 
     The directory is not synced. Raises OSError.
     """
@@ -69,14 +69,14 @@ def set_aside(files: Files, file: SegmentFile) -> str | None:
 
 
 class CutUnfinished(StoreError):
-    """The cut counts as made, or may do so, and only the next start can finish it."""
+    """The cut is made, or may be, and only the next start can finish it."""
 
 
 def change_partition(files: Files, directory: str, change: Change) -> list[str]:
-    """Carry out a change and sync it: the files that keep what has gone. Worker thread; blocks.
+    """Carry out a change and sync it. Return the files that keep the removed data. Worker thread; blocks.
 
-    All data and indexes of the partition are synced, nothing writes to them, and the journal has nothing of it.
-    Raises StoreError, with nothing changed, CutUnfinished.
+    Before the call, all data and indexes of the partition are synced, nothing writes to them, and the journal holds no
+    data of it. Raises StoreError if nothing was changed, else CutUnfinished.
     """
     path = os.path.join(directory, CUT_NAME)
     kept = []
@@ -96,7 +96,7 @@ def change_partition(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def finish_cut(files: Files, directory: str) -> None:
-    """Finish what a crash has interrupted, if anything: for a start. Raises OSError, StoreError."""
+    """At a start, finish an interrupted cut, if there is one. Raises OSError, StoreError."""
     path = os.path.join(directory, CUT_NAME)
     try:
         size = files.status(path).size
@@ -112,7 +112,7 @@ def finish_cut(files: Files, directory: str) -> None:
 
 
 def _shortened(found: Sequence[SegmentFile], change: Change) -> SegmentFile | None:
-    """The segment that stays and has bytes behind the end, if any."""
+    """Return the segment that stays but has bytes behind the end, if any."""
     if change.begin is not None:
         return None
     file = next((file for file in reversed(found) if file.first_offset < change.end), found[0])
@@ -129,7 +129,7 @@ def _copy_end(files: Files, directory: str, file: SegmentFile, end: int) -> str:
 
 
 def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
-    """Do what the file `cut` says, as far as it is not done yet."""
+    """Carry out the part of the file `cut` that is not done yet."""
     found = segment_files(files, directory)
     kept = []
     if (last := _shortened(found, change)) is not None:
@@ -152,14 +152,14 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
-    """Whether nothing of the segment stays; the first one stays, empty, where all of it is cut."""
+    """Whether nothing of the segment stays. If everything is cut, the first segment stays, empty."""
     if change.begin is not None:
         return file.first_offset != change.begin
     return file.first_offset >= change.end and file.first_offset > first.first_offset
 
 
 def _shorten(files: Files, directory: str, file: SegmentFile, end: int) -> None:
-    """The index first: it must not promise more than the data file has."""
+    """Shorten a segment to `end`, its index first: the index must not promise more than the data file has."""
     units = _units(files, file, end)
     units = units[: int(np.searchsorted(units["offset"], end))]
     replace_index(files, file.index_path, units, file.first_offset, end)
@@ -185,7 +185,7 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
 
 
 def _units(files: Files, file: SegmentFile, end: int) -> UnitArray:
-    """Index units of a segment's records that begin in front of `end`, or more: as stored, or made again."""
+    """Return the index units of a segment's records that begin before `end`, or more, as stored or rebuilt."""
     stored = read_checkpoint(files, file.index_path, file.first_offset)
     if stored is not None and stored.checkpoint.crc is not None and stored.checkpoint.end >= min(end, file.end):
         known = stored.checkpoint

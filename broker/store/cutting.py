@@ -1,8 +1,8 @@
-"""Cutting partitions of a store that is in use: when it may be done, and what the logs are afterwards.
+"""Cut partitions of a store that is in use: decide when this is safe, and renew the logs afterwards.
 
-First everything of these partitions is brought to the disk, and the journal gives up all the files that it has: a start
-must find nothing to bring back. Then a worker thread changes the files (cut_files.py) and opens them as a start does
-(recovery.py). `tick` sees when the next step can be done.
+First, all data of these partitions is synced and the journal gives up all its files: a start must find nothing to
+restore. Then a worker thread changes the files (cut_files.py) and opens them as a start does (recovery.py). `tick`
+checks when the next step can run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ __all__ = ["CutsDone", "Cutting"]
 _log = logging.getLogger(__name__)
 
 CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
-"""done(kept, error): of each log that was cut the files that keep what has gone, and what kept it from the others."""
+"""done(kept, error): the files that keep the removed data, for each log that was cut; and why the others were not
+cut.
+"""
 
 _BEING_CUT = "its end is being cut off"
 
@@ -45,7 +47,7 @@ class _Request(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """What a worker has made of a partition."""
+    """The result of one partition's cut."""
 
     log: PartitionLog
     kept: list[str]
@@ -53,14 +55,14 @@ class _Cut(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What it has made of those at the front of a request, and what kept it from the next."""
+    """The results for the first logs of a request, and the error that stopped the next one."""
 
     cuts: list[_Cut]
     error: StoreError | None
 
 
 class Cutting:
-    """One request after the other. Owning thread; files are changed by `run_in_thread`."""
+    """Runs one request at a time. Owning thread; `run_in_thread` changes the files."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Cutting:
         retention: Retention,
         on_renewed: Callable[[PartitionLog], None],
     ) -> None:
-        """on_renewed(log): it has other segments now."""
+        """on_renewed(log): the log has other segments now."""
         self._open_files = open_files
         self._run_in_thread = run_in_thread
         self._config_for = config_for
@@ -89,12 +91,12 @@ class Cutting:
         self._lock = threading.Lock()  # held while files are changed: close() waits for it
 
     def start(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
-        """Carry out the changes, of logs to which nothing is appended until `done` is called."""
+        """Carry out the changes. Nothing may be appended to their logs until `done` is called."""
         self._waiting.append(_Request(dict(changes), done))
         self.tick()
 
     def tick(self) -> None:
-        """Take the next step if that can be done now."""
+        """Take the next step if it can run now."""
         if not self._waiting or self._running or self._closed:
             return
         request = self._waiting[0]
@@ -111,7 +113,7 @@ class Cutting:
             self._run_in_thread(partial(self._work, request.changes, self._journal_number), self._worked)
 
     def close(self) -> None:
-        """Begin nothing any more; waits for files that are being changed."""
+        """Start no more cuts. Waits while files are being changed."""
         with self._lock:
             self._closed = True
         for request in self._waiting:
@@ -119,7 +121,9 @@ class Cutting:
         self._waiting.clear()
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
-        """Whether nothing of the logs is in the journal or to be written. Raises StoreError if that will never be."""
+        """Whether the journal holds no data of the logs and nothing is left to write. Raises StoreError if that can
+        never be.
+        """
         for log in logs:
             if log.read_only is not None:
                 raise StoreError(f"{log.directory} cannot be cut before a restart: {log.read_only}")
@@ -156,7 +160,7 @@ class Cutting:
         return made
 
     def _change(self, log: PartitionLog, change: Change) -> _Cut:
-        """Raises StoreError, with nothing changed, CutUnfinished."""
+        """Raises StoreError if nothing was changed, else CutUnfinished."""
         kept = change_partition(self._open_files.files, log.directory, change)
         try:
             found = recover_partition(self._open_files, log.directory, _no_sync)
@@ -169,7 +173,7 @@ class Cutting:
     def _worked(self, result: _Made | BaseException) -> None:
         if self._closed:
             return
-        if isinstance(result, BaseException):  # nobody knows what was done: all of them stay as they are
+        if isinstance(result, BaseException):  # nobody knows what was done: no log is renewed
             result = _Made([], CutUnfinished(f"a cut can only be finished by the next start: {result!r}"))
             logs = []
         else:
@@ -195,4 +199,4 @@ class Cutting:
 
 
 def _no_sync() -> None:
-    """Everything was synced before."""
+    """Do nothing: everything is already synced."""

@@ -1,4 +1,4 @@
-"""Damaged bytes of a partition: which are known, and what lies at an offset that no record can be read from."""
+"""Damaged bytes of a partition: the known ranges, and a check of what lies at an offset."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_RANGES = 1024
 
 
 class Damaged(NamedTuple):
-    """Bytes [start, end) of a partition, as byte offsets, hold no good record; one begins at `end`, or the segment ends
-    there.
+    """Bytes [start, end) of a partition hold no good record. A good record begins, or the segment ends, at byte offset
+    `end`.
     """
 
     start: int
@@ -27,7 +27,9 @@ class Damaged(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """The offset lies in a good record: it starts at byte offset `start` and has `size` bytes with its header."""
+    """The offset lies in a good record, which begins at byte offset `start` and has `size` bytes including its
+    header.
+    """
 
     start: int
     size: int
@@ -38,8 +40,9 @@ Soundness = Damaged | Sound
 
 
 class DamagedRanges:
-    """What is known of one partition, in order. At most 1,024 ranges; of more the first are forgotten, and found again
-    when somebody reads there. Owning thread.
+    """The known damaged ranges of one partition, in order. Owning thread.
+
+    Holds at most 1,024 ranges. Above that the first are forgotten, and found again when somebody reads there.
     """
 
     __slots__ = ("_ends", "_starts")
@@ -55,23 +58,25 @@ class DamagedRanges:
         return map(Damaged, self._starts, self._ends)
 
     def at(self, offset: int) -> Damaged | None:
-        """The range that has this byte."""
+        """Return the range that contains this byte."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ends[number]:
             return None
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Those of index units in a row that lie in front of the next range; the first lies in none."""
+        """Return those of some consecutive units that lie before the next range. The first unit must lie in no
+        range.
+        """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
             return units
         return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
 
     def add(self, found: Damaged) -> int:
-        """Remember a range, those that begin in it included; how many of its bytes were not known.
+        """Add a range and merge those that begin in it. Return how many of its bytes were not known.
 
-        One that begins in a known range and goes on behind it makes that longer.
+        A range that begins in a known one and ends behind it extends the known one.
         """
         known = self.at(found.start)
         if known is not None:
@@ -88,12 +93,12 @@ class DamagedRanges:
         return end - found.start - before
 
     def forget_before(self, offset: int) -> None:
-        """Retention took what is in front of `offset`."""
+        """Forget the ranges before `offset`, which retention removed."""
         count = bisect_right(self._ends, offset)
         del self._starts[:count], self._ends[:count]
 
     def forget_from(self, offset: int) -> None:
-        """A cut took what lies behind `offset`."""
+        """Forget the ranges behind `offset`, which a cut removed."""
         count = bisect_left(self._starts, offset)
         del self._starts[count:], self._ends[count:]
         if self._ends:
@@ -101,7 +106,7 @@ class DamagedRanges:
 
 
 def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
-    """What lies where the first of some index units of a segment points to. Any thread. Raises OSError.
+    """Check what lies where the first of a segment's index units points. Any thread. Raises OSError.
 
     fd, first_offset: the segment's. Reads records up to the first good one, or the first gap between units.
     """
@@ -120,10 +125,10 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
-    """What lies at `offset` of a segment without an index: its records are checked one by one from `start` on, where
-    one begins, or damage. start <= offset < end, all of them byte offsets. Any thread. Raises OSError.
+    """Check what lies at `offset` of a segment without an index. Any thread. Raises OSError.
 
-    Reads up to the record, or to the next good one behind it: all of [start, end) at worst.
+    Checks records one by one from `start` on, where a record or damage begins. start <= offset < end, in bytes. Reads
+    up to the record, or to the next good one behind it: at worst all of [start, end).
     """
     reached = start
     for units, position in walk(files, fd, start - first_offset, end - first_offset, first_offset):
@@ -137,7 +142,7 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
 
 
 def walk_segment(files: Files, fd: int, first_offset: int, size: int) -> tuple[UnitArray, list[Damaged]]:
-    """Units of all good records of a segment's first `size` bytes, and what is damaged between them.
+    """Return the units of all good records of a segment's first `size` bytes, and the damaged ranges between them.
 
     fd: its data file. Any thread. Raises OSError.
     """

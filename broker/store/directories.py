@@ -1,4 +1,6 @@
-"""The data directories of a broker: made, locked against a second broker, scanned for partitions (storage.md §1)."""
+"""The data directories of a broker: create them, lock them against a second broker, scan them for partitions
+(storage.md §1).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ __all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "lock_empty_path
 _log = logging.getLogger(__name__)
 
 LOCK_NAME = ".metaq.lock"
-"""A plain file: the Java broker ignores those in a data directory."""
+"""The lock is a plain file: the Java broker ignores plain files in a data directory."""
 
 
 class PartitionDirectory(NamedTuple):
@@ -29,14 +31,17 @@ class PartitionDirectory(NamedTuple):
 
 
 def partition_path(data_path: str, topic: str, partition: int) -> str:
-    """Where a partition lives. Raises InvalidName for a topic that is no safe directory name, ValueError for p < 0."""
+    """Return the directory of a partition.
+
+    Raises InvalidName if the topic is not a safe directory name, ValueError if the partition is negative.
+    """
     if not 0 <= partition <= INT32_MAX:
         raise ValueError(f"partition {partition} of {topic} is not in 0 … {INT32_MAX}")
     return os.path.join(data_path, f"{check_topic(topic)}-{partition}")
 
 
 def lock_data_path(files: Files, path: str) -> int:
-    """Make the directory if needed and lock it; the lock ends when the returned descriptor is closed.
+    """Create the directory if needed and lock it. Closing the returned descriptor releases the lock.
 
     Raises ConfigError if the directory cannot be used, DirectoryInUse if another broker has it.
     """
@@ -56,8 +61,9 @@ def lock_data_path(files: Files, path: str) -> int:
 
 
 def _make(files: Files, path: str) -> None:
-    """Make what is missing of the path, each with its name on the disk: what is synced in a directory is there after a
-    power cut only if the directory is. Raises OSError."""
+    """Create the missing directories of the path, and sync the name of each: files in a directory survive a power cut
+    only if the directory does. Raises OSError.
+    """
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):
         missing.append(above)
@@ -68,7 +74,7 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """The same for a running broker, which cannot take over partitions: ConfigError if there are any."""
+    """As `lock_data_path`, for a running broker, which cannot take over partitions: ConfigError if there are any."""
     fd = lock_data_path(files, path)
     try:
         found = next(_scan(files, path), None)
@@ -82,7 +88,7 @@ def lock_empty_path(files: Files, path: str) -> int:
 
 
 def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDirectory]:
-    """All partition directories, by name. Directories that are none are skipped with a warning (1.x would not start).
+    """Return all partition directories by name. Skip other directories with a warning (1.x would not start).
 
     Raises StoreError if one partition is in two data directories.
     """

@@ -1,7 +1,7 @@
-"""How much room the data directories have, and which of them take no puts for want of it.
+"""How much room the data directories have, and which of them refuse puts because they are too full.
 
-Below a reserve puts are refused, while there still is room for what must not fail: index units, checkpoints, the
-journal, commits of transactions. Consuming goes on. When space returns, puts do too.
+Puts are refused below a reserve, while there still is room for what must not fail: index units, checkpoints, the
+journal, commits of transactions. Consumers can go on reading. Puts are taken again when space returns.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ _log = logging.getLogger(__name__)
 
 MAX_DEFAULT_RESERVE_BYTES = 1 << 30
 DEFAULT_RESERVE_PART = 0.05
-"""The default reserve is this part of the file system, at most MAX_DEFAULT_RESERVE_BYTES."""
+"""The default reserve as a part of the file system; at most MAX_DEFAULT_RESERVE_BYTES."""
 
-_RETURN_FACTOR = 1.05  # free space at which puts are taken again, over the reserve: not on and off each second
+_RETURN_FACTOR = 1.05  # puts return at this multiple of the reserve, so that they do not go on and off each second
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Whether a write failed for want of space: nothing is broken then. A sync may have lost something."""
+    """Whether a write failed because the disk is full. Such a write has broken nothing; a failed sync may have lost
+    data.
+    """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
 
 def default_reserve(total: int) -> int:
-    """Bytes kept free on a file system of `total` bytes unless told otherwise."""
+    """Return the default for the bytes to keep free on a file system of `total` bytes."""
     return min(MAX_DEFAULT_RESERVE_BYTES, int(total * DEFAULT_RESERVE_PART))
 
 
 class Room(NamedTuple):
-    """One data directory: bytes free and kept in reserve on its file system, and whether it takes puts."""
+    """One data directory: bytes free and bytes in reserve on its file system, and whether it takes puts."""
 
     path: str
     free: int
@@ -50,13 +52,13 @@ class Room(NamedTuple):
 
 
 class DiskSpace:
-    """Of all data directories. Lives on the owning thread, looks in a worker thread."""
+    """The room of all data directories. Owning thread; it is measured in a worker thread."""
 
     def __init__(
         self, files: Files, paths: Callable[[], Sequence[str]], run_in_thread: RunInThread, reserve: int | None = None
     ) -> None:
-        """paths: the first one has the journal. reserve: bytes for each data directory, 0 to write until the disk is
-        full; None for `default_reserve`.
+        """paths: the first one has the journal. reserve: bytes per data directory; 0: write until the disk is full;
+        None: `default_reserve`.
         """
         self._files = files
         self._paths = paths
@@ -64,24 +66,24 @@ class DiskSpace:
         self._reserve = reserve
         self._rooms: dict[str, Room] = {}
         self._looking = False
-        self._told = ""  # why the last look failed
+        self._told = ""  # why the last measurement failed
         self.full: dict[str, DiskFull] = {}
-        """Data path -> why puts to it are refused; empty as long as there is room."""
+        """Data path -> why puts to it are refused. Empty as long as there is room."""
 
     def rooms(self) -> list[Room]:
-        """What was found when they were looked at last."""
+        """Return the last measurement."""
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
-        """Of a data directory that had fewer than `least` bytes free when it was last looked at; None: no such one."""
+        """Return the error for a data directory that last had fewer than `least` bytes free, None if there is none."""
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """As `empty`, also of a data directory that takes no puts."""
+        """As `empty`, but also for a data directory that refuses puts."""
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 
     def check(self, directory: str, *, journaled: bool) -> None:
-        """Raise DiskFull if puts to a partition's directory are refused. journaled: they go to the journal too."""
+        """Raise DiskFull if puts to a partition's directory are refused. journaled: the puts go to the journal too."""
         error = self.full.get(os.path.dirname(directory))
         if error is None and journaled:
             error = self.full.get(self._paths()[0])
@@ -89,14 +91,14 @@ class DiskSpace:
             raise DiskFull(error.place, error.cause)
 
     def look_now(self) -> None:
-        """Look on this thread. For the start."""
+        """Measure the room on this thread, at a start."""
         try:
             self._measured(self._measure(self._paths()))
         except OSError as error:
             self._measured(error)
 
     def look(self) -> None:
-        """Look again, in a worker thread. To be called about once a second."""
+        """Measure the room again in a worker thread. Call this about once a second."""
         if not self._looking:
             self._looking = True
             self._run_in_thread(partial(self._measure, list(self._paths())), self._measured)

@@ -1,15 +1,15 @@
-"""What of one partition is appended and safe, and what has to happen next: no I/O, no clock, no thread.
+"""The state of one partition's data (appended, safe) and the next actions: no I/O, no clock, no thread.
 
-Safe means what this node has promised: with asynchronous flush what is appended, with group commit what survives a
-power cut. Readers see what is safe, unless the log bounds them (`PartitionLog.limit_visibility`).
+Data is safe when it is as durable as this node promised: with asynchronous flush when it is appended, with group commit
+when it survives a power cut. Readers see safe data, unless the log bounds them (`PartitionLog.limit_visibility`).
 
-Every method that names an event takes it in and returns what the log has to do, as bits. `Durability.take_answers`
-gives the waiters that are to be called then. The mode decides what an event means:
+Every method that names an event records it and returns the log's next actions, as bits. `Durability.take_answers` then
+returns the waiters to call. The mode decides what an event means:
 
-    SHOWING   asynchronous flush: readers see what is appended at once, and a sync follows by count or time
-    WAITING   group commit: readers see, and waiters are told, what is safe
-    LEAVING   asynchronous flush was chosen; what was appended before that is shown when it is safe, and then all
-    FAILED    a sync failed: nothing is made safe or shown any more, and each waiter has been told why
+    SHOWING   asynchronous flush: readers see data as soon as it is appended, and a sync follows by count or time
+    WAITING   group commit: readers see only safe data, and waiters are told when theirs is safe
+    LEAVING   asynchronous flush was chosen; data appended before that is shown when it is safe, and then everything
+    FAILED    a sync failed: no more data becomes safe or visible, and each waiter has been told why
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ __all__ = [
 SafeCallback = Callable[[MetaqError | None], None]
 """callback(None if the data is safe, else why it will not be)."""
 
-# what a job does, as bits; plain integers because requests are made once per append
+# the work of a job, as bits; plain integers because a job is requested once per append
 DATA = 1
 """Sync the data."""
 INDEX = 2
-"""Write the index units out; together with DATA: sync them too and move the checkpoint."""
+"""Write the index units; together with DATA: also sync them and move the checkpoint."""
 
 # actions, as bits for the same reason
 SHOW = 1
-"""More is safe: let readers see everything up to `safe_end`."""
+"""More data is safe: let readers see everything up to `safe_end`."""
 TELL = 2
-"""Call the waiters of `take_answers`, behind that."""
+"""Call the waiters of `take_answers`, after that."""
 JOURNAL = 4
-"""Hand what was appended to the journal."""
+"""Hand the appended data to the journal."""
 SYNC = 8
 """Sync the partition's own files now."""
 SYNC_SOON = 16
-"""Sync them when it is their turn: nobody waits for it."""
+"""Sync them in their turn: nobody waits for it."""
 MARK_DIRTY = 32
-"""The first byte behind a checkpoint: `due` is to be asked from now on."""
+"""The first byte behind a checkpoint: call `due` from now on."""
 
 _NEVER = float("-inf")
 _NOWHERE = -1
 
 
 class Mode(IntEnum):
-    """See above."""
+    """See the module's docstring."""
 
     SHOWING = 0
     WAITING = 1
@@ -76,27 +76,27 @@ class Mode(IntEnum):
 
 
 class DurabilityEvent(IntEnum):
-    """What happens to a partition, as far as the mode decides what follows."""
+    """The events of a partition to which the modes react differently."""
 
     APPENDED = 0
     PAST_THRESHOLD = 1
     """Appended, and more records are unsynced than asynchronous flush allows."""
     BEHIND_GAP = 2
-    """Appended behind bytes that neither the journal has nor a sync has covered: the journal could not replay it."""
+    """Appended behind bytes that neither the journal nor a sync covers: the journal could not replay it."""
     SAFE = 3
     """A sync of the files, or of the journal, covers more than before."""
     ALL_SAFE = 4
-    """The same, and in LEAVING nothing is left that was appended under group commit."""
+    """As SAFE, and in LEAVING no data is left that was appended under group commit."""
     GROUP_COMMIT = 5
-    """The settings say so now."""
+    """The settings now ask for group commit."""
     ASYNCHRONOUS = 6
-    """The settings say so now."""
+    """The settings now ask for asynchronous flush."""
     FAILURE = 7
-    """A sync failed. It is never repeated: the kernel has forgotten what it could not write."""
+    """A sync failed. It is never repeated: the kernel has dropped the data that it could not write."""
 
 
 _M, _E = Mode, DurabilityEvent
-_SHOWING, _WAITING, _LEAVING = Mode.SHOWING, Mode.WAITING, Mode.LEAVING  # looking one up in its class takes long
+_SHOWING, _WAITING, _LEAVING = Mode.SHOWING, Mode.WAITING, Mode.LEAVING  # member look-ups in the class are slow
 _APPENDED, _PAST_THRESHOLD = DurabilityEvent.APPENDED, DurabilityEvent.PAST_THRESHOLD
 
 TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
@@ -129,15 +129,15 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
         _E.FAILURE: (_M.FAILED, 0),
     },
 }
-"""(mode, event) -> (next mode, actions). A pair that is missing is a bug and raises KeyError."""
+"""(mode, event) -> (next mode, actions). A missing pair is a bug and raises KeyError."""
 
 
 class Durability:
-    """The state of one partition. All offsets are byte offsets in it; counts are the log's own count of records.
+    """The state of one partition. All offsets are its byte offsets; counts are the log's own record count.
 
-    Invariants: safe_end <= end; while puts wait, what lies below safe_end survives a power cut; safe_end does not move
-    and no job begins after a failure; each waiter is told once, in the order they came; at most one job that syncs is
-    under way, and beside it one that only writes index units.
+    Invariants: safe_end <= end; while puts wait, data below safe_end survives a power cut; after a failure safe_end
+    does not move and no job begins; each waiter is told once, in the order of arrival; at most one syncing job runs,
+    and beside it at most one job that only writes index units.
     """
 
     __slots__ = (
@@ -164,23 +164,23 @@ class Durability:
     )
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
-        """end, count: what a start has found, all of it readable. synced_end: what of it is on the disk."""
+        """end, count: the readable data that a start found. synced_end: how much of it is on the disk."""
         self.mode = _WAITING if policy.waits else _SHOWING
         self.end = self.safe_end = end
         self.count = self.safe_count = count
         """Records up to `end`, and up to `safe_end`."""
         self.synced_end = synced_end
-        """Up to here the partition's own files are on the disk."""
+        """The partition's own files are on the disk up to here."""
         self.unsynced_records = 0
         self.dirty = False
-        """Whether something is not covered by a checkpoint."""
+        """Whether some data is not covered by a checkpoint."""
         self.read_only: str | None = None
-        """Why nothing may be appended any more."""
+        """Why nothing more may be appended."""
         self.failure: LogReadOnly | None = None
         self._policy = policy
-        self._journal_end = _NOWHERE  # where the journal's entries of this partition end
-        self._committed_end = _NOWHERE  # where the last message of a transaction ends
-        self._leaving_from = 0  # what lies below was appended under group commit
+        self._journal_end = _NOWHERE  # end of this partition's entries in the journal
+        self._committed_end = _NOWHERE  # end of the last message of a transaction
+        self._leaving_from = 0  # data below this was appended under group commit
         self._dirty_since = self._checkpointed_at = _NEVER
         self._waiters: deque[tuple[int, SafeCallback]] = deque()
         self._wanted = self._running = 0  # kinds of jobs
@@ -193,25 +193,27 @@ class Durability:
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether the journal alone, or the transaction log, gives something of it back after a power cut.
+        """Whether some data would come back after a power cut only from the journal or the transaction log.
 
-        The cut may come now, or when the journal's group is safe.
+        The power cut may come now, or when the journal's group is safe.
         """
         journaled = max(self.safe_end, self._journal_end) if self.waits else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
-        """The transaction log gives back what lies below `end`, appended or about to be, until the files are synced."""
+        """Note that until the files are synced the transaction log can restore data below `end`, appended or about to
+        be.
+        """
         self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
-        """Whether what lies below `end` is to be made safe: not if that is so already, nor after a failure."""
+        """Whether data below `end` must still be made safe: False if it is safe already, and after a failure."""
         return self.safe_end < end and self.failure is None
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def appended(self, end: int, records: int) -> int:
-        """The log ends at `end` now, with so many records more. Actions."""
+        """Record an append of `records` records up to `end`. Return actions."""
         base, self.end = self.end, end
         self.count = count = self.count + records
         self.unsynced_records = unsynced = self.unsynced_records + records
@@ -230,8 +232,10 @@ class Durability:
         return actions
 
     def appended_unreplayable(self, end: int, records: int = 0) -> int:
-        """The log ends at `end` now, with so many records more, and the journal does not get what was appended: only a
-        sync makes it safe, or a checkpoint if a start would not find it good."""
+        """Record an append of `records` records up to `end` that is not journaled. Return actions.
+
+        Only a sync makes the data safe, or a checkpoint if a start would not find it good.
+        """
         self.end = end
         self.count += records
         self._journal_end = _NOWHERE
@@ -245,7 +249,9 @@ class Durability:
         return actions
 
     def safe(self, end: int, count: int) -> int:
-        """What lies below `end`, the first `count` records, survives a power cut: a sync or the journal has it."""
+        """Record that a sync or the journal made the data below `end`, the first `count` records, survive a power
+        cut.
+        """
         if end <= self.safe_end or not self.waits:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
@@ -253,7 +259,9 @@ class Durability:
         return self._show(DurabilityEvent.SAFE, end, count)
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
-        """A job has synced the data below `end`. all_covered: checkpoints cover everything, also what came since."""
+        """Record that a job synced the data below `end`. all_covered: checkpoints cover everything, including later
+        appends.
+        """
         self.synced_end = max(self.synced_end, end)
         if all_covered:
             self.dirty = False
@@ -261,24 +269,24 @@ class Durability:
         return self.safe(end, count)
 
     def failed(self, failure: LogReadOnly) -> int:
-        """A sync of the files or of the journal has failed. Ignored the second time."""
+        """Record that a sync of the files or of the journal failed. Ignored the second time."""
         if self.failure is None:
             self.failure = failure
             self.write_failed(failure.cause)
         return self._next(DurabilityEvent.FAILURE)
 
     def write_failed(self, cause: str) -> None:
-        """Nothing can be appended any more; what is there can still be made safe. The first cause stays."""
+        """Allow no more appends. Existing data can still be made safe. The first cause stays."""
         if self.read_only is None:
             self.read_only = cause
 
     def write_again(self, cause: str) -> None:
-        """What `write_failed` was told is over, if nothing else keeps the log from being written."""
+        """Allow appends again if `cause` is what stops them."""
         if self.read_only == cause:
             self.read_only = None
 
     def use(self, policy: FlushPolicy) -> int:
-        """Go on with other settings."""
+        """Switch to other settings."""
         if policy == self._policy:
             return 0
         self._policy = policy
@@ -292,11 +300,11 @@ class Durability:
         return actions
 
     def found_dirty(self) -> None:
-        """A start has found what no checkpoint covers."""
+        """Record that a start found data that no checkpoint covers."""
         self.dirty = True
 
     def synced_at_start(self) -> None:
-        """Everything that a start has found was synced, before the log is in use."""
+        """Record that all data that a start found was synced before the log is in use."""
         self.synced_end = self.end
 
     def _next(self, event: DurabilityEvent) -> int:
@@ -311,18 +319,18 @@ class Durability:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, end: int, callback: SafeCallback) -> bool:
-        """Have `take_answers` give the callback when `end` is safe or a sync fails; False: call it now."""
+        """Have `take_answers` return the callback when `end` is safe or a sync fails. False: call it now."""
         if self.safe_end >= end or self.failure is not None:
             return False
         self._waiters.append((end, callback))
         return True
 
     def answer_for(self, end: int) -> MetaqError | None:
-        """What a waiter for `end` is told now, if it need not wait."""
+        """Return the answer for a waiter for `end` that need not wait."""
         return None if self.safe_end >= end else self.failure
 
     def take_answers(self) -> list[tuple[SafeCallback, MetaqError | None]]:
-        """Waiters to be called now, in the order they came, each once, and what with."""
+        """Return the waiters to call now with their answers, each once, in the order of arrival."""
         waiters = self._waiters
         answers: list[tuple[SafeCallback, MetaqError | None]] = []
         while waiters and waiters[0][0] <= self.safe_end:
@@ -336,7 +344,7 @@ class Durability:
 
     @property
     def syncing(self) -> bool:
-        """Whether a job that syncs is under way, which may take long."""
+        """Whether a syncing job is running, which may take long."""
         return self._running != 0
 
     @property
@@ -346,10 +354,11 @@ class Durability:
         return not blocked
 
     def begin(self, kind: int) -> int:
-        """A job of this kind is wanted, 0: one that was wanted before. The kind of the job to begin now, 0 for none.
+        """Request a job of this kind, 0 for the jobs requested before. Return the kind of the job to begin now, 0 for
+        none.
 
-        One that syncs follows those under way, as one for all that asked meanwhile. Units alone are written beside it,
-        and not wanted again later.
+        A syncing job waits for the running one and serves all requests made meanwhile. Index units alone are written
+        beside it, and a request for them is not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -364,14 +373,14 @@ class Durability:
         return self._running
 
     def ended(self, kind: int) -> None:
-        """The job of this kind is no longer under way."""
+        """Record that the job of this kind is over."""
         if kind == INDEX:
             self._writing_units = False
         else:
             self._running = 0
 
     def begin_last(self) -> int:
-        """No job is under way any more: the kind of the one that covers everything, 0 after a failure."""
+        """When no job is running any more, return the kind of the job that covers everything, 0 after a failure."""
         self._running = self._wanted = 0
         self._writing_units = False
         self.unsynced_records = 0
@@ -380,7 +389,7 @@ class Durability:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> int:
-        """What a dirty partition should have done at monotonic time `now` (seconds): the kind of a job, or 0."""
+        """Return the kind of the job that a dirty partition is due at monotonic time `now` (seconds), or 0."""
         if self.failure is not None:
             return 0
         if self._checkpointed_at == _NEVER:
@@ -396,7 +405,9 @@ class Durability:
         return 0
 
     def next_due(self, now: float) -> float:
-        """When `due`, asked at `now`, should be asked again: nothing becomes due before. Monotonic seconds."""
+        """Return when to call `due` again (monotonic seconds) after a call at `now`: nothing becomes due before
+        that.
+        """
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
         if checkpoint <= now or self.waits:
             return max(now, checkpoint)

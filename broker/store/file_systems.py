@@ -1,4 +1,4 @@
-"""One sync for all files of a file system: which ones a store's partitions are on, and descriptors to sync them by."""
+"""One sync for all files of a file system: which file systems the partitions are on, and descriptors for the syncs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["FileSystems"]
 class FileSystems:
     """Descriptors stay open: Linux then reports every write that failed since the last sync, also between two calls.
 
-    (A descriptor that is opened for each call does not see an error that another process's syncfs(2) has been told.)
-    Partitions may be links to other disks. Any thread.
+    (A descriptor that is opened for each call misses an error that was already reported to another process's
+    syncfs(2).) Partitions may be links to other disks. Any thread.
     """
 
     def __init__(self, files: Files) -> None:
@@ -24,12 +24,12 @@ class FileSystems:
         self._descriptors: dict[int, int] = {}  # by device
 
     def add(self, directories: Iterable[str]) -> None:
-        """Watch the file systems of these directories from now on. Raises OSError."""
+        """Open a descriptor for each file system of these directories. Raises OSError."""
         with self._lock:
             self._descriptors_of(directories)
 
     def sync(self, directories: Iterable[str]) -> None:
-        """Wait until everything written to the file systems of these directories is on the disk. Raises OSError."""
+        """Wait until all data written to the file systems of these directories is on the disk. Raises OSError."""
         with self._lock:
             for fd in self._descriptors_of(directories):
                 self._files.sync_filesystem_of(fd)

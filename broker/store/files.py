@@ -1,6 +1,6 @@
 """The file system as the store sees it: every call that can fail or wait goes through `Files`, so tests can break each.
 
-`OpenFiles` bounds the number of open descriptors: ten thousand partitions must not need ten thousand of them.
+`OpenFiles` bounds the number of open descriptors: ten thousand partitions must not need ten thousand descriptors.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_FILE_MODE = 0o600  # messages are in them: nobody else on the machine may read those
+_FILE_MODE = 0o600  # the files contain messages: no other user of the machine may read them
 _DIRECTORY_MODE = 0o755
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 
-_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), sync_file_range(2) and mincore(2), which os does not have
+_libc = ctypes.CDLL(None, use_errno=True)  # syncfs(2), sync_file_range(2), mincore(2): missing in os
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 class FailedSync(OSError):
-    """A sync has failed. What it was to cover may be lost, whatever the cause, and no room brings that back.
+    """A sync has failed. The data that it was to cover may be lost, no matter why it failed; freeing space does not
+    restore it.
 
-    A write that fails for want of room has lost nothing (disk_space.no_room).
+    By contrast, a write that fails because the disk is full has lost nothing (disk_space.no_room).
     """
 
 
@@ -70,9 +71,9 @@ def _syncing(path: str | None = None) -> Iterator[None]:
 
 
 class NotCached(Exception):  # no error: a reason to come back
-    """What was asked for is not in the page cache, and the owning thread may not wait for it (`OpenFiles.cached_only`).
+    """The data is not in the page cache, and the owning thread may not wait for it (`OpenFiles.cached_only`).
 
-    `load()` reads it there, in any thread; then the question can be asked again.
+    `load()`, called in any thread, reads it into the cache; then the question can be asked again.
     """
 
     def __init__(self, files: Files, path: str, size: int, position: int) -> None:
@@ -84,18 +85,18 @@ class NotCached(Exception):  # no error: a reason to come back
 
     @property
     def place(self) -> tuple[str, int]:
-        """What is missing: path and where the read begins."""
+        """The missing data: path and where the read begins."""
         return self._path, self._start
 
     def load(self) -> None:
-        """Read it. What cannot be read will fail again where it is asked for."""
+        """Read the data into the cache. An error is ignored here: it occurs again when the question is asked again."""
         with suppress(OSError), opened(self._files, self._path) as fd:
             for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
                 self._files.pread(fd, tuning.LOAD_BYTES, start)
 
 
 class FileStatus(NamedTuple):
-    """Size in bytes, the time of the last modification in Unix milliseconds, and the number of the inode."""
+    """Size in bytes, the time of the last modification in Unix milliseconds, and the inode number."""
 
     size: int
     modified_ms: int
@@ -103,7 +104,7 @@ class FileStatus(NamedTuple):
 
 
 class Readable(Protocol):
-    """What `read_exactly` needs."""
+    """The method that `read_exactly` needs."""
 
     def pread(self, fd: int, size: int, position: int) -> bytes: ...
 
@@ -127,7 +128,7 @@ class Files:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Whether any of these bytes, which must lie in the file, are in the page cache; True if it cannot be told."""
+        """Whether any of these bytes, which must lie in the file, are in the page cache; True if this is unknown."""
         start = position - position % mmap.ALLOCATIONGRANULARITY
         length = position + size - start
         with mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapped:
@@ -138,20 +139,20 @@ class Files:
         return any(page & 1 for page in bytes(pages))
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Read only what is in the page cache; BlockingIOError if nothing is, EOPNOTSUPP if it cannot be told."""
+        """Read only bytes in the page cache; BlockingIOError if there are none, EOPNOTSUPP if this is unknown."""
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
-        """Tell the page cache what is wanted (os.POSIX_FADV_…); a hint, and of no effect where it is not understood."""
+        """Give the page cache advice (os.POSIX_FADV_…). This is a hint, without effect where it is not supported."""
         with suppress(OSError):
             os.posix_fadvise(fd, position, size, advice)
 
     def unused_memory_part(self) -> float:
-        """Part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
+        """Return the part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
         return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
-        """Have dirty pages written, without waiting for them and without making anything safe; a hint as well."""
+        """Start writing dirty pages, without waiting and without making anything safe. This is a hint, too."""
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
@@ -171,8 +172,8 @@ class Files:
             os.close(fd)
 
     def sync_filesystem_of(self, fd: int) -> None:
-        """Sync everything of the file system that `fd` is on: one call for any number of files. Reports what could not
-        be written since the last call with this descriptor.
+        """Sync all files of the file system that `fd` is on, with one call. Report writes that failed since the last
+        call with this descriptor.
         """
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
@@ -183,12 +184,12 @@ class Files:
         return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000, found.st_ino)
 
     def space(self, path: str) -> tuple[int, int]:
-        """Bytes that we may still write on the file system of `path`, and its size."""
+        """Return the bytes that we may still write on the file system of `path`, and its size."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def device(self, file: int | str) -> int:
-        """Of a descriptor, or a path."""
+        """Return the device of a descriptor or a path."""
         return os.stat(file).st_dev
 
     def is_directory(self, path: str) -> bool:
@@ -201,7 +202,7 @@ class Files:
         os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
 
     def remove_directory(self, path: str) -> None:
-        """An empty one."""
+        """Remove an empty directory."""
         os.rmdir(path)
 
     def rename(self, source: str, target: str) -> None:
@@ -211,7 +212,9 @@ class Files:
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process has it."""
+        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process holds the
+        lock.
+        """
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,7 +228,7 @@ REAL_FILES = Files()
 
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
-    """`size` bytes from `position`; fewer only at the end of the file (Linux caps one read at 2 GiB)."""
+    """Return `size` bytes from `position`; fewer only at the end of the file (Linux caps one read at 2 GiB)."""
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
         return data
@@ -241,7 +244,7 @@ def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
 
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all of the buffers, one behind the other, at `position`. Raises OSError, with a part written perhaps."""
+    """Write all buffers back to back at `position`. Raises OSError; a part may be written then."""
     if len(buffers) > _MAX_BUFFERS:
         buffers = (b"".join(buffers),)
     size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
@@ -255,7 +258,7 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Give an OSError that is raised in this block the file's name, which calls with a descriptor leave out."""
+    """Add the file's name to an OSError raised in this block: calls with a descriptor leave it out."""
     try:
         yield
     except OSError as error:
@@ -266,7 +269,7 @@ def naming(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor for this block. An OSError that is raised in it gets the file's name, as by `naming`."""
+    """Open a descriptor for this block. As `naming`, add the file's name to an OSError raised in it."""
     fd = files.open(path, flags)
     try:
         yield fd
@@ -279,9 +282,9 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
-    """Replace a file so that there is always the old one or the new one, synced. Blocks. Raises OSError.
+    """Replace a file so that either the old or the new one is always there, synced. Blocks. Raises OSError.
 
-    data: what it is to have; a function makes that from the number of the new file's inode.
+    data: the new content, or a function that makes it from the inode number of the new file.
     """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.tmp")
@@ -294,7 +297,7 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """`path`, or with a number behind it if there is such a file: what an earlier recovery has kept stays."""
+    """Return `path`, with a number appended if that file exists, so that files kept by an earlier recovery stay."""
     name, number = path, 1
     with suppress(FileNotFoundError):
         while files.status(name):
@@ -304,16 +307,16 @@ def unused_name(files: Files, path: str) -> str:
 
 
 def check_named(files: Files, path: str) -> None:
-    """After a sync, raise FailedSync if the file has lost its name: a start would not find what was synced.
+    """After a sync, raise FailedSync if the file no longer has its name: a start would not find the synced data.
 
-    A directory that is deleted or moved away leaves files that are open as writable as they were.
+    Files that are open stay writable when their directory is deleted or moved away.
     """
     if not may_exist(files, path):
         raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
 
 
 def may_exist(files: Files, path: str) -> bool:
-    """Whether the file exists; taken for granted if that cannot be told."""
+    """Whether the file exists; True if this is unknown."""
     try:
         files.status(path)
     except FileNotFoundError:
@@ -324,13 +327,13 @@ def may_exist(files: Files, path: str) -> bool:
 
 
 def default_open_limit() -> int:
-    """Half of the process's soft limit on descriptors (the rest is for connections), at most 2,048."""
+    """Return half of the process's soft limit on descriptors (the rest is for connections), at most 2,048."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
 
 
 class OpenFile:
-    """A file that is opened when used and may be closed behind our back when not. Lives on the owning thread.
+    """A file that is opened when it is used; `OpenFiles` may close it between uses. Owning thread.
 
     A descriptor from `use()` is good until another file of the same `OpenFiles` is used; `pin()` keeps it for as long
     as a worker thread needs it.
@@ -347,13 +350,13 @@ class OpenFile:
         self.recent = False
 
     def use(self) -> int:
-        """The open descriptor. Raises OSError if the file cannot be opened."""
+        """Return the open descriptor. Raises OSError if the file cannot be opened."""
         self.recent = True
         fd = self.fd
         return self._table.open(self) if fd is None else fd
 
     def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """`write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
+        """As `write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
         fd = self.fd
         if fd is None:
             self._table.write(self, buffers, position)
@@ -362,7 +365,7 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """Like `use`, and the descriptor stays open until `unpin` is called as often."""
+        """As `use`, but the descriptor stays open until `unpin` is called as often as `pin`."""
         fd = self.use()
         self.pins += 1
         return fd
@@ -376,9 +379,9 @@ class OpenFile:
             self._table.forget(self)
 
     def read(self, size: int, position: int) -> Buffer:
-        """`size` bytes from `position`, fewer only at the end of the file.
+        """Return `size` bytes from `position`, fewer only at the end of the file.
 
-        Waits for the disk, or raises NotCached where that is not allowed (`OpenFiles.cached_only`).
+        Waits for the disk, or raises NotCached where waiting is not allowed (`OpenFiles.cached_only`).
         """
         fd = self.use()
         if not self._table.may_wait:
@@ -389,17 +392,17 @@ class OpenFile:
         return read_exactly(self._table.files, fd, size, position)
 
     def require(self, size: int, position: int) -> None:
-        """Raise NotCached if waiting is not allowed and reading these bytes would have to."""
+        """Raise NotCached if waiting is not allowed and reading these bytes would wait."""
         if not self._table.may_wait:
             self.read(size, position)
 
     def read_cached(self, size: int, position: int) -> Buffer | None:
-        """`size` bytes from `position` if all of them are in the page cache, else None."""
+        """Return `size` bytes from `position` if all of them are in the page cache, else None."""
         return self._table.read_cached(self.use(), size, position)
 
 
 class CachedOnly:
-    """A `with` block in which files of one table are read only as far as that needs no disk."""
+    """A `with` block in which files of one table are read only if that needs no disk."""
 
     def __init__(self, table: OpenFiles) -> None:
         self._table = table
@@ -412,9 +415,9 @@ class CachedOnly:
 
 
 class OpenFiles:
-    """At most `limit` open descriptors; the one to close is found by the clock algorithm (cheap, close to LRU).
+    """At most `limit` open descriptors; the clock algorithm (cheap, close to LRU) chooses the one to close.
 
-    Pinned files are never closed, so the limit is exceeded when all are pinned. Lives on the owning thread.
+    Pinned files are never closed, so the limit is exceeded when all are pinned. Owning thread.
     """
 
     def __init__(self, files: Files, limit: int) -> None:
@@ -422,7 +425,7 @@ class OpenFiles:
         self.limit = limit
         self.may_wait = True
         self.cached_only = CachedOnly(self)
-        """In this block `OpenFile.read` raises NotCached instead of waiting. Not to be nested."""
+        """In this block `OpenFile.read` raises NotCached instead of waiting. Do not nest it."""
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(tuning.SCRATCH_BYTES))
         self._waiting_devices: set[int] = set()
@@ -432,23 +435,25 @@ class OpenFiles:
         return len(self._ring)
 
     def file(self, path: str, flags: int = os.O_RDWR) -> OpenFile:
-        """A handle for `path`; nothing is opened yet."""
+        """Return a handle for `path` without opening it."""
         return OpenFile(self, path, flags)
 
     def open(self, file: OpenFile) -> int:
         if len(self._ring) >= self.limit:
             self._evict()
         fd = self.files.open(file.path, file.flags)
-        # also a read that may not wait starts the kernel's read-ahead: cold data would come unasked, and without a pace
+        # even a read that may not wait starts the kernel's read-ahead, which would load cold data unasked and without a
+        # pace
         self.files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         file.fd = fd
         self._ring.append(file)
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Write to a file that is not open. In a full table it takes the place of another only if that is idle.
+        """Write to a file that is not open. If the table is full, the file takes an idle file's place or is closed
+        again.
 
-        Where more files are written to in turn than may be open, each would else be closed before its turn comes again.
+        Otherwise, when more files are written in turn than may be open, each would be closed before its next write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -457,7 +462,9 @@ class OpenFiles:
             write_all(self.files, fd, buffers, position)
 
     def _has_idle(self) -> bool:
-        """Whether the next file of the ring may go; the clock steps on slowly, so that idle ones are found in time."""
+        """Whether the next file of the ring may be closed. The clock advances slowly, so that idle files are found in
+        time.
+        """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:
             return False
@@ -476,7 +483,7 @@ class OpenFiles:
         self.files.close(fd)
 
     def _evict(self) -> None:
-        for _ in range(2 * len(self._ring)):  # the second round finds what was recent in the first
+        for _ in range(2 * len(self._ring)):  # the second round finds files that were recent in the first
             file = self._ring[0]
             if not file.pins and not file.recent:
                 self.forget(file)
@@ -485,7 +492,9 @@ class OpenFiles:
             self._ring.rotate(-1)
 
     def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
-        """See OpenFile.read_cached. File systems that cannot tell are read at once, which may wait for the disk."""
+        """As OpenFile.read_cached. If the file system cannot tell what is cached, read at once, which may wait for the
+        disk.
+        """
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)
         small = size <= tuning.SCRATCH_BYTES

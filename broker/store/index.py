@@ -92,7 +92,7 @@ _UNCHECKED_VERSION = 1
 
 
 class Checkpoint(NamedTuple):
-    """What an index header promises: `units` units describe all data in [first_offset, end).
+    """The promise of an index header: `units` units describe all data in [first_offset, end).
 
     crc: as Units.crc; None: the file is of version 1, and its units are not used.
     """
@@ -105,13 +105,13 @@ class Checkpoint(NamedTuple):
 
 
 def pack_header(checkpoint: Checkpoint) -> bytes:
-    """The 64 bytes in front of the units."""
+    """Return the 64 bytes in front of the units."""
     head = _HEADER.pack(_MAGIC, _VERSION, UNIT_BYTES, *checkpoint)
     return head + _HEADER_CRC.pack(crc32(head))
 
 
 def unpack_header(data: bytes) -> Checkpoint | None:
-    """The checkpoint, or None if the bytes are not a whole header of a version that is known."""
+    """Return the checkpoint, or None if the bytes are not a whole header of a known version."""
     if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
         return None
     magic, version, unit_bytes, *fields = _HEADER.unpack_from(data)
@@ -122,7 +122,7 @@ def unpack_header(data: bytes) -> Checkpoint | None:
 
 
 def largest_id(units: Buffer | UnitArray) -> int:
-    """Largest positive message id among units, 0 if there is none."""
+    """Return the largest positive message id among units, 0 if there is none."""
     array = units if isinstance(units, np.ndarray) else np.frombuffer(units, UNIT_DTYPE)
     return max(0, int(array["id"].max())) if len(array) else 0
 
@@ -132,17 +132,18 @@ Vouched = tuple[int, int]
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint as found in a file, and the last unit that it covers: (offset, id, time_ms, size, tag), if any."""
+    """A checkpoint read from a file, and the last unit that it covers, if any: (offset, id, time_ms, size, tag)."""
 
     checkpoint: Checkpoint
     last_unit: tuple[int, int, int, int, int] | None
 
 
 def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpoint | None:
-    """What an index file promises; None if it is missing, damaged, of another segment or shorter than it says.
+    """Return the checkpoint of an index file. Return None if the file is missing, damaged, too short, or of another
+    segment.
 
-    Of the units only those in the last block are looked at. A file that cannot be read is damaged, for it can be made
-    again. Raises OSError if it cannot be opened, StoreError for want of memory.
+    Only the units in the last block are checked. A file that cannot be read counts as damaged, because it can be
+    rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
     """
     try:
         with opened(files, path) as fd:
@@ -179,13 +180,14 @@ def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset:
 def write_units(
     files: Files, path: str, stored: int, units: Buffer, crc: int = 0, vouched: Vouched | None = None
 ) -> int:
-    """Write units behind the `stored` ones, unsynced; without any the file is made anew. The CRC-32 afterwards.
+    """Write units behind the `stored` ones, unsynced; with `stored` 0, create the file anew. Return the CRC-32
+    afterwards.
 
-    crc: what the last write returned, 0 if nothing is stored. vouched: with nothing stored, what the file vouches for
-    all the same (version 1, or only damage). Written over, it would promise nothing before the next checkpoint, and a
-    start in between would check, and cut, what it had believed: so a new file that vouches for the same takes its
-    place, which waits for the disk. Any thread, one at a time for each file. Raises OSError; nothing that the header
-    promises is touched, or there is always the old file or the new one.
+    crc: the result of the last write, 0 if nothing is stored. vouched: with nothing stored, the data that the file
+    still vouches for (version 1, or only damage). An overwritten file would promise nothing before the next checkpoint,
+    and a start in between would check, and cut, data that it had trusted. So a new file that vouches for the same data
+    replaces it, which waits for the disk. Any thread, one at a time per file. Raises OSError; the promised part is
+    untouched, or there is always the old file or the new one.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -196,10 +198,10 @@ def write_units(
 
 
 def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
-    """Make an index file of these units in the place of another or none: its header, and the CRC-32 behind all units.
+    """Replace an index file, or create it, with these units. Return its header, and the CRC-32 behind all units.
 
-    The header promises the synced data in [first_offset, end) and the units up to `end`; others may follow. Any
-    thread. There is always the old file or the new one, which is synced. Raises OSError.
+    The header promises the synced data in [first_offset, end) and the units up to `end`; others may follow. Any thread.
+    There is always the old file or the new one, which is synced. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -216,11 +218,11 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Move the header to what `write_units` wrote, whose data are synced.
+    """Move the header forward to the units that `write_units` wrote and whose data is synced.
 
-    sync: sync the units first; else a sync of the file system has covered them since. Any thread; other units may be
-    written behind those of the checkpoint meanwhile. The header itself is not synced: an older one is as true. Raises
-    OSError; nothing is promised before all of it is synced.
+    sync: whether to sync the units first; if not, a sync of the file system has covered them since. Any thread; other
+    units may be written behind the checkpoint meanwhile. The header itself is not synced: an older header is also true.
+    Raises OSError; nothing is promised before all of it is synced.
     """
     with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
@@ -229,7 +231,7 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: b
 
 
 FRESH_SUFFIX = ".new"
-"""Behind the name of an index while it is made again; what a crash leaves is written over, or goes with the segment."""
+"""Suffix of an index file during its rebuild. A file left by a crash is overwritten, or removed with the segment."""
 
 
 def _end_of(unit: Any) -> int:
@@ -237,10 +239,10 @@ def _end_of(unit: Any) -> int:
 
 
 class Units(ABC):
-    """The units of one segment: `stored` of them in a file, checked whenever they are read, the others in memory.
+    """The units of one segment: `stored` of them in a file, checked at every read, the others in memory.
 
-    crc: CRC-32 of those in the file's last block, if that is not complete. Searches cost O(log n) reads of a block.
-    All methods that read raise IndexDamaged, or StoreError for want of descriptors or memory.
+    crc: CRC-32 of the units in the file's last block, if it is not complete. Searches cost O(log n) block reads. All
+    methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
     """
 
     __slots__ = ("_tail", "crc", "path", "stored")
@@ -252,22 +254,22 @@ class Units(ABC):
         self._tail = bytearray(tail)
 
     def __len__(self) -> int:
-        """Number of units."""
+        """Return the number of units."""
         return self.stored + len(self._tail) // UNIT_BYTES
 
     @abstractmethod
     def _load(self, size: int, position: int) -> Buffer:
-        """Bytes of the file, fewer only at its end."""
+        """Return bytes of the file, fewer only at its end."""
 
     def unit(self, number: int) -> Unit:
-        """Unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
+        """Return unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
         if number >= self.stored:
             return self._unstored(number)
         block = block_of(number)
         return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
 
     def units(self, start: int, stop: int) -> UnitArray:
-        """Units start … stop-1, as far as there are so many, as one array."""
+        """Return units start … stop-1 as one array, fewer if there are not so many."""
         stored = self.stored
         if stop > stored:
             stop = min(stop, len(self))
@@ -279,15 +281,15 @@ class Units(ABC):
         return np.frombuffer(tail, UNIT_DTYPE)
 
     def starting_before(self, offset: int) -> int:
-        """Number of records that start before `offset`."""
+        """Return the number of records that start before `offset`."""
         return self._search(_offset, offset)
 
     def ending_by(self, offset: int) -> int:
-        """Number of records that end at or before `offset`."""
+        """Return the number of records that end at or before `offset`."""
         return self._search(_end, offset + 1)
 
     def stored_before(self, time_ms: int) -> int:
-        """Number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
+        """Return the number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
         return self._search(_time, time_ms)
 
     def _unstored(self, number: int) -> Unit:
@@ -297,7 +299,9 @@ class Units(ABC):
         return read_block(self._load, self.path, block, self.stored, self.crc)
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
-        """Number of the first of the units start … stop-1 with key(unit) >= value; the keys do not decrease."""
+        """Return the number of the first of the units start … stop-1 with key(unit) >= value; the keys do not
+        decrease.
+        """
         stored, held = self.stored, -1
         units: Buffer = b""
 
@@ -328,9 +332,9 @@ def _time(unit: Unit) -> int:
 class Index(Units):
     """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
 
-    Lives on the owning thread; only `write_units` runs elsewhere, on a copy. Searches cost O(1) where `units_ending_by`
-    has ended before: readers mostly read on from there. (Units never change, so a boundary between two records once
-    known stays true.) A read of the file raises NotCached as `OpenFile.read` does.
+    Owning thread; only `write_units` runs elsewhere, on a copy. Searches that begin where `units_ending_by` ended
+    before cost O(1): most readers continue there. (Units never change, so a known record boundary stays true.) As
+    `OpenFile.read`, a read of the file raises NotCached.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
@@ -349,29 +353,29 @@ class Index(Units):
         self.vouched = vouched
         self.file = file
         self.max_stored_id = max_stored_id
-        self._boundaries: dict[int, int] = {}  # byte offset between two records -> records before it
+        self._boundaries: dict[int, int] = {}  # byte offset between two records -> number of records before it
 
     @property
     def unstored(self) -> int:
-        """Number of units that are only in memory."""
+        """The number of units that are only in memory."""
         return len(self._tail) // UNIT_BYTES
 
     @property
     def max_id(self) -> int:
-        """Largest positive message id, 0 if there is none. O(unstored units)."""
+        """The largest positive message id, 0 if there is none. O(unstored units)."""
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
     def extend(self, units: Buffer) -> int:
-        """Add packed units; the number of units that are only in memory now."""
+        """Add packed units. Return the number of units that are only in memory now."""
         self._tail += units
         return len(self._tail) // UNIT_BYTES
 
     def tail(self) -> bytes:
-        """A copy of the units that are only in memory."""
+        """Return a copy of the units that are only in memory."""
         return bytes(self._tail)
 
     def mark_stored(self, count: int, max_id: int, crc: int) -> None:
-        """The first `count` units of the tail are in the file now; crc: what `write_units` returned."""
+        """Record that the first `count` units of the tail are in the file now. crc: the result of `write_units`."""
         del self._tail[: count * UNIT_BYTES]
         if count:
             self.vouched = None
@@ -380,11 +384,11 @@ class Index(Units):
         self.max_stored_id = max(self.max_stored_id, max_id)
 
     def reader(self, files: Files) -> UnitReader:
-        """The units as they are now, for a worker thread. Copies those that are only in memory."""
+        """Return the units as they are now, for a worker thread. Copies those that are only in memory."""
         return UnitReader(files, self.path, self.stored, self.crc, self._tail)
 
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
-        """Units from number `start` on of records that end at or before `offset`, at most `max_count`."""
+        """Return at most `max_count` units from number `start` on, of records that end at or before `offset`."""
         stop = min(len(self), start + max_count)
         chunks: list[UnitArray] = []
         size = tuning.SEARCH_FIRST_UNITS
@@ -395,11 +399,12 @@ class Index(Units):
             if fitting and _end_of(chunk[fitting - 1]) > offset:
                 fitting -= 1
             if fitting == len(chunk) < stop - start:
-                # what is left has about as many as its bytes say; a little more, so that the next read is the last
+                # estimate the remaining units from the remaining bytes, and add a few, so that the next read is the
+                # last
                 end = _end_of(chunk[-1])
                 bytes_read = end - int(chunk[0]["offset"])
                 size = (offset - end) * len(chunk) * 9 // (bytes_read * 8) + tuning.SEARCH_FIRST_UNITS
-                if probing:  # to read the first few again costs less than to join them to the others
+                if probing:  # reading the first few again costs less than joining them to the others
                     probing, size = False, size + len(chunk)
                     continue
             chunks.append(chunk[:fitting])
@@ -418,12 +423,12 @@ class Index(Units):
         self._boundaries[offset] = number
 
     def starting_before(self, offset: int) -> int:
-        """Number of records that start before `offset`."""
+        """Return the number of records that start before `offset`."""
         known = self._boundaries.get(offset)
         return super().starting_before(offset) if known is None else known
 
     def ending_by(self, offset: int) -> int:
-        """Number of records that end at or before `offset`."""
+        """Return the number of records that end at or before `offset`."""
         known = self._boundaries.get(offset)
         return super().ending_by(offset) if known is None else known
 
@@ -437,13 +442,13 @@ class Index(Units):
 class UnitReader(Units):
     """The units of one segment as they were when this was made, read by a descriptor of its own.
 
-    Any thread; one at a time uses it as a context manager.
+    Any thread. Use it as a context manager, in one thread at a time.
     """
 
     __slots__ = ("_fd", "_files")
 
     def __init__(self, files: Files, path: str, stored: int, crc: int, tail: Buffer = b"") -> None:
-        """stored, crc: as of the segment's Index; tail: the units behind them."""
+        """stored, crc: of the segment's Index; tail: the units behind them."""
         super().__init__(path, stored, crc, tail)
         self._files = files
         self._fd = -1
@@ -463,17 +468,19 @@ class UnitReader(Units):
             self._files.close(self._fd)
 
     def chunks(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """Units start … stop-1 in arrays of at most 2 MiB."""
+        """Yield units start … stop-1 in arrays of at most 2 MiB."""
         for first in range(start, stop, tuning.UNITS_PER_READ):
             yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """The same, the last array first."""
+        """As `chunks`, but the last array first."""
         for last in range(stop, start, -tuning.UNITS_PER_READ):
             yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
-        """Number of the unit with this id among start … stop-1. ascending: their ids are known to be sorted."""
+        """Return the number of the unit with this id among start … stop-1. ascending: their ids are known to be
+        sorted.
+        """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)
             return place if place < stop and self.unit(place)[1] == message_id else None

@@ -72,17 +72,17 @@ _BLOCK = np.dtype(
     [("units", f"V{_BLOCK_UNIT_BYTES}"), ("magic", "S8"), ("number", "<u8"), ("zero", "V12"), ("crc", "<u4")]
 )
 _RIGHT = 0x2144DF1C
-"""CRC-32 of any bytes with their own CRC-32 behind them: what a good block has."""
+"""The CRC-32 of a good block: that of any bytes followed by their own CRC-32."""
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Errors that say nothing about the file."""
+"""Errors that say nothing about the file itself."""
 
 _Load = Callable[[int, int], Buffer]
 """load(size, position): bytes of the file, fewer only at its end."""
 
 
 class IndexDamaged(Exception):  # internal: the log answers from the data and has the index made again
-    """An index file does not hold what was written to it."""
+    """An index file does not hold the bytes that were written to it."""
 
     def __init__(self, path: str, block: int, reason: str) -> None:
         super().__init__(f"{path}: block {block}, at byte {block * BLOCK_BYTES}: {reason}")
@@ -92,33 +92,33 @@ class IndexDamaged(Exception):  # internal: the log answers from the data and ha
 
 
 def unreadable(path: str, position: int, error: OSError) -> IndexDamaged | StoreError:
-    """What to raise for an error of a read: also a file that is gone, or has a bad sector, is made again."""
+    """Return the error to raise for a failed read. A file that is gone, or has a bad sector, is rebuilt as well."""
     if error.errno in _SCARCE:
         return StoreError(f"{path} cannot be read: {error}")
     return IndexDamaged(path, position // BLOCK_BYTES, f"it cannot be read: {error}")
 
 
 def block_of(number: int) -> int:
-    """Number of the block that unit `number` is in."""
+    """Return the number of the block that contains unit `number`."""
     return (number + _HEADER_UNITS) // _BLOCK_UNITS
 
 
 def unit_position(number: int) -> int:
-    """Byte position of unit `number` in the file."""
+    """Return the byte position of unit `number` in the file."""
     block, place = divmod(number + _HEADER_UNITS, _BLOCK_UNITS)
     return block * BLOCK_BYTES + place * UNIT_BYTES
 
 
 def first_of(block: int) -> int:
-    """Number of the first unit of a block."""
+    """Return the number of the first unit of a block."""
     return max(0, block * _BLOCK_UNITS - _HEADER_UNITS)
 
 
 def order_times(units: UnitArray, floor_ms: int = 0) -> None:
-    """Raise store times, in place, to `floor_ms` (Unix ms) and to those of the records in front of them.
+    """Raise store times, in place, to at least `floor_ms` (Unix ms) and the times of the records before them.
 
-    Within a segment they never decrease, so that a search by time can halve its way. Bounds stay bounds (negative).
-    Times are raised and never lowered: a search then begins too early at worst, and skips no message.
+    Within a segment times never decrease, so that a binary search by time works. Bounds stay bounds (negative). Times
+    are raised and never lowered: then a search may begin too early, but skips no message.
     """
     times = units["time_ms"]
     known = np.abs(times)
@@ -128,7 +128,7 @@ def order_times(units: UnitArray, floor_ms: int = 0) -> None:
 
 
 def ordered_units(units: Buffer, floor_ms: int) -> bytes:
-    """A copy of packed units with their times in order."""
+    """Return a copy of packed units with their times in order."""
     array = np.frombuffer(units, UNIT_DTYPE).copy()
     order_times(array, floor_ms)
     return array.tobytes()
@@ -140,9 +140,9 @@ def _trailer(block: int, crc: int) -> bytes:
 
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
-    """What to write at `unit_position(stored)` to put units behind the `stored` ones, and the CRC-32 afterwards.
+    """Return the buffers to write at `unit_position(stored)` to add units, and the CRC-32 afterwards.
 
-    crc: what the last call gave, 0 if nothing is stored: that of those in the block that is not complete.
+    crc: of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
     """
     block = block_of(stored)
     room = (first_of(block + 1) - stored) * UNIT_BYTES
@@ -159,7 +159,7 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
 
 
 def _pack_blocks(first: int, units: memoryview) -> Buffer:
-    """Whole blocks from number `first` on, made at once."""
+    """Return whole blocks from number `first` on, made at once."""
     count = len(units) // _BLOCK_UNIT_BYTES
     blocks = np.zeros(count, _BLOCK)
     blocks["units"] = np.frombuffer(units, f"V{_BLOCK_UNIT_BYTES}")
@@ -173,9 +173,9 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """The units of one block, the first of `stored` ones that are in it, checked; more bytes may follow them.
+    """Return the first units of one block, those among the `stored` ones, checked. More bytes may follow them.
 
-    Raises IndexDamaged, and what `load` raises.
+    Raises IndexDamaged, and the errors of `load`.
     """
     position = block * BLOCK_BYTES or HEADER_BYTES
     if block < block_of(stored):
@@ -189,7 +189,7 @@ def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buf
 
 
 def read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
-    """Units start … stop-1, 0 <= start < stop <= stored; as `read_block`, in one read."""
+    """Return units start … stop-1, 0 <= start < stop <= stored, in one read. Raises as `read_block`."""
     first, last = block_of(start), block_of(stop - 1)
     if first == last:
         units = read_block(load, path, first, stored, crc)
@@ -219,11 +219,11 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """CRC-32 of the good blocks 0 … block-1 of any index, one behind the other: so one pass checks many.
+    """Return the CRC-32 of the good blocks 0 … block-1 of any index, back to back, so that one pass checks many blocks.
 
-    Whatever a good block `i` holds, begun with i it has the CRC-32 _RIGHT. Begun with what the blocks before it have
-    come to instead, it has what the difference of the two becomes behind as many zero bytes, and that is linear.
-    Damage in one block always shows, as with one CRC-32 for each; in several, all but one time in 2^32.
+    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. If it begins with the CRC-32 of the blocks
+    before it, the result is off by the difference of the two beginnings, carried through as many zero bytes: CRC-32 is
+    linear. Damage in one block always shows, as with one CRC-32 per block; damage in several shows except once in 2^32.
     """
     if block >= len(_crcs):
         with _growing:
@@ -233,7 +233,7 @@ def _crc_before(block: int) -> int:
 
 
 def _first_damaged(path: str, data: memoryview, first: int, stop: int) -> IndexDamaged:
-    """For blocks first … stop-1, which are not all good."""
+    """Return the error for the first damaged one of blocks first … stop-1, which are not all good."""
     for block in range(first, stop):
         end = (block + 1 - first) * BLOCK_BYTES
         start = end - BLOCK_BYTES if block else HEADER_BYTES

@@ -1,4 +1,4 @@
-"""Making the missing indexes of closed segments again in the background, one after the other."""
+"""Rebuild the missing indexes of closed segments in the background, one after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Lost(NamedTuple):
 
 
 class IndexRebuilding:
-    """The closed segments without an index. Owning thread; they are read by `run_in_thread`."""
+    """The closed segments without an index. Owning thread; `run_in_thread` reads them."""
 
     def __init__(
         self,
@@ -38,50 +38,50 @@ class IndexRebuilding:
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt: called when a segment of the log has its index again. on_gone: when retention has taken a segment
-        of the log meanwhile, of which the new index may be left.
+        """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has taken
+        the segment meanwhile; the new index may be left over.
         """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
         self._open_files = open_files
         self._run_in_thread = run_in_thread
-        self._lost: dict[Segment, _Lost] = {}  # in the order of their turns
+        self._lost: dict[Segment, _Lost] = {}  # in the order in which they are rebuilt
         self._now = 0.0
         self._busy = False
         self._closed = False
         self._held = False
 
     def __len__(self) -> int:
-        """Segments that are still to be done."""
+        """Return the number of segments still to rebuild."""
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Have the segments of the log that lack an index indexed after `start`, or the next `tick`."""
+        """Rebuild the missing indexes of the log after `start`, or from the next `tick` on."""
         for segment in log.segments:
             if segment.index is None:
                 self._lost.setdefault(segment, _Lost(log, 0.0))
 
     def start(self) -> None:
-        """Begin with the first one."""
+        """Begin with the first segment."""
         self._rebuild_next()
 
     def tick(self, now: float) -> None:
-        """Go on with what can be done at monotonic time `now`, in seconds."""
+        """Continue with what can be done at monotonic time `now`, in seconds."""
         self._now = now
         if self._lost:
             self._rebuild_next()
 
     @property
     def busy(self) -> bool:
-        """Whether an index is being made."""
+        """Whether an index is being rebuilt."""
         return self._busy
 
     def hold(self, held: bool) -> None:
-        """Begin with no other one for as long as `held`."""
+        """Begin no other rebuild while `held`."""
         self._held = held
 
     def stop(self) -> None:
-        """Begin with no other one."""
+        """Begin no other rebuild."""
         self._closed = True
 
     def _rebuild_next(self) -> None:
@@ -124,9 +124,9 @@ class IndexRebuilding:
 
 
 def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tuple[Checkpoint, list[Damaged]]:
-    """Walk a closed, synced segment and put a synced index in its place. Any thread; changes nothing but that file.
+    """Walk a closed, synced segment and write a synced index for it. Any thread; changes only the index file.
 
-    Damaged ranges are passed over and given: their records are not indexed. Raises OSError.
+    Damaged ranges are skipped and returned: their records are not indexed. Raises OSError.
     """
     file = SegmentFile(path, first_offset, size, files.status(path).modified_ms)
     with opened(files, path) as fd:

@@ -1,12 +1,11 @@
-"""The store's internal logs: what a broker has to remember beside its partitions, and is written as they are.
+"""The store's internal logs: data that a broker keeps beside its partitions and writes like them.
 
-An internal log is a PartitionLog like any other: journaled, synced, recovered, replicated and cut as one. It lies in a
-directory without a `-`, which Java brokers pass over, and no client can name its topic, because a topic has no `/`
-(limits.check_topic). It is never among `Store.logs()`.
+An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like one. It
+lies in a directory without a `-`, which Java brokers ignore. No client can name its topic, because a topic has no `/`
+(limits.check_topic). `Store.logs()` never returns it.
 
-Whoever opens the store says which internal topics there are (memory/kinds.py). Each has two logs, so that what is
-remembered is made safe as the messages that it belongs to: one for partitions with asynchronous flush, one for those
-with group commit.
+Whoever opens the store names the internal topics (memory/kinds.py). Each has two logs, one for partitions with
+asynchronous flush and one for those with group commit, so that its data becomes safe like the messages it belongs to.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ __all__ = [
 
 LOOSE, WAITING = 0, 1
 NUMBERS = LOOSE, WAITING
-"""The numbers of an internal topic's logs: of what has asynchronous flush, and of what has group commit."""
+"""The numbers of an internal topic's logs: for partitions with asynchronous flush, and for those with group commit."""
 
 OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
-"""recovered(files, snapshot, first_offset, directories): a log has been recovered, from this byte offset on; what is in
-the directories, by `<topic>-<partition>`, has not been yet. Raises StoreError."""
+"""recovered(files, snapshot, first_offset, directories): a log has been recovered, from this byte offset on. The
+partitions in the directories, by `<topic>-<partition>`, have not been recovered yet. Raises StoreError.
+"""
 
 
 class InternalTopic(NamedTuple):
     """directory: below the first data path; max_segment_size: bytes.
 
-    with_messages: what is appended to it in one turn of the reactor with messages of partitions is made safe together
-    with these: a start finds all of it, or nothing. recovered: called before partitions and later topics are recovered.
+    with_messages: whether appends to it become safe together with the messages appended to partitions in the same turn
+    of the reactor: a start finds both or neither. recovered: called before partitions and later topics are recovered.
     """
 
     directory: str
@@ -52,13 +52,13 @@ class InternalTopic(NamedTuple):
     recovered: OnRecovered | None = None
 
     def config(self, number: int) -> TopicStoreConfig:
-        """Settings of one of its logs."""
+        """Return the settings of one of its logs."""
         if number == WAITING:
             return TopicStoreConfig(self.max_segment_size, 0, 0)
         return TopicStoreConfig(self.max_segment_size, tuning.INTERNAL_SYNC_RECORDS, tuning.INTERNAL_SYNC_MS)
 
     def path(self, data_path: str, number: int) -> str:
-        """The directory of one of its logs. data_path: the store's first one."""
+        """Return the directory of one of its logs. data_path: the store's first one."""
         return os.path.join(data_path, self.directory, str(number))
 
 
@@ -67,10 +67,10 @@ InternalTopics: TypeAlias = Mapping[str, InternalTopic]
 
 
 def is_internal(topic: str) -> bool:
-    """Whether it is the topic of internal logs."""
+    """Whether this is the topic of internal logs."""
     return topic.startswith("/")
 
 
 def number_of(waits: bool) -> int:
-    """The log for what has group commit (True) or asynchronous flush."""
+    """Return the log number for partitions with group commit (True) or asynchronous flush (False)."""
     return WAITING if waits else LOOSE

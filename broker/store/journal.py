@@ -1,14 +1,14 @@
 """One sequential log for all partitions whose puts wait for the disk: one sync for many partitions.
 
 A put is written to its partition's file through the page cache, and once more to the journal. Everything that arrives
-while one sync of the journal runs shares the next: the group commit, across partitions and connections. The partition
-files are synced later, by checkpoints; when they cover a journal file, that file goes. So what an acknowledgement costs
-does not grow with the number of partitions. While only one or two of them are busy their files are synced themselves,
-which spares the second write. The files' format: journal_format.py.
+while one sync of the journal runs shares the next one: this is the group commit, across partitions and connections.
+Checkpoints sync the partition files later; when they cover a journal file, that file is removed. So the cost of an
+acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their own files
+are synced instead, which avoids the second write. The files' format: journal_format.py.
 
-Invariants: entries of one partition follow each other without a gap, in offset order; a file is removed only when all
-its entries are synced in their partitions, which may be before an older file that a failed partition still needs; after
-a failed write or sync nothing is written any more, but for a write without room that was cut back.
+Invariants: the entries of one partition follow each other without a gap, in offset order; a file is removed only when
+all its entries are synced in their partitions, which may happen before an older file that a failed partition still
+needs; after a failed write or sync nothing more is written, except after a write on a full disk that was cut back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 class JournalStatus(NamedTuple):
-    """Figures for operators. cause: why it failed, "" if it has not. waiting: appends of the group after this one."""
+    """Figures for operators. cause: why the journal failed, "" if it has not. waiting: appends of the group after this
+    one.
+    """
 
     cause: str
     files: int
@@ -52,18 +54,18 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
-"""(log, base, end, count, data): a plain tuple, one is made per append."""
+"""(log, base, end, count, data): a plain tuple, because one is made per append."""
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
 """(end, count) of each log's last append in a group."""
 
 
 class _NoRoom(Exception):
-    """The disk is full, and nothing of the group is in the journal."""
+    """The disk is full, and no part of the group is in the journal."""
 
 
 class _File:
-    """A journal file and what it holds: the last offset of each partition that has entries in it."""
+    """A journal file, and the last offset of each partition that has entries in it."""
 
     __slots__ = ("ends", "fd", "number", "path", "size")
 
@@ -76,7 +78,7 @@ class _File:
 
 
 class Journal:
-    """Lives on the owning thread; writes and syncs in a worker thread, one group at a time."""
+    """Owning thread; a worker thread writes and syncs one group at a time."""
 
     def __init__(
         self,
@@ -90,9 +92,9 @@ class Journal:
         full_files: int = tuning.JOURNAL_FULL_FILES,
         with_messages: frozenset[str] = frozenset(),
     ) -> None:
-        """checkpoint(log): have the log's own files synced soon; `tick` sees when that is done.
+        """checkpoint(log): start a sync of the log's own files soon; `tick` checks when it is done.
 
-        run_group: writes and syncs the groups; by default `run_in_thread`, which removes files too. with_messages:
+        run_group: writes and syncs the groups; by default `run_in_thread`, which also removes files. with_messages:
         internal topics, as InternalTopic says.
         """
         self.failure: LogReadOnly | None = None
@@ -105,8 +107,8 @@ class Journal:
         self._full_files = full_files
         self._with_messages = with_messages
         self._waiting: list[_Append] = []
-        self._callbacks: list[Callable[[], None]] = []  # of those who wait for all of `_waiting`
-        self._running: list[Callable[[], None]] | None = None  # a group is under way, and who waits for it
+        self._callbacks: list[Callable[[], None]] = []  # for those who wait until all of `_waiting` is settled
+        self._running: list[Callable[[], None]] | None = None  # set while a group is written: its waiters
         self._held = 0
         self._direct = 0  # direct syncs under way
         self._file: _File | None = None
@@ -118,7 +120,7 @@ class Journal:
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
-        """How it is now; counters of what is being written are those before it."""
+        """Return the status now. The figures do not include the write in progress."""
         files = (*self._full, *((self._file,) if self._file else ()))
         return JournalStatus(
             "" if self.failure is None else self.failure.cause,
@@ -131,26 +133,28 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Have what was appended to `log` at [base, end) made safe; the log is told (`safe`, or `end` of its own job).
+        """Make the bytes appended to `log` at [base, end) safe. The log is told by `safe`, or by `end` of its own job.
 
-        count: records in the log up to `end`, in its own count. data: the bytes, kept unchanged until then.
+        count: records in the log up to `end`, in its own count. data: the bytes, which must not change until then.
         """
         self._waiting.append((log, base, end, count, data))
         if self._running is None and not self._held:
             self._start()
 
     def hold(self) -> None:
-        """Begin no group before `release` was called as often: what is added in between shares one."""
+        """Begin no group until `release` was called as often as `hold`: appends in between share one group."""
         self._held += 1
 
     def release(self) -> None:
-        """See `hold`."""
+        """Undo one `hold`."""
         self._held -= 1
         if self._running is None and not self._held:
             self._start()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once when everything added so far is safe or has failed, which the logs know; at once if it is."""
+        """Call back once when everything added so far is safe or has failed, at once if it already is. The logs know
+        which.
+        """
         if self._waiting:
             self._callbacks.append(callback)
         elif self._running is not None:
@@ -159,10 +163,11 @@ class Journal:
             callback()
 
     def _start(self) -> None:
-        """Begin the next group unless nothing waits or may be written."""
+        """Begin the next group unless nothing waits or nothing may be written."""
         while self._waiting and not self._closed and self.failure is None:
             waiting, callbacks = self._take_waiting()
-            group = [each for each in waiting if each[0].durability.lacks(each[2])]  # else a checkpoint has covered it
+            # a checkpoint has covered the others
+            group = [each for each in waiting if each[0].durability.lacks(each[2])]
             if group:
                 self._running = callbacks
                 self._make_safe(group)
@@ -197,11 +202,11 @@ class Journal:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
     def _synced_directly(self, log: PartitionLog, job: SyncJob, result: object) -> None:
-        """A log has made itself safe, or has failed by itself; either way the next group may go."""
+        """Handle a log that made itself safe or failed by itself; either way the next group may begin."""
         log.end(job, result)
         self._direct -= 1
         if not self._direct:
-            self._group_ended()  # may need a sync of the log, which then does what else was wanted of it
+            self._group_ended()  # may need a sync of the log, which then does its other requested work too
         log.go_on()
 
     def _group_ended(self) -> None:
@@ -212,8 +217,9 @@ class Journal:
             _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
-        """Worker thread: one write, one sync; nothing once the journal is closed. Raises OSError, and _NoRoom with the
-        journal as it was."""
+        """Worker thread: write the group and sync it once; do nothing if the journal is closed. Raises OSError; raises
+        _NoRoom with the journal unchanged.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -234,7 +240,7 @@ class Journal:
             file.size += size
 
     def _new_file(self) -> _File:
-        """Worker thread; the owning one does not look at `_file` while a group is under way."""
+        """Worker thread; the owning thread does not read `_file` while a group is written."""
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
         try:
@@ -251,7 +257,7 @@ class Journal:
 
     def _written(self, last: _Last, result: object) -> None:
         if self._closed:
-            return  # the logs' close has answered everybody
+            return  # the logs' close has answered all waiters
         if isinstance(result, _NoRoom):
             self._do_without(last, result)
             return
@@ -272,7 +278,9 @@ class Journal:
         self._group_ended()
 
     def _do_without(self, last: _Last, cause: _NoRoom) -> None:
-        """A full disk breaks nothing: what was appended has its room in the partitions' files, which are synced."""
+        """Sync the partitions' own files on a full disk: the appended data already has its room there, so nothing is
+        lost.
+        """
         if not self._full_disk:
             self._full_disk = True
             _log.warning("the journal %s has no room, partitions are synced one by one: %s", self.directory, cause)
@@ -297,7 +305,7 @@ class Journal:
         self._answer_all()
 
     def _answer_all(self) -> None:
-        """Tell everybody who waits to ask the logs."""
+        """Tell all waiters to ask the logs."""
         callbacks, self._running, self._callbacks = [*(self._running or ()), *self._callbacks], None, []
         _call_all(callbacks)
 
@@ -314,7 +322,9 @@ class Journal:
                 self._checkpoint(log)
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
-        """Whether to sync the partitions themselves costs less: not if an internal log's rows come with few bytes."""
+        """Whether syncing the partitions' own files costs less: False if an internal log has rows with few bytes of
+        messages.
+        """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
             return True
@@ -323,7 +333,7 @@ class Journal:
         return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
     def tick(self) -> None:
-        """Remove the files that the partitions' own files cover now. To be called several times a second."""
+        """Remove the journal files that the partitions' own files now cover. Call this several times a second."""
         kept = []
         for file in self._full:
             file.ends = {log: end for log, end in file.ends.items() if log.durability.synced_end < end}
@@ -344,10 +354,10 @@ class Journal:
         self._files.unlink(file.path)
 
     def turn_over(self) -> int | None:
-        """Have all files go that there are now: for `has_older`, the number that a file gets next.
+        """Start the removal of all current files. Return the next file number, for `has_older`.
 
-        The partitions are asked for checkpoints, and `tick` removes the files. None while a group is under way: to be
-        asked again.
+        Requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is being
+        written: call again.
         """
         if self._running is not None or self._waiting:
             return None
@@ -359,21 +369,21 @@ class Journal:
         return self._next_number
 
     def has_older(self, number: int) -> bool:
-        """Whether files older than this number are still there."""
+        """Whether files with a lower number still exist."""
         return any(each < number for each in chain(self._removing, (file.number for file in self._full)))
 
     @property
     def stuck(self) -> str | None:
-        """Why there are files that will not go before a restart, None if there are not."""
+        """Why some files will stay until a restart, None if none will."""
         if self.failure is not None:
             return str(self.failure)
         failed = (log for file in self._full for log in file.ends if log.durability.failure is not None)
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Make sure that no file older than this number is there or can come back. Worker thread; blocks.
+        """Make sure that no file with a lower number exists or can come back. Worker thread; blocks.
 
-        Raises OSError, also if there is one.
+        Raises OSError, also if such a file exists.
         """
         if self._files.is_directory(self.directory):
             old = f"{number:020d}{JOURNAL_SUFFIX}"
@@ -383,11 +393,11 @@ class Journal:
             self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
-        """The journal of an earlier life ended with this file number; new files follow it."""
+        """Number new files after this one, the last file of an earlier life's journal."""
         self._next_number = number + 1
 
     def stop(self) -> None:
-        """Begin nothing any more; waits for a group being written. The logs are then closed, which syncs them."""
+        """Begin no more groups, and wait for the group being written. The logs are closed next, which syncs them."""
         with self._lock:
             self._closed = True
 

@@ -44,7 +44,7 @@ __all__ = [
 JOURNAL_DIRECTORY = "metaqjournal"
 JOURNAL_SUFFIX = ".journal"
 DAMAGED_SUFFIX = ".damaged"
-"""Behind the name of a file that is kept because something in it could not be read."""
+"""Suffix of a file that is kept because some of it could not be read."""
 
 _NAME = re.compile(r"[0-9]{20}\.journal")
 _MAGIC = 0x4B51544D  # "MTQK"
@@ -55,7 +55,9 @@ _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zer
 
 
 class JournalEntry(NamedTuple):
-    """Where an entry's data lies: bytes [position, position + length) of a journal file. base: its partition offset."""
+    """The place of an entry's data: bytes [position, position + length) of a journal file. base: its partition
+    offset.
+    """
 
     base: int
     length: int
@@ -70,7 +72,7 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """A block for file `number`: for each entry its partition's name and offsets; the data of all in any buffers."""
+    """Return a block for file `number`: each entry's partition name and offsets, and the data of all in any buffers."""
     rows = np.zeros(len(names), _ROW)
     rows["base"] = bases
     rows["bytes"] = np.subtract(ends, bases)
@@ -88,14 +90,14 @@ def encode_block(
 
 
 class JournalData:
-    """Reads entries' data; each file is opened once, until `close`. One thread."""
+    """Reads entries' data. Each file is opened once and stays open until `close`. One thread."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._open: dict[str, int] = {}
 
     def read(self, entry: JournalEntry) -> bytes:
-        """The entry's records. Raises OSError."""
+        """Return the entry's records. Raises OSError."""
         fd = self._open.get(entry.path)
         if fd is None:
             fd = self._open[entry.path] = self._files.open(entry.path, os.O_RDONLY)
@@ -112,7 +114,7 @@ class JournalData:
 class JournalGap(NamedTuple):
     """Bytes [start, end) of a journal file that hold no good block.
 
-    damaged: acknowledged puts may be missing; else it is the end of the journal, which was probably never finished.
+    damaged: acknowledged puts may be missing. Otherwise the bytes are the journal's end, probably an unfinished block.
     """
 
     path: str
@@ -122,7 +124,7 @@ class JournalGap(NamedTuple):
 
 
 class JournalContents(NamedTuple):
-    """entries: by partition name, in order. paths: of all files, oldest first. gaps: what could not be read."""
+    """entries: by partition name, in order. paths: of all files, oldest first. gaps: the unreadable parts."""
 
     entries: dict[str, list[JournalEntry]]
     paths: list[str]
@@ -130,12 +132,12 @@ class JournalContents(NamedTuple):
 
     @property
     def damaged_paths(self) -> list[str]:
-        """Files that have lost something."""
+        """The files that have lost data."""
         return list(dict.fromkeys(gap.path for gap in self.gaps if gap.damaged))
 
 
 def read_journal(files: Files, data_path: str) -> JournalContents:
-    """Everything that the journal has. Memory: one file's bytes at a time. Raises OSError."""
+    """Read the whole journal. Memory: one file's bytes at a time. Raises OSError."""
     directory = os.path.join(data_path, JOURNAL_DIRECTORY)
     contents = JournalContents({}, [], [])
     if not files.is_directory(directory):
@@ -148,7 +150,7 @@ def read_journal(files: Files, data_path: str) -> JournalContents:
 
 
 def journal_number(path: str) -> int:
-    """The number in a journal file's name. Raises ValueError."""
+    """Return the number in a journal file's name. Raises ValueError."""
     return int(os.path.basename(path).removesuffix(JOURNAL_SUFFIX))
 
 
@@ -172,8 +174,8 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
-    """Where the names and the data of the block at `position` begin, its rows, and where it ends; None if it is not
-    good.
+    """Return where the names and the data of the block at `position` begin, its rows, and where it ends; None if it is
+    not good.
     """
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):
@@ -189,7 +191,7 @@ def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, n
 
 
 def _next_block(data: memoryview, position: int, number: int) -> int:
-    """Where the next good block behind `position` begins, the end of the data if there is none."""
+    """Return where the next good block behind `position` begins, the end of the data if there is none."""
     raw = data.obj
     assert isinstance(raw, bytes)
     while (position := raw.find(_MAGIC_BYTES, position + 1)) >= 0:

@@ -1,4 +1,4 @@
-"""Writing key files in the background: a block for every 64 MiB of records, and the rest when a segment is closed."""
+"""Write key files in the background: a block for every 64 MiB of records, and the rest when a segment is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """A segment whose key file may lack blocks, as it was on the owning thread."""
+    """A segment whose key file may lack blocks, as the owning thread saw it."""
 
     segment: Segment
     end: int
@@ -35,7 +35,7 @@ class _Lacking(NamedTuple):
 
 
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
-    """The blocks of the segment after one more was written, if enough for one is there.
+    """Write one more block if there is enough data for one. Return the blocks of the segment.
 
     Any thread. Raises OSError, IndexDamaged.
     """
@@ -65,7 +65,7 @@ def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[Key
 
 
 class KeyBuilding:
-    """Which logs' key files lack something. Owning thread; the work is done by `run_in_thread`, a block at a time."""
+    """The logs whose key files lack blocks. Owning thread; `run_in_thread` does the work, one block at a time."""
 
     def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:
         self._files = files
@@ -80,32 +80,32 @@ class KeyBuilding:
         self._given_up: set[Segment] = set()  # their index has no units for their last, damaged bytes
 
     def __len__(self) -> int:
-        """Logs that are still to be looked at."""
+        """Return the number of logs still to check."""
         return len(self._waiting)
 
     def start(self, logs: Iterable[PartitionLog]) -> None:
-        """Look at what an earlier life, or a Java broker, has left; no file is opened before the next tick."""
+        """Check the files left by an earlier life or a Java broker. No file is opened before the next tick."""
         for log in logs:
             if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:
                 self._waiting[log] = None
 
     def stop(self) -> None:
-        """Begin nothing any more."""
+        """Start no more jobs."""
         self._closed = True
         self._waiting.clear()
 
     def consider(self, log: PartitionLog) -> None:
-        """After a checkpoint: have the log's next block written if there is enough for one. O(1)."""
+        """After a checkpoint: write the log's next block soon if there is enough data for one. O(1)."""
         segments = log.segments
         if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
             self._waiting[log] = None
 
     def revisit(self, log: PartitionLog) -> None:
-        """Look at all segments of the log: an index has been rebuilt, or a key file is not what it was."""
+        """Check all segments of the log: an index was rebuilt, or a key file has changed."""
         self._waiting[log] = None
 
     def tick(self, now: float) -> None:
-        """Go on, at monotonic time `now` in seconds; a few times a second."""
+        """Continue at monotonic time `now` in seconds. Call this a few times a second."""
         if self._last_tick is not None:
             rate = tuning.KEY_BYTES_PER_SECOND
             self._credit = min(rate, self._credit + (now - self._last_tick) * rate)
@@ -116,7 +116,7 @@ class KeyBuilding:
     def _lacks(self, segment: Segment, *, closed: bool) -> bool:
         index = segment.index
         if index is None or not index.stored or segment in self._given_up:
-            return False  # being rebuilt, or nothing is safe yet
+            return False  # being rebuilt, or no data is safe yet
         if closed and not segment.finished:
             return False
         covered = segment.keys[-1].end if segment.keys else segment.first_offset
@@ -145,7 +145,7 @@ class KeyBuilding:
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
-        """The newest segment that lacks something: what came last is asked for most, and still in memory."""
+        """Return the newest segment that lacks blocks: recent data is requested most, and is still in memory."""
         *closed, active = log.segments
         if self._lacks(active, closed=False):
             return active
@@ -176,14 +176,14 @@ class KeyBuilding:
         self._next()
 
     def _without_index(self, log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
-        """`revisit` follows when the segment has an index again; if that cannot be begun, this is tried later."""
+        """Give up the damaged index. `revisit` follows its rebuild; if that cannot begin, try again later."""
         del self._waiting[log]
         try:
             given_up = log.index_damaged(segment, index, damage)
         except StoreError as error:
             _log.error("%s", error)
             given_up = False
-        if segment in log.segments:  # other segments may lack something
+        if segment in log.segments:  # other segments may lack blocks
             self._waiting[log] = None
             if not given_up and segment.index is index:
                 self._retry_at = (self._last_tick or 0.0) + tuning.REBUILD_RETRY_SECONDS
@@ -192,11 +192,11 @@ class KeyBuilding:
 
     def _failed(self, log: PartitionLog, segment: Segment, error: BaseException) -> None:
         del self._waiting[log]
-        if isinstance(error, FileNotFoundError):  # retention was faster, or somebody has deleted the key file
+        if isinstance(error, FileNotFoundError):  # retention took it, or somebody has deleted the key file
             segment.keys = None
             if segment not in log.segments:
                 self._next()
                 return
         _log.error("%s cannot be written, searches for keys read the segment instead: %s", segment.keys_path, error)
-        self._waiting[log] = None  # behind the others
+        self._waiting[log] = None  # at the end of the queue
         self._retry_at = (self._last_tick or 0.0) + tuning.REBUILD_RETRY_SECONDS

@@ -74,11 +74,11 @@ _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record 
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
-"""Of a larger record, which only a Java producer can have sent, so much is looked at."""
+"""How much of a larger record, which only a Java producer can have sent, is searched for keys."""
 
 
 class KeyBlock(NamedTuple):
-    """One block: records in [start, end) of the partition; `position` is where its entries begin in the file."""
+    """One block: for records in [start, end) of the partition. `position`: where its entries begin in the file."""
 
     start: int
     end: int
@@ -90,7 +90,7 @@ class KeyBlock(NamedTuple):
 
     @property
     def next_position(self) -> int:
-        """Where the next block begins in the file."""
+        """The position in the file where the next block begins."""
         return self.position + self.entries * ENTRY_BYTES
 
 
@@ -100,9 +100,10 @@ class KeyBlock(NamedTuple):
 def scan_keys(
     files: Files, fd: int, units: UnitArray, first_offset: int, pause: Callable[[float], None] = time.sleep
 ) -> Entries:
-    """Entries of the records that `units` describe, unsorted, read from the segment that begins at `first_offset`.
+    """Return unsorted entries of the records that `units` describe, read from the segment that begins at
+    `first_offset`.
 
-    Any thread; reads windows of 4 MiB and leaves the interpreter to others in between. Raises OSError.
+    Any thread; reads windows of 4 MiB and lets other threads have the interpreter in between. Raises OSError.
     """
     found: list[Entries] = [np.empty(0, np.uint64)]
     positions = units["offset"] - first_offset
@@ -154,7 +155,9 @@ def _entries_in(
 def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
-    """Of one record with a long property list, perhaps of millions of keys, each once if it can be."""
+    """Yield the entries of one record with a long property list, perhaps millions of keys, without repeats if
+    possible.
+    """
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
         pause(tuning.KEY_SLICE_PAUSE_SECONDS)
@@ -163,7 +166,9 @@ def _long_entries(
 def _property_lists(
     data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Starts of the records whose attribute lies wholly in the record and in `data`, and where the attributes are."""
+    """Return where the records begin whose attribute lies wholly in the record and in `data`, and where the attributes
+    are.
+    """
     raw = np.frombuffer(data, np.uint8)
     body = starts + HEADER_BYTES
     starts, body = starts[body + 4 <= len(data)], body[body + 4 <= len(data)]
@@ -177,8 +182,10 @@ def _property_lists(
 
 
 def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
-    """Where the records of hash `key` begin that lie at [low, high) of the segment, each once, in order. entries:
-    sorted; a record may have a key more than once."""
+    """Return where the records with hash `key` begin that lie at [low, high) of the segment, each once, in order.
+
+    entries: sorted; a record may have a key more than once.
+    """
     bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
     first, stop = entries.searchsorted(bounds)
     found: list[int] = (np.unique(entries[first:stop]) & np.uint64(_POSITION_MASK)).tolist()
@@ -186,7 +193,7 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
 
 
 def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
-    """Neighbouring entries of one block, sorted, among them all of hash `key`. Any thread. Raises OSError."""
+    """Return neighbouring entries of one block, sorted, including all of hash `key`. Any thread. Raises OSError."""
     count = block.entries
     guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
     first, stop = max(0, guess - width), min(count, guess + width)
@@ -211,10 +218,10 @@ def _read_entries(files: Files, fd: int, block: KeyBlock, first: int, stop: int)
 def read_blocks(
     files: Files, path: str, data_path: str, first_offset: int, end: int, *, check_entries: bool = False
 ) -> tuple[KeyBlock, ...]:
-    """The good blocks of a key file that describe the segment [first_offset, end); () if there is no such file.
+    """Return the good blocks of a key file that describe the segment [first_offset, end); () if there is no such file.
 
-    Any thread. Blocks behind a torn or foreign one, or whose last record is no longer there, are left out: they are to
-    be written again. check_entries: also those whose entries do not have their checksum. Raises OSError.
+    Any thread. A torn or foreign block, or one whose last record is gone, ends the list: later blocks are written
+    again. check_entries: also reject blocks whose entries do not match their checksum. Raises OSError.
     """
     try:
         size = files.status(path).size
@@ -234,7 +241,7 @@ def read_blocks(
 
 
 class Covered(NamedTuple):
-    """What a block is for: bytes [start, end) of the partition, and the units of all good records in there."""
+    """The range of a block: bytes [start, end) of the partition, and the units of all good records in it."""
 
     start: int
     end: int
@@ -293,10 +300,10 @@ def _is_record(files: Files, fd: int, last: _Last, first_offset: int, end: int) 
 def append_block(
     files: Files, path: str, data_fd: int, covered: Covered, entries: Entries, first_offset: int, position: int
 ) -> KeyBlock:
-    """Write the entries of the records in `covered` as a block at `position` of the key file, made if it is missing.
+    """Write the entries of the records in `covered` as a block at `position` of the key file, created if it is missing.
 
-    Any thread, one at a time for each file; what lies behind `position` is cut off first. Raises OSError: the file may
-    then have entries without a header in front, which the next try cuts off.
+    Any thread, one at a time per file; bytes behind `position` are cut off first. Raises OSError: the file may then
+    have entries without a header in front, which the next try cuts off.
     """
     start, end, units = covered
     ids = units["id"]

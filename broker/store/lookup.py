@@ -1,4 +1,4 @@
-"""Finding places in one partition by its index units: by offset, by count, by time."""
+"""Find places in one partition by its index units: by offset, by count, by time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
-    """Ask again without an index that turns out to be damaged; each time one segment less has one."""
+    """Repeat a question when an index turns out to be damaged. Each time one segment fewer has an index."""
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
         while True:
@@ -42,27 +42,27 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
-"""give_up(segment, index, damage): do without `index` of the segment, and have another made. False if that is not
-possible now, or not wanted any more, because the segment has another index or is gone. Raises StoreError if no other
-segment can go on.
+"""give_up(segment, index, damage): drop `index` of the segment and rebuild it. Returns False if that is not possible
+now, or not needed because the segment has another index or is gone. Raises StoreError if no other segment can take
+over.
 """
 
 
 class Lookup:
-    """Answers from the segments' indexes. Owning thread.
+    """Answers questions from the segments' indexes. Owning thread.
 
-    A damaged index is given up, and the question answered as for a segment that has none. Raises StoreError if that
-    cannot be.
+    A damaged index is given up, and the question answered as for a segment without one. Raises StoreError if that is
+    impossible.
     """
 
     def __init__(self, segments: Segments, give_up: GiveUp) -> None:
         self._segments = segments
         self._give_up = give_up
-        # ends of records in segments without an index, from where `examination` need not begin at the segment's start
+        # ends of records in segments without an index, so that `examination` need not begin at the segment's start
         self._walked: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """A cut has taken records; others may come in their place."""
+        """Forget known positions: a cut has taken records, and others may replace them."""
         self._walked = frozenset()
 
     def _do_without(self, damage: IndexDamaged) -> None:
@@ -74,10 +74,11 @@ class Lookup:
 
     @_despite_damage
     def record_start(self, offset: int) -> int:
-        """Where the record that has this byte starts; visible_end if the offset is there or beyond, first_offset if
-        below. Damaged bytes belong to no record: there, where the next one starts, or the segment ends.
+        """Return where the record with this byte starts; visible_end if offset >= visible_end, first_offset if it is
+        below.
 
-        In a segment whose index is being rebuilt: where the segment starts, which is all that is known at once.
+        For damaged bytes, which belong to no record: where the next record starts or the segment ends. In a segment
+        whose index is being rebuilt: where the segment starts, the best answer at once.
         """
         segments = self._segments
         if offset >= segments.visible_end:
@@ -91,7 +92,7 @@ class Lookup:
         return found.end if isinstance(found, Damaged) else found[1]
 
     def _unit_at(self, segment: Segment, index: Index, offset: int) -> Damaged | tuple[int, int]:
-        """Number and offset of the unit whose record has this byte, or the gap between units."""
+        """Return number and offset of the unit whose record has this byte, or the gap between units."""
         number = index.starting_before(offset + 1) - 1
         start, end = segment.first_offset, segment.first_offset
         if number >= 0:
@@ -104,10 +105,11 @@ class Lookup:
 
     @_despite_damage
     def examination(self, offset: int) -> Callable[[], Soundness]:
-        """What finds out, in a worker thread, what lies at `offset`, first_offset <= offset < visible_end: whether a
-        good record does, by its checksum, and if not how far the damage goes.
+        """Return a function for a worker thread that checks what lies at `offset`, first_offset <= offset <
+        visible_end.
 
-        It raises OffsetOutOfRange if retention is faster, StoreError if the file cannot be read.
+        It says whether a good record, by its checksum, lies there, and if not how far the damage goes. It raises
+        OffsetOutOfRange if retention has taken the data, StoreError if the file cannot be read.
         """
         segment, _ = self._segments.extent(offset, 1)
         look = partial(self._segments.snapshot().look, segment)
@@ -125,24 +127,27 @@ class Lookup:
         return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
     def is_indexed(self, offset: int) -> bool:
-        """Whether `record_start` can tell for this offset; else `Snapshot.record_start` must, in a worker thread."""
+        """Whether `record_start` can answer for this offset; if not, call `Snapshot.record_start` in a worker
+        thread.
+        """
         return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
-        """Messages from this byte offset on: message_count - count_before."""
+        """Return the number of messages from this byte offset on: message_count - count_before."""
         before = self._count_before(offset)
         return self._segments.message_count - before
 
     @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Messages wholly before this byte offset, counted from first_offset."""
+        """Return the number of messages wholly before this byte offset, counted from first_offset."""
         return self._count_before(offset)
 
     @_despite_damage
     def id_before(self, offset: int) -> int | None:
-        """Id of the last readable message wholly before this byte offset. None: there is none, or it is not known now
-        because an index is being rebuilt."""
+        """Return the id of the last readable message wholly before this byte offset. None: there is none, or it is
+        unknown while an index is being rebuilt.
+        """
         segments = self._segments
         number = segments.number_at(min(offset, segments.visible_end) - 1)
         if number < 0 or segments[number].index is None:
@@ -171,8 +176,10 @@ class Lookup:
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
-        """How far at most `messages` whole messages and `max_bytes` bytes lead from where a message begins: byte offset
-        of the next one, visible_end at most. A segment whose index is being rebuilt is taken whole.
+        """Return the byte offset of the message that follows at most `messages` whole messages and `max_bytes` bytes.
+
+        offset: where a message begins. The result is visible_end at most. A segment whose index is being rebuilt counts
+        as a whole.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -186,10 +193,11 @@ class Lookup:
 
     @_despite_damage
     def offset_at_time(self, time_ms: int) -> int:
-        """Byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if none is.
+        """Return the byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if
+        none is.
 
-        Exact for our records; a Java broker's are taken at the latest time they can have been stored. A segment whose
-        index is being rebuilt is taken whole.
+        Exact for our records; a Java broker's records count with their latest possible store time. A segment whose
+        index is being rebuilt counts as a whole.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -205,14 +213,16 @@ class Lookup:
 
     @_despite_damage
     def units(self, offset: int, max_bytes: int, max_count: int = 1 << 20) -> UnitArray:
-        """Index units (UNIT_DTYPE) of the readable records starting at or after `offset`, ending by offset + max_bytes.
+        """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
+        max_bytes.
 
-        All of one segment, the one `offset` is in, and back to back: they end at a gap, where damaged bytes were found
-        when the index was made, so the first one may start behind `offset`. It is given even if it is larger than
-        max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last record or the
-        damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
-        If the segment's index is being rebuilt the records are walked, at most 4 MiB or one of MAX_RECORD_BODY_BYTES,
-        so `offset` must be the start of one; empty if it is not, or the record is damaged.
+        All units are of the segment that contains `offset`, and back to back: they end at a gap, where damage was found
+        when the index was made, so the first one may start behind `offset`. The first one is returned even if it is
+        larger than max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last
+        record or the damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
+
+        If the segment's index is being rebuilt, the records are walked: at most 4 MiB or one of MAX_RECORD_BODY_BYTES.
+        Then `offset` must be the start of a record; the result is empty if it is not, or if the record is damaged.
         """
         segment, length = self._segments.extent(offset, max_bytes)
         if not length:
@@ -227,11 +237,10 @@ class Lookup:
         return _without_gap(units)
 
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
-        """Index units of the readable records that start in [offset, end), piece by piece: all of them, also those
-        behind damage, with an index or without. Waits for the disk.
+        """Yield index units of all readable records that start in [offset, end), piece by piece. Waits for the disk.
 
-        offset: where a record starts, or damage. max_bytes, max_count: of a piece, as `units` takes them. Reports the
-        damage that it passes over. Raises OffsetOutOfRange, StoreError.
+        Includes records behind damage, with or without an index. offset: where a record starts, or damage. max_bytes,
+        max_count: of a piece, as for `units`. Reports the damage that it skips. Raises OffsetOutOfRange, StoreError.
         """
         while offset < min(end, self._segments.visible_end):
             units = self.units(offset, max_bytes, max_count)
@@ -246,7 +255,7 @@ class Lookup:
             offset = int(units[-1]["offset"]) + int(units[-1]["size"])
 
     def _unit_of(self, place: Sound) -> UnitArray:
-        """Of a record that is too large to be walked: Java's may be."""
+        """Return the unit of a record that is too large to be walked, as Java's may be."""
         segment, _ = self._segments.extent(place.start, 1)
         start = place.start - segment.first_offset
         scan = partial(scan_units, start=start, size=start + place.size, first_offset=segment.first_offset)
@@ -269,7 +278,7 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Those in front of the first gap: one comparison of sums where there is none."""
+    """Return the units before the first gap. Without a gap this costs one comparison of sums."""
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
         return units

@@ -1,12 +1,12 @@
-"""One partition: its segments, what appends to them, and what is safe of them.
+"""One partition: its segments, the appends to them, and which data is safe.
 
 `segments` and `lookup` read, `Writer` appends, `Durability` decides what is synced, shown and told; this object carries
-out what `Durability` asks for. Invariants, checked by tests after every step (`testing.check_invariants`): those of
+out the decisions of `Durability`. Invariants, checked by tests after every step (`testing.check_invariants`): those of
 the parts, and
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
-- with asynchronous flush safe_end == end_offset; with group commit what lies below safe_end is on the disk;
+- with asynchronous flush safe_end == end_offset; with group commit the data below safe_end is on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
-- once read_only is set nothing is ever written to the data again.
+- once read_only is set, nothing more is ever written to the data.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ AppendListener = Callable[["PartitionLog", int, int, int, Sequence[Buffer], Buff
 """listener(log, base, end, count, data, units, segment).
 
 The bytes `data` were appended at [base, end). count: records in the log up to `end`, in its own count. units: the index
-units as they were stored. segment: byte offset where the segment begins that has them.
+units as they were stored. segment: byte offset of the beginning of the segment that has them.
 """
 
 
 @dataclass(slots=True)
 class StoreServices:
-    """What all logs of a store use.
+    """Services that all logs of a store share.
 
-    on_index_lost: called when the index of a closed segment was found to be damaged; it has none until
+    on_index_lost: called when the index of a closed segment is found to be damaged; the segment has no index until
     `Segments.adopt_index`. on_append: see `Store.on_append`.
     """
 
@@ -68,7 +68,7 @@ class StoreServices:
 
 
 class PartitionLog:
-    """Owning thread. What other threads get of it are values: `segments.snapshot()`, and the jobs of `begin`."""
+    """Owning thread. Other threads only get values: `segments.snapshot()`, and the jobs of `begin`."""
 
     def __init__(
         self,
@@ -80,29 +80,31 @@ class PartitionLog:
         shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """segments: as for Segments. unsynced_directories: in which names of these files may not be on the disk."""
+        """segments: as for Segments. unsynced_directories: those in which names of these files may not be on the
+        disk.
+        """
         self.topic = topic
         self.partition = partition
         self.directory = directory
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
-        """Called, after those who wait, each time more becomes visible."""
+        """Called each time more becomes visible, after the waiters are called."""
         self.renewals = 0
-        """How often it went on with other segments, after a cut."""
+        """How often a cut has replaced its segments."""
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
         self.bound: tuple[int, int] | None = None
-        """Byte offset behind which readers see nothing, and the count up to there; see `limit_visibility`."""
+        """Byte offset behind which readers see nothing, and the record count up to it; see `limit_visibility`."""
         self.told_end = 0
-        """The highest end that `raise_bound` was told and no cut has gone below: others have all before it, too."""
-        self._damaged_end = -1  # of damage that was copied and no synced header covers yet
-        self._jobs: list[SyncJob] = []  # under way
-        self._roll_owed = False  # the last segment has its size, and `go_on` begins the next one
+        """The highest end given to `raise_bound` and not cut off since: other nodes also have all data before it."""
+        self._damaged_end = -1  # end of copied damage that no synced header covers yet
+        self._jobs: list[SyncJob] = []  # running
+        self._roll_owed = False  # the last segment has reached its size, and `go_on` begins the next one
         self._begin(config, unsynced_directories)
 
     def _begin(self, config: TopicStoreConfig, unsynced_directories: Sequence[str]) -> None:
-        """Make what appends to the segments as they were found, and what knows how much of them is safe."""
+        """Create the writer for the segments as found, and the record of how much of them is safe."""
         shared, segments = self._shared, self.segments
         self._writer = Writer(
             self.directory,
@@ -124,7 +126,7 @@ class PartitionLog:
 
     @property
     def first_offset(self) -> int:
-        """Byte offset of the first byte that is still there."""
+        """Byte offset of the first byte that still exists."""
         return self.segments.first_offset
 
     @property
@@ -144,7 +146,7 @@ class PartitionLog:
 
     @property
     def read_only(self) -> str | None:
-        """Why the partition takes no more writes, None if it does."""
+        """Why the partition takes no more writes, None if it takes them."""
         return self.durability.read_only
 
     @property
@@ -160,17 +162,18 @@ class PartitionLog:
         """Write whole records behind the last one and return the byte offset of the first.
 
         data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
-        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order: those
-        behind the log's last time (the clock stepped back) are raised to it. All or nothing: what a failed write left
-        is cut back, the log turns read-only and LogReadOnly is raised; DiskFull, and the log stays writable, where
-        there only was no room. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
+        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order: times
+        before the log's last time (the clock stepped back) are raised to it. All or nothing: a failed write is cut
+        back, the log turns read-only and LogReadOnly is raised; if the disk was merely full, DiskFull is raised and the
+        log stays writable. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
         written, if data and units do not belong together.
 
-        segment: where the segment of these records begins in the log that this one copies, as `Store.on_append` told
-        there: they go into that segment, which is begun if it begins at `end_offset`, and this log does not roll by
-        size. Raises ValueError if that is neither the last segment nor can be; StoreError if the segment's index must
-        be made again first. journaled: False for a large copy, of which nobody waits for a part: with group commit it
-        is safe after the next sync of this log, which the caller has to ask for. The page cache does not keep it.
+        segment: for a copied log, where the segment of these records begins in the source, as `Store.on_append`
+        reported there. The records go into that segment, which is created if it begins at `end_offset`, and this log
+        does not roll by size. Raises ValueError if that is not the last segment and cannot be; StoreError if the
+        segment's index must be rebuilt first. journaled: False for a large copy whose parts nobody waits for: with
+        group commit it is safe after the next sync of this log, which the caller has to request. The page cache does
+        not keep it.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -210,8 +213,8 @@ class PartitionLog:
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
         """As `append`, for bytes that are damaged in the log that this one copies: they have no index units.
 
-        Readers pass over them. They, and what follows them, are safe after a checkpoint, which begins at once: before
-        that a start would take them for damage of its own and cut there (also with asynchronous flush, after kill -9).
+        Readers skip them. They, and data behind them, are safe after a checkpoint, which begins at once: without it a
+        start would take them for its own damage and cut there (also with asynchronous flush, after kill -9).
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -235,31 +238,31 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """Have index units written out that are too many to wait for the next checkpoint, or have that made now."""
+        """Write the index units if they are too many to wait for the next checkpoint, or make that checkpoint now."""
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
-            # a busy partition of few is worth a checkpoint of its own, unless one runs: the next start has less to do
+            # a partition of a few busy ones is worth its own checkpoint, unless one runs: the next start has less to do
             worth = self.waits and limit == tuning.MAX_UNSTORED_UNITS and not self.durability.syncing
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
-        """Begin the next segment, or have `go_on` do it when the names of those in front of it are on the disk."""
+        """Begin the next segment, or let `go_on` do it when the names of the earlier segments are on the disk."""
         self._roll_owed = self._owes_names
         if self._roll_owed:
             self._shared.syncs.request(self, DATA | INDEX)
             return
         try:
             self._start_segment()
-        except OSError as error:  # what was appended is good; only the next append has nowhere to go
+        except OSError as error:  # the appended data is good; only the next append has no segment
             if no_room(error):
                 _log.warning("%s goes on with a segment above its size: %s", self.directory, error)
                 return  # the next append tries again
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
     def _go_on_in(self, first_offset: int) -> None:
-        """Begin the segment that begins there, or take up again the last one that has records.
+        """Begin the segment at this offset, or return to the last segment that has records.
 
-        The other log goes on in that where it was led by another node, or did not roll when this one did.
+        The source stays in the old segment if another node led it, or if it did not roll when this log did.
         """
         segments = self.segments
         again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
@@ -280,9 +283,9 @@ class PartitionLog:
             raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _take_up_again(self) -> None:
-        """Go on with the segment in front of an empty last one. Waits for the disk: it is rare.
+        """Continue the segment before an empty last one. Waits for the disk, which is rare.
 
-        The empty one's name must be gone before the other grows: a start would find them to overlap.
+        The empty one's name must be gone before the other grows: a start would find an overlap.
         """
         segments = self.segments
         before = segments[-2]
@@ -300,7 +303,7 @@ class PartitionLog:
             self._start_segment()
 
     def _start_segment(self) -> None:
-        """Begin one, whose names are synced by the next job. Raises OSError, LogReadOnly."""
+        """Begin a segment, whose names the next job syncs. Raises OSError, LogReadOnly."""
         self._roll_owed = False
         if self._owes_names:
             self._sync_names()
@@ -309,18 +312,19 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether only a log has for certain what lies in a segment whose name may not be on the disk.
+        """Whether only the journal or the transaction log surely holds data of a segment whose name may not be on the
+        disk.
 
-        That is the journal or the transaction log. The name of a newer segment may get to the disk first, and a power
-        cut leave the newer one without the older: a start could not tell that from what retention leaves, and would
-        not bring back what the log has.
+        The name of a newer segment may reach the disk first, so that a power cut leaves the newer segment without the
+        older. A start could not tell this from the result of retention, and would not restore the data from the journal
+        or transaction log.
         """
         return bool(self._writer.unsynced_directories) and self.durability.relies_on_logs
 
     def _sync_names(self) -> None:
-        """Bring the names of the segments to the disk. Waits for it: only who must begin a segment at once asks.
+        """Sync the names of the segments. Waits for the disk: called only when a segment must begin at once.
 
-        Raises LogReadOnly: a sync that has failed is never repeated, whatever it lacked.
+        Raises LogReadOnly: a failed sync is never repeated, no matter what it failed to cover.
         """
         try:
             for directory in dict.fromkeys(self._writer.unsynced_directories):
@@ -335,13 +339,13 @@ class PartitionLog:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is left to sync or to write, and no job does either."""
+        """Whether nothing is left to sync or write, and no job is doing so."""
         return not self._jobs and not self.durability.dirty
 
     def renew(self, segments: Sequence[Segment], config: TopicStoreConfig) -> None:
-        """For the store: go on with these segments after a cut. Nobody waits, and no job is under way.
+        """For the store: replace the segments after a cut. Nobody waits, and no job is running.
 
-        Counts that `Store.on_append` told mean nothing any more. A bound stays where it was, or comes down to the end.
+        Counts that `Store.on_append` reported become invalid. A bound stays where it was, or comes down to the end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -355,25 +359,25 @@ class PartitionLog:
             self._act(SHOW)
 
     def use(self, config: TopicStoreConfig) -> None:
-        """Go on with other settings.
+        """Switch to other settings.
 
-        To group commit: what is not synced yet stays visible and is synced at once. From group commit: puts that wait
-        for their sync keep waiting for it; later ones are shown as soon as those are.
+        To group commit: unsynced data stays visible and is synced at once. From group commit: waiting puts still wait
+        for their sync; later ones are shown as soon as the waiting ones are.
         """
         self._writer.max_segment_size = config.max_segment_size
         self.use_policy(config.flush_policy)
 
     def use_policy(self, policy: FlushPolicy) -> None:
-        """`use` of other settings that differ only in this."""
+        """As `use`, when only the flush policy differs."""
         self._act(self.durability.use(policy))
 
     # --- safety -------------------------------------------------------------------------------------------------------
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
-        """Call `callback(None)` exactly once as soon as durability.safe_end >= end: at once, or in order when the flush
-        ends.
+        """Call `callback(None)` exactly once when durability.safe_end >= end: at once, or in order when the flush ends.
 
-        `callback(LogReadOnly)` if the flush fails or has failed. end: a byte offset up to end_offset, of an append.
+        Call `callback(LogReadOnly)` if the flush fails or has failed. end: a byte offset up to end_offset, of an
+        append.
         """
         if not self.durability.wait(end, callback):
             callback(self.durability.answer_for(end))
@@ -383,21 +387,21 @@ class PartitionLog:
         self.request(DATA)
 
     def checkpoint(self) -> None:
-        """Start a sync of the data and its index, so that recovery need not check what is there now."""
+        """Start a sync of the data and its index, so that recovery need not check the current data."""
         self.request(DATA | INDEX)
 
     def safe(self, end: int, count: int) -> None:
-        """For the journal: it has what lies below `end`, the first `count` records of this log's count."""
+        """For the journal: record that it holds all data below `end`, the first `count` records in this log's count."""
         self._act(self.durability.safe(end, count))
 
     def sync_failed(self, cause: str) -> None:
-        """Nothing can be made safe any more, here or in the journal: tell everybody who waits. Never tried again."""
+        """Record that no more data can become safe, here or in the journal, and tell all waiters. This is final."""
         if self.read_only is None:
             self._turn_read_only(cause)
         self._act(self.durability.failed(LogReadOnly(self.directory, cause)))
 
     def mark_synced(self) -> None:
-        """For the store: all segments and `unsynced_directories` were synced, before the log is in use."""
+        """For the store: record that all segments and `unsynced_directories` were synced before the log is in use."""
         for segment in self.segments:
             segment.synced = segment.end
         self._writer.unsynced_directories.clear()
@@ -405,11 +409,11 @@ class PartitionLog:
 
     @property
     def unsynced_directories(self) -> Sequence[str]:
-        """Directories in which names of this partition's files may not be on the disk."""
+        """The directories in which names of this partition's files may not be on the disk."""
         return self._writer.unsynced_directories
 
     def close(self) -> None:
-        """Sync data and index on this thread, answer everybody who waits, close the files. Nothing may follow."""
+        """Sync data and index on this thread, answer all waiters, close the files. Call nothing after this."""
         if self.durability.dirty or self._jobs:
             self.sync_now()
         self.durability.write_failed("the store is closed")
@@ -434,15 +438,15 @@ class PartitionLog:
     # --- what readers see ---------------------------------------------------------------------------------------------
 
     def limit_visibility(self) -> None:
-        """Readers see nothing more from now on than `raise_bound` allows. Ignored if that is so already."""
+        """From now on, show readers only what `raise_bound` allows. No effect if a bound is already set."""
         if self.bound is None:
             self.bound = self.segments.visible_end, self.segments.counted
 
     def raise_bound(self, end: int, count: int) -> None:
-        """Readers may see what lies below `end` when it is safe; it may not have been appended yet.
+        """Let readers see data below `end` when it is safe; it may not have been appended yet.
 
-        end, count: of an append to this very log, as `Store.on_append` told them: another node counts differently.
-        Changes nothing for readers if nothing limits what they see, or no less than `end` may be seen already.
+        end, count: of an append to this very log, as `Store.on_append` reported them: another node counts differently.
+        Has no effect on readers without a bound, or with one at `end` or higher.
         """
         if end > self.told_end:
             self.told_end = end
@@ -452,15 +456,16 @@ class PartitionLog:
                 call_safely(self.on_visible, self)
 
     def unlimited(self) -> None:
-        """Readers see everything that is safe again, as before `limit_visibility`."""
+        """Remove the bound: readers see all safe data, as before `limit_visibility`."""
         self.bound = None
         if self.segments.visible_end < self.durability.safe_end:
             self._act(SHOW)
 
     @contextmanager
     def all_visible(self) -> Iterator[None]:
-        """In this block everything that is safe can be read, and `on_visible` is not called: for the owner, who must
-        not give the thread away meanwhile."""
+        """In this block all safe data can be read, and `on_visible` is not called. For the owner, who must not yield
+        the thread meanwhile.
+        """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
         self.segments.show(self.durability.safe_end, self.durability.safe_count)
@@ -472,7 +477,7 @@ class PartitionLog:
                 self._show_within(bound)
 
     def _show_within(self, bound: tuple[int, int]) -> bool:
-        """Let readers see what is safe as far as the bound allows; whether that is more than before."""
+        """Let readers see safe data up to the bound. Return whether that is more than before."""
         before = self.segments.visible_end
         safe = self.durability.safe_end, self.durability.safe_count
         self.segments.show(*min(safe, bound))
@@ -481,7 +486,7 @@ class PartitionLog:
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 
     def request(self, kind: int) -> None:
-        """Have everything appended up to now covered by a job of this kind; nothing after a failure."""
+        """Cover everything appended so far by a job of this kind; do nothing after a failure."""
         job = self.begin(kind)
         if job is not None:
             job.pin()
@@ -492,10 +497,10 @@ class PartitionLog:
         self.go_on()
 
     def begin(self, kind: int) -> SyncJob | None:
-        """As `request`, but the caller has the job run, pinned or in a group, and calls `end` and `go_on` then.
+        """As `request`, but the caller runs the job, pinned or in a group, and then calls `end` and `go_on`.
 
-        None after a failure, and if it cannot begin now: one that syncs follows those under way, units alone are to be
-        asked for again.
+        Returns None after a failure, and if no job can begin now: a syncing job follows the running ones, while a job
+        for index units alone must be requested again.
         """
         if kind == INDEX and not self._settle_units():
             return None
@@ -507,9 +512,9 @@ class PartitionLog:
         return job
 
     def end(self, job: SyncJob, result: object) -> None:
-        """A job of `begin` has run; result: an exception that is not the job's own, or anything else."""
+        """Record the end of a job of `begin`. result: an exception that is not the job's own, or anything else."""
         if job not in self._jobs:
-            return  # sync_now() has settled it
+            return  # sync_now() has settled the job
         self._jobs.remove(job)
         self.durability.ended(job.kind)
         if isinstance(result, BaseException) and job.error is None:
@@ -519,13 +524,13 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Begin the segment that was waiting for the job, and the job that was wanted meanwhile."""
+        """Begin the segment that waited for the job, and the job requested meanwhile."""
         if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()
         self.request(0)
 
     def sync_now(self) -> None:
-        """Sync everything on this thread, waiting for the disk, and answer everybody. For start and shutdown."""
+        """Sync everything on this thread and answer all waiters. Blocks. For start and shutdown."""
         job = self.begin_last()
         if job is not None:
             job.pin()
@@ -533,9 +538,9 @@ class PartitionLog:
             self.end_last(job)
 
     def begin_last(self) -> SyncJob | None:
-        """The job that covers everything, for the caller to run and to hand to `end_last`; None after a failure.
+        """Return the job that covers everything, for the caller to run and pass to `end_last`; None after a failure.
 
-        Jobs under way are awaited, or cancelled if they have not begun.
+        Running jobs are awaited; jobs that have not begun are cancelled.
         """
         under_way, self._jobs = self._jobs, []
         for job in under_way:
@@ -545,7 +550,7 @@ class PartitionLog:
         return self._make_job(kind) if kind else None
 
     def end_last(self, job: SyncJob) -> None:
-        """Answer everybody who waits for this job."""
+        """Answer all who wait for this job."""
         job.release()
         if job.error is not None:
             self.sync_failed(str(job.error))
@@ -559,7 +564,7 @@ class PartitionLog:
                 self._act(self.durability.synced(job.end, job.count, all_covered=covered))
 
     def writes_index(self, segment: Segment) -> bool:
-        """Whether a job under way may write the index file of this segment."""
+        """Whether a running job may write the index file of this segment."""
         return any(job.writes_index(segment) for job in self._jobs)
 
     def _make_job(self, kind: int) -> SyncJob:
@@ -576,17 +581,17 @@ class PartitionLog:
         return job
 
     def _settle_units(self) -> bool:
-        """Let those index units leave memory that jobs under way have written; whether others may be written now."""
+        """Drop index units from memory that running jobs have written. Return whether others may be written now."""
         return all(job.kind != INDEX and job.settle_units() for job in self._jobs)
 
     # --- damaged indexes ----------------------------------------------------------------------------------------------
 
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        """Do without this index: see lookup.GiveUp."""
+        """Give up this index: see lookup.GiveUp."""
         segments = self.segments
         if segment.index is not index or segment not in segments or segment.first_offset >= segments.visible_end:
             return False
-        if segment is segments.active:  # which needs an index: another segment goes on
+        if segment is segments.active:  # the active segment needs an index: another segment takes over
             self._roll_past(damage)
         _log.error("%s; its segment is read without an index until one is made again", damage)
         segments.drop_index(segment)

@@ -1,14 +1,14 @@
-"""Bringing a partition directory back into use (storage.md §4), and saying exactly what had to be done.
+"""Bring a partition directory back into use (storage.md §4), and report exactly what was repaired.
 
-Data before the newest checkpoint of the partition was synced, and is believed. What follows it, in the segment that
-has this checkpoint and in all later ones, may have lost any part to a power cut, and is checked by CRC.
+Data before the partition's newest checkpoint was synced, and is trusted. Later data, in the segment with this
+checkpoint and in all later ones, may have lost any part to a power cut, and is checked by CRC.
 - A torn record at the end, or a tail of zeros, was never finished: it is cut and its size reported.
-- Bytes that fail the check with good records behind them are damage: everything from there on is first copied to
+- Bytes that fail the check but have good records behind them are damage: everything from there on is first copied to
   `<segment>.damaged-<position>` and synced, then cut, and the range is reported. (1.x cuts without a word.)
-- Where a segment ends early, the segments behind it are set aside as `<segment>.damaged-<first offset>`.
-- What was checked in the page cache is compared with the disk, and written again if need be (rewriting.py).
+- If a segment ends early, later segments are set aside as `<segment>.damaged-<first offset>`.
+- Data checked in the page cache is compared with the disk, and rewritten if necessary (rewriting.py).
 - A cut that a crash has interrupted is finished first (cut_files.py).
-- Older segments are never changed. One whose index is missing or behind gets a new one in a worker thread.
+- Older segments are never changed. If an index is missing or behind, a worker thread makes a new one.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""A segment without any checkpoint that was changed so long before the newest one of its partition has been on the
-disk for long: the kernel writes after 30 seconds, and a broker of ours checkpoints as often. So only a Java broker's
-directory has such segments, and its first start with ours need not read all of them.
+"""If a segment without a checkpoint was changed this long before its partition's newest segment, it has long been on
+the disk: the kernel writes after 30 seconds, and our broker checkpoints as often. So only a Java broker's directory has
+such segments, and its first start with our broker need not read all of them.
 """
 
 
 class PartitionDamage(NamedTuple):
     """Bad bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
-    quarantine: file that has a copy of everything from `start` on, where the log was cut.
+    quarantine: the file with a copy of everything from `start` on, where the log was cut.
     """
 
     start: int
@@ -78,7 +78,7 @@ class PartitionDamage(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What was found in one partition directory. Offsets and sizes in bytes."""
+    """The findings in one partition directory. Offsets and sizes in bytes."""
 
     directory: str
     segments: int = 1
@@ -94,14 +94,14 @@ class RecoveryReport:
     missing_bytes: int = 0
     """Bytes below the checkpoint that are no longer in the segment's file."""
     set_aside: tuple[str, ...] = ()
-    """Whole segments behind the cut, under the names that they have now."""
+    """Whole segments behind the cut, under their new names."""
 
     rewritten_bytes: int = 0
-    """Bytes that were in the page cache only, after a failed write: they were written again."""
+    """Bytes that were only in the page cache after a failed write, and were written again."""
 
     @property
     def notable(self) -> bool:
-        """Whether an operator should read it."""
+        """Whether an operator should read the report."""
         cut = self.cut_at is not None or bool(self.set_aside)
         return cut or bool(self.damage) or self.missing_bytes > 0 or self.rewritten_bytes > 0
 
@@ -120,7 +120,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """Segments ready for a PartitionLog; those without an index are to be given one. unsynced_directories: as there."""
+    """Segments ready for a PartitionLog. Rebuild the missing indexes. unsynced_directories: as there."""
 
     segments: list[Segment]
     report: RecoveryReport
@@ -128,10 +128,10 @@ class RecoveredPartition:
 
 
 def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> RecoveredPartition:
-    """Open all segments of a directory, repair what no checkpoint covers; an empty directory gets its first segment.
+    """Open all segments of a directory and repair what no checkpoint covers. An empty directory gets its first segment.
 
-    sync: PageCacheSync. What was repaired is not synced: `synced` of each segment tells. Owning thread, before the log
-    is in use. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an unreadable file).
+    sync: PageCacheSync. Repairs are not synced: `synced` of each segment tells. Owning thread, before the log is in
+    use. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an unreadable file).
     """
     try:
         finish_cut(open_files.files, directory)
@@ -159,24 +159,27 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
 
 
 def _last_time(stored: StoredCheckpoint | None) -> int:
-    """Store time (Unix ms) of the last record that a checkpoint covers, 0 if there is none."""
+    """Return the store time (Unix ms) of the last record that a checkpoint covers, 0 if there is none."""
     return 0 if stored is None or stored.last_unit is None else abs(stored.last_unit[2])
 
 
 def _names(directory: str) -> tuple[str, ...]:
-    """Directories to sync so that a partition's new segments keep their names."""
+    """Return the directories to sync so that a partition's new segments keep their names."""
     return directory, os.path.dirname(directory)
 
 
 def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
-    """Number of the first of a partition's segments (at least one) that a start checks and may cut. Raises OSError."""
+    """Return the number of the first of a partition's segments (at least one) that a start checks and may cut. Raises
+    OSError.
+    """
     return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
-    """Number of the first segment of which something may not be on the disk.
+    """Return the number of the first segment that may not be entirely on the disk.
 
-    A checkpoint syncs all segments before its own first. Without one, the time of the last change has to tell.
+    A checkpoint syncs all earlier segments before its own first. Without a checkpoint, the time of the last change
+    decides.
     """
     checkpointed = max((number for number, each in enumerate(known) if each is not None and each.units), default=0)
     recent = max(file.modified_ms for file in found) - _WRITTEN_BACK_MS
@@ -196,12 +199,12 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """The segments from the newest checkpoint on: checked in order, up to the first that is not whole."""
+    """The segments from the newest checkpoint on, checked in order up to the first that is not whole."""
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
         self.segments: list[Segment] = []
         self.report = RecoveryReport(directory)
-        """Without what only the whole partition tells: `segments` and `missing_bytes`."""
+        """Without the fields that need the whole partition: `segments` and `missing_bytes`."""
         self._sync = sync
         self._last_time_ms = 0
         self._open_files = open_files
@@ -209,8 +212,8 @@ class _Tail:
         self._directory = directory
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
-        """found: at least one segment; the last that is kept becomes the one that grows. last_time_ms: store time of
-        the record in front of the first that is checked. Raises OSError, StoreError.
+        """found: at least one segment; the last one kept becomes the active one. last_time_ms: store time of the record
+        in front of the first checked one. Raises OSError, StoreError.
         """
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
@@ -236,7 +239,7 @@ class _Tail:
         self.report.checked_bytes += file.size - start
 
     def _check(self, file: SegmentFile, start: int) -> Scan:
-        """Check what is behind position `start`, and cut what is not good."""
+        """Check the data behind position `start`, and cut what is not good."""
         if start == file.size:
             return Scan(np.empty(0, UNIT_DTYPE), start)
         with opened(self._files, file.path, os.O_RDWR) as fd:
@@ -259,7 +262,7 @@ class _Tail:
         self._files.fdatasync(fd)
 
     def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
-        """Nothing leads from the end that is left to these segments.
+        """Set aside the segments that do not continue from the remaining end.
 
         A power cut can keep a new segment and lose the unsynced end of the one before it.
         """
@@ -277,7 +280,7 @@ class _Tail:
 
 
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
-    """The checkpoint of a segment's index if it describes this very data, else None. Raises OSError.
+    """Return the checkpoint of a segment's index if it describes this very data, else None. Raises OSError.
 
     Units are compared with the records they point to: another broker may have cut and rewritten the file.
     """
@@ -288,7 +291,7 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
     if found is None or found.checkpoint.end > file.end:
         return None
     end = found.checkpoint.end
-    # an index that was made again covers damage at its end, behind the last unit; its checksum vouches for that
+    # a rebuilt index also covers damage at its end, behind the last unit; its checksum vouches for that
     may_end_earlier = found.checkpoint.crc is not None
     if found.last_unit is None:
         return found.checkpoint if end == file.first_offset or may_end_earlier else None
@@ -304,11 +307,11 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
 
 
 def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last_unit: Unit) -> bool:
-    """Whether the segment still has the records of the units, as the last one that can be read tells.
+    """Whether the segment still has the records of the units. The last readable one decides.
 
-    Another broker may have cut the file at a unit's offset and gone on with other records. Where there is no good
-    record at all, there is damage: it must not cost what was synced behind it.
-    Raises IndexDamaged, OSError, StoreError.
+    Another broker may have cut the file at a unit's offset and continued with other records. If there is no good record
+    at all, the file is damaged, but synced data behind the damage must not be lost. Raises IndexDamaged, OSError,
+    StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -319,7 +322,7 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
 
 
 def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | None:
-    """Whether the header at a unit's offset is that of its record; None if no good record is there."""
+    """Whether the header at a unit's offset matches its record; None if no good record is there."""
     offset, message_id, _, size, _ = unit
     position = offset - file.first_offset
     header = files.pread(fd, HEADER_BYTES, position)
@@ -335,9 +338,10 @@ def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | 
 
 
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
-    """The index of a recovered segment: units that the checkpoint does not cover go to its file when they are many.
+    """Return the index of a recovered segment. If the checkpoint does not cover many of its units, write these to the
+    file.
 
-    Ten thousand partitions would hold hundreds of MB of them in memory. They are not synced: what the header promises
+    In memory, ten thousand partitions would need hundreds of MB for them. They are not synced: the header's promise
     stays true, and the next checkpoint covers them.
     """
     vouched = None
@@ -353,7 +357,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
         data = units.tobytes()
         try:
             crc = write_units(open_files.files, file.index_path, stored, data, crc, vouched)
-        except OSError as error:  # a full disk must not keep the broker from serving: memory has room for them
+        except OSError as error:  # a full disk must not stop the broker: memory has room for them
             _log.warning("%s cannot be written, %d units stay in memory: %s", file.index_path, len(units), error)
         else:
             return Index(handle, stored + len(units), max(max_id, largest_id(units)), crc=crc)
@@ -361,7 +365,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
-    """Units of the data below a checkpoint, made again; damage there is passed over, as in a closed segment."""
+    """Return rebuilt units of the data below a checkpoint. As in a closed segment, damage is skipped."""
     with opened(files, file.path) as fd:
         units, damage = walk_segment(files, fd, file.first_offset, known.end - file.first_offset)
     for each in damage:
@@ -371,7 +375,7 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
-    """Why the file is not good from `position` on, which is before its end, and whether that is damage."""
+    """Return why the file is not good from `position` on, which is before its end, and whether that is damage."""
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None
     good = find_record(files, fd, position, file.size)

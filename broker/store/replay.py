@@ -1,10 +1,10 @@
-"""Giving partitions back what only the journal still has: the bytes behind the last good record of a segment.
+"""Restore data that only the journal still has: the bytes behind the last good record of a segment.
 
-A partition's own file may have lost any part of what was not synced yet (power cut), or nothing (kill -9). What is good
-in it is believed, because another broker may have written it: a Java broker that ran in between knows no journal. The
-journal only continues a file where the file stops, or where it lacks the first bytes of a record and has the rest, and
-never in the middle of an entry of which the file has other bytes. Acknowledged messages in whose place that broker has
-put its own are told.
+A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). Its good records
+are trusted, because another broker may have written them: a Java broker that ran in between knows no journal. The
+journal only continues a file where the file stops, or where the file lacks the first bytes of a record but has the
+rest. It never continues in the middle of an entry for which the file has other bytes. Acknowledged messages that the
+other broker has replaced with its own are reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""Bytes of a record in front of its message id: length and checksum, zero for an empty message (record.HEADER)."""
+"""Bytes of a record before its message id: length and checksum, zero for an empty message (record.HEADER)."""
 
 ReadSegment = Callable[[int, int], bytes]
 """(size, byte offset in the partition) -> bytes of a segment."""
@@ -39,8 +39,8 @@ ReadSegment = Callable[[int, int], bytes]
 class Gap(NamedTuple):
     """Acknowledged bytes [start, end) of a partition that are lost.
 
-    Neither its files nor the journal have them, though the journal goes on behind them; or, `replaced`, the journal has
-    them, and the files have other good records in their place or in front of them.
+    Neither its files nor the journal have them, although the journal continues behind them. If `replaced`: the journal
+    has them, but the files have other good records in their place or before them.
     """
 
     start: int
@@ -49,10 +49,10 @@ class Gap(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """What the journal has behind the good records of a segment.
+    """The journal's data behind the good records of a segment.
 
-    file: a segment of size 0 that is not there, where the directory has lost its first one. end: byte offset behind its
-    good records, where the parts belong, in order. lost: what cannot be put back.
+    file: if the directory has lost its first segment, a segment of size 0 that does not exist. end: byte offset behind
+    the good records, where the parts go, in order. lost: data that cannot be restored.
     """
 
     file: SegmentFile
@@ -62,7 +62,7 @@ class Continuation(NamedTuple):
 
 
 def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | None]:
-    """How far the entries continue a partition that ends at `end`, and what keeps them from going on. Byte offsets."""
+    """Return how far the entries continue a partition that ends at `end`, and the gap that stops them. Byte offsets."""
     for entry in entries:
         if entry.base > end:
             return end, Gap(end, entry.base)
@@ -71,10 +71,10 @@ def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | Non
 
 
 def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], str]) -> JournalContents:
-    """Continue every partition by the journal's entries and say what is lost; what the journal has.
+    """Continue every partition with the journal's entries and report losses. Return the journal's contents.
 
-    directory_for: where the partition `<topic>-<partition>` lies, or is to be made. What was added is not synced: the
-    journal must stay until it is. Raises StoreError; the rest as `continuations`.
+    directory_for: the directory of partition `<topic>-<partition>`, which may not exist yet. The restored data is not
+    synced: the journal must stay until it is. Raises StoreError; otherwise as `continuations`.
     """
     try:
         journal = read_journal(files, data_path)
@@ -96,7 +96,9 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
 
 
 def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
-    """Continue the segments of a partition directory by the journal's entries: the bytes added."""
+    """Continue the segments of a partition directory with the journal's entries. Return the number of restored
+    bytes.
+    """
     added = 0
     try:
         files.make_directory(directory)
@@ -113,7 +115,7 @@ def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEnt
 
 
 def _report_gaps(journal: JournalContents) -> None:
-    """Say which parts of the journal could not be read."""
+    """Log which parts of the journal could not be read."""
     for gap in journal.gaps:
         if gap.damaged:
             _log.error(
@@ -128,7 +130,7 @@ def _report_gaps(journal: JournalContents) -> None:
 
 
 def _report_lost(directory: str, lost: Iterable[Gap]) -> None:
-    """Say which acknowledged bytes of a partition the journal could not put back."""
+    """Log which acknowledged bytes of a partition the journal could not restore."""
     for gap in lost:
         if gap.replaced:
             why = (
@@ -141,7 +143,7 @@ def _report_lost(directory: str, lost: Iterable[Gap]) -> None:
 
 
 def drop_journal(files: Files, journal: JournalContents) -> None:
-    """Remove files that the partitions cover now, but keep those that are damaged under another name."""
+    """Remove journal files that the partitions now cover, but keep damaged ones under another name."""
     damaged = journal.damaged_paths
     for path in journal.paths:
         try:
@@ -151,7 +153,7 @@ def drop_journal(files: Files, journal: JournalContents) -> None:
                 _log.error("%s is kept as %s: delete it when nobody needs it", path, kept)
             else:
                 files.unlink(path)
-        except OSError as error:  # replayed once more it changes nothing
+        except OSError as error:  # replaying it once more changes nothing
             _log.error("%s is of no more use but could not be removed: %s: remove it by hand", path, error)
 
 
@@ -165,8 +167,8 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
     """Remove, for good, an index that does not describe the segment's file as it lies.
 
-    It would again as soon as the file has its bytes back, though they, and a new file's name, are not on the disk yet:
-    after another power cut a start would take what is torn in them for damage to what had been synced.
+    The index would match again as soon as the file has its bytes back, before these, and a new file's name, are on the
+    disk. After another power cut, a start would take torn bytes among them for damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -182,10 +184,10 @@ def continuations(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Iterator[Continuation]:
-    """How the entries continue a partition, segment by segment; segments that they do not reach are left out.
+    """Yield how the entries continue a partition, segment by segment, without the segments that they do not reach.
 
-    segments: of the directory, in order. A directory without one gets one at the first entry, and so does one that has
-    lost its first segment. entries: of this partition, at least one, in offset order. Reads only. Raises OSError.
+    segments: of the directory, in order. A directory without a segment, or without its first one, gets one at the first
+    entry. entries: of this partition, at least one, in offset order. Reads only. Raises OSError.
     """
     if not segments or _first_is_lost(files, segments, entries):
         base = entries[0].base
@@ -198,10 +200,10 @@ def continuations(
 
 
 def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
-    """Whether a power cut took the segment in front, and retention did not.
+    """Whether a power cut, not retention, has taken the first segment.
 
-    A file system may keep the name of a newer segment over that of an older one, as long as neither directory nor file
-    was synced; the first checkpoint with units comes after both. What the journal has reaches up to the newer one then.
+    A file system may keep a newer segment's name but not an older one's, as long as neither directory nor file was
+    synced; the first checkpoint with units comes after both. Then the journal's entries reach up to the newer segment.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -238,7 +240,7 @@ def _continue(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Continuation:
-    """checked: the byte offsets between which the records were found good; what lies before was synced."""
+    """checked: the byte offsets between which the records were found good; data before them was synced."""
     replaced = _replaced(read, checked, entries, data)
     if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
         return _continue(file, read, (checked[0], torn), limit, entries, data)
@@ -260,9 +262,9 @@ def _continue(
 def _replaced(
     read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
-    """The last of the entries that the checked records cover, or begin, with other bytes; newest first.
+    """Return the last entries that the checked records cover, or begin, with other bytes; newest first.
 
-    Another broker appends: where it has put anything into the place of an entry, the last one that is covered tells.
+    Another broker appends. So if it has replaced any entry, the last entry that is covered differs.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -279,10 +281,12 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Byte offset of the first record that the file has otherwise than the entry, if it only lacks the first bytes.
+    """Return the byte offset of the first record in which file and entry differ, if the file only lacks its first
+    bytes.
 
     A record with its length and checksum in one sector and the rest in the next may lose the former to a power cut. It
-    looks like an empty message then, but has its id, which no broker gives twice. end: what the file has of good ones.
+    then looks like an empty message but has its id, which no broker gives twice. end: where the file's good records
+    end.
     """
     records = memoryview(data.read(entry))
     there = read(min(entry.end, end) - entry.base, entry.base)
@@ -295,5 +299,5 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:
-    """Whether a record of an entry begins there; so it does in front of the first."""
+    """Whether a record of an entry begins at `position`, or `position` is at or before the first record."""
     return position <= 0 or position in {header.end for header in iter_headers(records)}

@@ -1,8 +1,8 @@
-"""Which segments are too old, or too many (storage.md §5): out of their logs at once, off the disk by a worker thread.
+"""Find segments that are too old or too many (storage.md §5), take them out of their logs at once, and delete their
+files in a worker thread.
 
-A segment is gone as soon as its data file is: what is derived from it goes afterwards, and whatever of that stays is
-left over, never a segment. Each data file's going is synced before the next one's begins, so that a power cut leaves no
-gap.
+A segment is gone as soon as its data file is: derived files are removed afterwards, and one that stays is left over,
+never a segment. The removal of each data file is synced before the next one begins, so that a power cut leaves no gap.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_e
 
 
 _SKEW_MS = 24 * 3600 * 1000
-"""A file changed no more than this ahead of our clock was changed just now: clocks of file servers differ."""
+"""A file dated at most this far ahead of our clock counts as changed just now: file servers' clocks differ."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
-    """A segment that retention has taken out of a log; its file goes in the background."""
+    """A segment that retention has taken out of a log; its file is removed in the background."""
 
     topic: str
     partition: int
@@ -54,7 +54,7 @@ class RemovedSegment:
 
 
 class SegmentAge(NamedTuple):
-    """A closed segment: byte offset where it starts, time of its file's last change in Unix seconds, its bytes."""
+    """A closed segment: first byte offset, time of its file's last change in Unix seconds, size in bytes."""
 
     first_offset: int
     modified: float
@@ -62,9 +62,9 @@ class SegmentAge(NamedTuple):
 
 
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:
-    """How many of the oldest closed segments are older than the policy allows at `now` (Unix seconds).
+    """Return how many of the oldest closed segments are older than the policy allows at `now` (Unix seconds).
 
-    Differs from 1.x, which judges each segment alone: a younger one keeps those behind it, so no gap can arise.
+    Unlike 1.x, which judges each segment alone, a younger segment keeps those behind it, so no gap can arise.
     """
     for count, segment in enumerate(closed):
         if now - segment.modified <= policy.max_age_s:
@@ -73,10 +73,10 @@ def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float
 
 
 def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[int]:
-    """How many of the oldest closed segments of each of a topic's logs must go so that it loses `excess` bytes.
+    """Return how many of the oldest closed segments of each of a topic's logs must go so that it loses `excess` bytes.
 
-    The segment changed longest ago goes first, whichever log it is in, never one in front of which another stays.
-    What the closed segments do not have stays too much: the last segment of a log never goes.
+    The segment changed longest ago goes first, in any log, but never before an older segment of its log. If the closed
+    segments hold less than `excess`, the rest stays: the last segment of a log never goes.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -91,7 +91,7 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
 
 
 class Retention:
-    """Applies the topics' delete policies. Owning thread; files are removed by `run_in_thread`."""
+    """Applies the topics' delete policies. Owning thread; `run_in_thread` removes the files."""
 
     def __init__(
         self,
@@ -101,35 +101,34 @@ class Retention:
         clock: Callable[[], float],
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
-        """clock: wall clock in seconds. on_restored(log): segments that were taken out of it are in it again, because
-        their files could not be removed; what was rebuilt meanwhile was not given to them.
+        """clock: wall clock in seconds. on_restored(log): segments taken out of the log are back, because their files
+        could not be removed; anything rebuilt meanwhile was not given to them.
         """
         self.enabled = True
-        """Whether `apply` and `apply_sizes` take anything: a copy loses what the one that it copies has lost."""
+        """Whether `apply` and `apply_sizes` take anything: a copy only loses what its source has lost."""
         self._on_restored = on_restored
         self._files = files
         self._config_for = config_for
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed; further segments wait, so that none is missing in front of them."""
+        """Logs whose files are being removed. Further segments wait, so that no segment before them is missing."""
         self._untidy: dict[PartitionLog, None] = {}
-        """Logs with files left over."""
+        """Logs with left-over files."""
         self._undated: set[str] = set()
         """Files of segments that are known to have no possible date."""
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
-        """Take too old segments out of their logs at once and start deleting or archiving their files.
+        """Take segments that are too old out of their logs at once and start deleting or archiving their files.
 
-        is_due: whether a topic's turn has come (topics may have schedules of their own).
-        Files that cannot be removed are logged, to be tried at the next run. Their segments come back into the log if
-        it is their data that stays.
+        is_due: whether it is the topic's turn (topics may have their own schedules). Files that cannot be removed are
+        logged, and tried again at the next run. Their segments return to the log if the data file stays.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
         for log in logs if self.enabled else ():
             if len(log.segments) == 1:
-                continue  # the one that grows stays: nothing else may cost anything with ten thousand partitions
+                continue  # the active segment stays: nothing else may cost time with ten thousand partitions
             policy = self._config_for(log.topic).delete_policy
             if policy is not None and is_due(log.topic):
                 count = count_expired(self._ages(log), policy, self._clock())
@@ -137,7 +136,7 @@ class Retention:
         return removed
 
     def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
-        """The same for the oldest segments of topics that are larger than their policies allow."""
+        """As `apply`, for the oldest segments of topics that are larger than their policies allow."""
         limited: dict[str, DeletePolicy | None] = {}
         topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
         for log in logs if self.enabled else ():
@@ -168,7 +167,9 @@ class Retention:
         ]
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Take out the segments of a log that lie in front of `first_offset`, enabled or not, by the topic's policy."""
+        """Take out the segments of a log before `first_offset` by the topic's policy, whether retention is enabled or
+        not.
+        """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
             for segment in log.segments[:-1]:
@@ -185,15 +186,15 @@ class Retention:
         return log in self._busy
 
     def discard(self, log: PartitionLog, count: int) -> None:
-        """Delete a log's first `count` segments, whatever the policies say."""
+        """Delete a log's first `count` segments, no matter what the policies say."""
         self._remove(log, count, Disposal.DELETE)
 
     def tidy(self, log: PartitionLog) -> None:
-        """Have the next run remove files that belong to none of the log's segments any more."""
+        """Have the next run remove files that no longer belong to any of the log's segments."""
         self._untidy[log] = None
 
     def _tidy(self) -> None:
-        """Try again to remove what earlier runs have left over."""
+        """Try again to remove files that earlier runs have left over."""
         untidy, self._untidy = self._untidy, {}
         for log in untidy:
             if log in self._busy:
@@ -202,12 +203,12 @@ class Retention:
                 self._start(log, (), Disposal.DELETE)
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
-        """The closed segments that may go, oldest first."""
+        """Return the closed segments that may go, oldest first."""
         ages: list[SegmentAge] = []
         if log in self._busy:
             return ages
         for segment in log.segments[:-1]:
-            # an index may never be made again (a bad sector): waiting for it would keep the log for ever
+            # an index may never be rebuilt (a bad sector): waiting for it would keep the log for ever
             if not segment.finished or log.writes_index(segment) or segment.end > log.visible_end:
                 break
             try:
@@ -220,9 +221,10 @@ class Retention:
         return ages
 
     def _possible_date(self, segment: Segment, modified_ms: int) -> int:
-        """When a segment was changed last (Unix ms): the file's time, or its last message's if that cannot be.
+        """Return when a segment was last changed (Unix ms): the file's time, or its last message's if the former is
+        impossible.
 
-        A date in the future would keep all segments behind it, one from before metaq would have fresh messages deleted.
+        A date in the future would keep all later segments; one from before metaq would delete fresh messages.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
@@ -274,33 +276,33 @@ class Retention:
 
 
 class _Unreadable(Exception):
-    """The disk does not give the segment's bytes."""
+    """The disk does not return the segment's bytes."""
 
 
 @dataclass(slots=True)
 class _Discarded:
-    """What became of a partition's segments."""
+    """The result of removing a partition's segments."""
 
     gone: int = 0
-    """How many of them, oldest first, have no data file any more."""
+    """How many of them, oldest first, no longer have a data file."""
     error: Exception | None = None
-    """What stopped it; the others are as they were."""
+    """The error that stopped it; the other segments are unchanged."""
     left_over: list[str] = field(default_factory=list)
-    """Files that belong to no segment any more and could not be removed, each with its reason."""
+    """Files that no longer belong to a segment and could not be removed, each with its reason."""
 
 
 def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposal, first_kept: int) -> _Discarded:
     """Delete or archive segment files, oldest first; stop at the first data file that stays: no gap may arise.
 
-    Removes what lies beside them too, and what earlier runs have left over. Any thread, one at a time for a partition.
-    first_kept: byte offset where the partition begins afterwards. Never raises.
+    Also removes their derived files, and those that earlier runs have left over. Any thread, one at a time per
+    partition. first_kept: byte offset where the partition begins afterwards. Never raises.
     """
     result = _Discarded()
     try:
         for path in paths:
             _take_away(files, directory, path, action)
             result.gone += 1
-    except Exception as error:  # a bug of ours, too, must not let the log forget segments that are there
+    except Exception as error:  # even a bug of ours must not let the log forget existing segments
         result.error = error
         result.gone += sum(not may_exist(files, path) for path in paths[result.gone : result.gone + 1])
     try:
@@ -319,7 +321,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
                 _zip(files, path)
                 files.fsync_directory(directory)
             files.unlink(path)
-    except _Unreadable as error:  # nor will it be later: the log must not stay for it, and what can be read is kept
+    except _Unreadable as error:  # later reads fail too: drop the segment, but keep what can be read
         _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
         files.rename(path, f"{path}.arc")
     except FileNotFoundError:
@@ -330,7 +332,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
 
 
 def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) -> None:
-    """Remove what belongs to no segment: derived files of those that are gone, and unfinished archives."""
+    """Remove files that belong to no segment: derived files of removed segments, and unfinished archives."""
     names = set(files.list_directory(directory))
     for name in sorted(names):
         stem, dot, suffix = name.partition(".")
@@ -354,7 +356,7 @@ def _zip(files: Files, path: str) -> None:
     """Write `<path>.zip` completely, or nothing under that name. Raises OSError, _Unreadable."""
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with opened(files, unfinished, os.O_RDWR | os.O_CREAT):
-        """Made as all our files are: nobody else may read it."""
+        """Created like all our files: no other user may read it."""
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         try:
             archive.write(path, os.path.basename(path))

@@ -1,9 +1,9 @@
-"""Making sure that what a start has read is what the disk has, or will get.
+"""Make sure that data read at a start is on the disk, or will be.
 
 After a failed write-back Linux marks the pages clean: reads still find them, and a later sync writes nothing and
 succeeds. Writing the same bytes into these pages again does not help either: ext4 then believes that it has converted
-the blocks, which still read as zeros once the pages are gone (seen on 6.18). So what came out of the page cache is
-taken out of it and read again. Where the disk has something else, the bytes are written anew, into fresh pages.
+the blocks, which still read as zeros once the pages are gone (seen on 6.18). So cached data is dropped from the page
+cache and read again. If the disk has other bytes, the data is written anew, into fresh pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class PageCacheSync:
-    """The one sync that a start needs before it can take pages out of the cache: dirty ones stay there."""
+    """The one sync that a start needs before it can drop pages from the cache: dirty pages stay there."""
 
     def __init__(self, file_systems: FileSystems, directories: Sequence[str]) -> None:
         """directories: all that the start is going to read."""
@@ -34,18 +34,18 @@ class PageCacheSync:
         self._done = False
 
     def __call__(self) -> None:
-        """Do it when it is needed for the first time. Blocks."""
+        """Sync on the first call only. Blocks."""
         if self._done:
             return
         self._done = True
         try:
             self._file_systems.sync(self._directories)
-        except OSError as error:  # perhaps of an earlier life; what is on the disk is compared byte by byte anyway
+        except OSError as error:  # perhaps from an earlier life; the disk is compared byte by byte anyway
             _log.warning("not everything that is in the page cache could be written: %s", error)
 
 
 class Rewriter:
-    """Reads one file forwards in place of `Files`, and secures what was cached and turned out good. One thread."""
+    """Reads one file forwards in place of `Files`, and secures cached data that was found good. One thread."""
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
         """fd: open for reading and writing. sync: PageCacheSync."""
@@ -59,10 +59,10 @@ class Rewriter:
         self._sync = sync
         self._looked_to = 0
         self._cached_to = 0
-        files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache what has not been looked at
+        files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data that has not been checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """As Files.pread; bytes that an earlier call has read were looked at then."""
+        """As Files.pread; bytes that an earlier call has read were checked for caching then."""
         start, end = max(position, self._looked_to), position + size
         if start < end:
             if self._files.is_cached(fd, start, end - start):
@@ -71,9 +71,9 @@ class Rewriter:
         return self._files.pread(fd, size, position)
 
     def secure(self, position: int, data: Buffer) -> None:
-        """Compare these bytes, which were just read, with the disk if they were cached; write them if they differ.
+        """If these bytes, just read, were cached, compare them with the disk and write them if they differ.
 
-        What was written is not synced. Raises OSError.
+        Written bytes are not synced. Raises OSError.
         """
         if position >= self._cached_to:
             return
@@ -98,7 +98,7 @@ class Rewriter:
 
 
 def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
-    """Have the disk keep all of a file that reads give; the number of bytes that it did not have. Blocks.
+    """Make the disk hold all bytes of a file that reads return. Return how many it lacked. Blocks.
 
     sync: PageCacheSync. Raises OSError.
     """

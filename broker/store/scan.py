@@ -1,7 +1,7 @@
-"""Reading records from a `.meta` file without an index: what recovery and rebuilding are made of. Any thread.
+"""Read records from a `.meta` file without an index, for recovery and the rebuilding of indexes. Any thread.
 
-Neighbours of one size are found and checked without a step of Python for each. The plain code that this stands for is
-in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
+Neighbouring records of one size are found and checked without a Python step for each. The equivalent plain code is in
+tests/unit/broker/store/test_references.py; the benchmark is `startup`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Largest id that any broker gives at `time_ms` or before; 0 before the epoch of ids."""
+    """Return the largest id that any broker gives at `time_ms` or before; 0 before the epoch of ids."""
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
 
@@ -74,10 +74,10 @@ def scan_units(
 ) -> Scan:
     """Check records one by one from position `start` up to `size`, stop at the first that is not whole and good.
 
-    Good: it fits, its CRC-32 is right, and it is not 20 zero bytes (a zero-filled tail; an empty record of a broker has
-    a message id). Positions are bytes in the file, units carry first_offset + position.
-    checked: called with each stretch of good records and its position, in order.
-    What a record costs: docs/decisions/096-what-reading-without-an-index-costs.md.
+    A good record fits, has the right CRC-32, and is not 20 zero bytes (a zero-filled tail; an empty record of a broker
+    has a message id). Positions are bytes in the file; units carry first_offset + position. checked: called with each
+    stretch of good records and its position, in order. Cost per record:
+    docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -100,9 +100,9 @@ def scan_units(
 
 
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
-    """All of [start, size), a stretch at a time: units of good records, or none and where bad bytes end.
+    """Yield all of [start, size) in stretches: units of good records, or no units and the end of bad bytes.
 
-    As `scan_units` otherwise. A stretch of records has at most tuning.WALK_RECORDS.
+    Otherwise as `scan_units`. A stretch of records has at most tuning.WALK_RECORDS.
     """
     position = start
     while position < size:
@@ -115,7 +115,7 @@ def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Ite
 
 
 def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:
-    """As scan_units, of bytes in memory whose first one is at `first_offset` of the partition."""
+    """As `scan_units`, for bytes in memory whose first one is at `first_offset` of the partition."""
     blocks, end = [], 0
     for run in _runs(data, max_records):
         units, good = _units_of(data, run, first_offset)
@@ -127,7 +127,9 @@ def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None
 
 
 class _Run(NamedTuple):
-    """Records back to back, as their length fields say. size: bytes of each, header included; 0 if they differ."""
+    """Records back to back, according to their length fields. size: bytes of each, header included; 0 if they
+    differ.
+    """
 
     starts: Sequence[int]
     end: int
@@ -135,7 +137,9 @@ class _Run(NamedTuple):
 
 
 def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
-    """What follows each other by its length fields, up to what is cut off or cannot be a record; nothing is checked."""
+    """Yield the records that the length fields describe, up to one that is cut off or impossible; nothing is
+    checked.
+    """
     position = 0
     left = len(data) if max_records is None else max_records
     while left:
@@ -153,7 +157,9 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
-    """How many records of `size` bytes begin at `position`: looks at few first, so that mixed sizes cost little."""
+    """Return how many records of `size` bytes begin at `position`. Checks a few first, so that mixed sizes cost
+    little.
+    """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
         lengths = np.ndarray((count,), ">i4", data, position, (size,))
@@ -178,7 +184,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Of the bodies; no bytecode runs per record."""
+    """Return the checksums of the bodies. No bytecode runs per record."""
     bodies: Iterable[Buffer]
     if run.size:
         records = memoryview(data)[run.starts[0] : run.end]
@@ -190,7 +196,9 @@ def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
 
 
 def _announced_size(data: bytes) -> int:
-    """Size of the record at the front as its header says; 0 if there is no whole header or a senseless one."""
+    """Return the size of the first record according to its header; 0 if there is no whole header or an impossible
+    one.
+    """
     if len(data) < HEADER_BYTES:
         return 0
     length: int = HEADER.unpack_from(data)[0]
@@ -204,7 +212,7 @@ def _headers(data: bytes, run: _Run, at: npt.NDArray[np.int64]) -> npt.NDArray[A
 
 
 def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
-    """Units of the good records at the front of the run, and how many those are."""
+    """Return the units of the good records at the front of the run, and their number."""
     at = np.array(run.starts, dtype=np.int64)
     headers = _headers(data, run, at)
     wrong = headers["checksum"] != _checksums(data, run)
@@ -225,8 +233,8 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
     """Give records without a date their marked bound: minus the file's mtime or the time of our next record.
 
-    Those are records with a negative id, and with one that no broker of ours can have given. Then all times are brought
-    into order, since ids need not be in order: those of a transaction are older than its commit.
+    These are records with a negative id, or with one that no broker of ours can have given. Then all times are put in
+    order, since ids need not be in order: the ids of a transaction are older than its commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
@@ -246,7 +254,7 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 
 
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
-    """Position of the first good record that starts after `start`, None if there is none in [start, size).
+    """Return the position of the first good record after `start`, None if there is none in [start, size).
 
     Blocks: reads everything in between (`protocol/resync.py`), which takes longest where nothing is good.
     """

@@ -1,8 +1,8 @@
-"""Finding stored messages by id and by key: what a worker thread does with a snapshot of some partitions.
+"""Find stored messages by id and by key: a worker thread searches a snapshot of some partitions.
 
-Blocks of the key files narrow a search down to single records, whose own keys decide. What no block covers, the end of
-a growing segment, is read; what was found there is handed back, so that the next search needs to read on only. A search
-is bounded: what it has not looked at is counted, never passed over in silence.
+Blocks of the key files narrow a search down to single records, whose own keys decide. Data that no block covers, the
+end of a growing segment, is read; its entries are handed back, so that the next search only reads newer data. A search
+is bounded: data that it did not search is counted, never skipped in silence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """The messages with this id, at most `limit`: one, unless Java brokers gave it. Worker thread."""
+    """Return the messages with this id, at most `limit`: one, unless Java brokers gave it. Worker thread."""
     found = FoundMatches()
     for log in logs:
         for view in reversed(log.segments):
@@ -66,7 +66,7 @@ def _find_id_in(segment: _SearchedSegment, message_id: int) -> int | None:
 
 
 def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> FoundMatches:
-    """The messages with a key, at most `limit` of each log, in the order asked for. Worker thread."""
+    """Return the messages with a key, at most `limit` of each log, in the requested order. Worker thread."""
     found = FoundMatches()
     for log in logs:
         left = query.limit
@@ -84,7 +84,7 @@ def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Bud
 
 
 def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iterator[Match]:
-    """The records with the key, in the order asked for."""
+    """Yield the records with the key, in the requested order."""
     if not segment.usable or not len(segment.reader):
         return
     first_offset = segment.segment.first_offset
@@ -101,7 +101,9 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
-    """Where the blocks begin that overlap bytes [start, end) of the partition, and what no block covers."""
+    """Return where the blocks begin that overlap bytes [start, end) of the partition, and where uncovered data
+    begins.
+    """
     if start >= end:
         return []
     parts = [block.start for block in segment.blocks if block.start < end and block.end > start]
@@ -111,9 +113,9 @@ def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) 
 
 
 def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list[tuple[Match, bytes]]:
-    """The records of the matches as far as `max_bytes` go, the first one whole whatever its size. Worker thread.
+    """Return the records of the matches up to `max_bytes`; the first is whole even if it is larger. Worker thread.
 
-    Without those that retention has taken meanwhile. Raises OSError.
+    Without records that retention has taken meanwhile. Raises OSError.
     """
     records: list[tuple[Match, bytes]] = []
     for match in matches:
@@ -127,9 +129,10 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 
 class _SearchedSegment:
-    """Opens what it needs when it is needed. Use as a context manager: inside, `usable` says whether there is anything.
+    """A segment that opens its files when needed. Use it as a context manager: inside, `usable` says whether it has
+    data.
 
-    What cannot be read is logged and counted in `found` as not searched; a segment that retention has taken is empty.
+    Unreadable data is logged and counted in `found` as not searched; a segment that retention has taken is empty.
     """
 
     def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
@@ -173,7 +176,7 @@ class _SearchedSegment:
         try:
             self._files.status(self.segment.path)
         except FileNotFoundError:
-            return  # retention was faster
+            return  # retention took it
         except OSError as worse:
             error = worse
         if isinstance(error, IndexDamaged) and self.view.segment_index is not None:
@@ -210,15 +213,17 @@ class _SearchedSegment:
 
     @property
     def covered(self) -> int:
-        """Up to which byte of the partition its blocks go."""
+        """The byte of the partition up to which its blocks go."""
         return self.blocks[-1].end if self.blocks else self.segment.first_offset
 
     # --- by id --------------------------------------------------------------------------------------------------------
 
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
-        """Number of the unit with this id of a record in [start, end). ascending: their ids are known to be sorted."""
+        """Return the number of the unit of a record in [start, end) with this id. ascending: the ids are known to be
+        sorted.
+        """
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
-        last = self.reader.starting_before(min(end, self.view.end))  # a block may go on behind what may be read
+        last = self.reader.starting_before(min(end, self.view.end))  # a block may extend behind the readable data
         wanted = 0 if ascending else (last - first) * UNIT_BYTES
         if self._budget.take(wanted) < wanted:
             self.found.unsearched += end - start
@@ -228,9 +233,9 @@ class _SearchedSegment:
     # --- by key -------------------------------------------------------------------------------------------------------
 
     def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
-        """Positions in [low, high) of records that may have a key with this hash, in order.
+        """Return positions in [low, high) of records that may have a key with this hash, in order.
 
-        start: offset where the block that is searched begins, or `covered` for what no block covers.
+        start: offset where the searched block begins, or `covered` for data that no block covers.
         """
         block = next((block for block in self.blocks if block.start == start), None)
         if block is not None:
@@ -241,9 +246,9 @@ class _SearchedSegment:
         return positions_of(entries, hashed, low, high)
 
     def _recent(self) -> Recent:
-        """Entries of what no block covers: those kept from earlier searches, and those of what came since.
+        """Return entries for data that no block covers: those kept from earlier searches, and those of newer data.
 
-        The newest part comes first; if the budget does not allow for all of it, nothing is kept.
+        The newest part is read first; if the budget does not allow for all of it, nothing is kept.
         """
         view, known = self.view, self.view.recent
         if known is None or not known.start <= self.covered <= known.end:
@@ -262,7 +267,7 @@ class _SearchedSegment:
         return read
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
-        """Units of the records from `start` on, in pieces of which the last comes first, as far as the budget goes."""
+        """Yield units of the records from `start` on, the last piece first, as far as the budget goes."""
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)
         for units in self.reader.chunks_backwards(first, last):
@@ -276,12 +281,12 @@ class _SearchedSegment:
             yield units
 
     def match(self, partition: int, number: int) -> Match:
-        """The record of a unit."""
+        """Return the record of a unit."""
         offset, _, time_ms, size, _ = self.reader.unit(number)
         return Match(time_ms, partition, offset, size, self.segment)
 
     def has_key(self, position: int, key: str) -> bool | None:
-        """Whether the record at `position` of the segment has `key`; None if the budget does not allow to look."""
+        """Whether the record at `position` of the segment has `key`; None if the budget does not allow reading it."""
         if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
             return None
         fd = self._fd(self.segment.path)
@@ -301,7 +306,7 @@ class _SearchedSegment:
         return attribute is not None and any(key in keys for keys in keys_of_attribute(attribute))
 
     def range_of(self, begin_ms: int, end_ms: int) -> tuple[int, int]:
-        """Positions between which records were stored at `begin_ms` … `end_ms` (Unix ms)."""
+        """Return the positions between which records were stored at `begin_ms` … `end_ms` (Unix ms)."""
         low, high = 0, self._size
         if begin_ms > 0:
             low = self._position(self.reader.stored_before(begin_ms))

@@ -1,6 +1,6 @@
-"""Searches for messages by id and by key, as the owning thread sees them: what they are given and what they find.
+"""Searches for messages by id and by key, as the owning thread sees them: their input and their results.
 
-`Searching` makes snapshots of partitions, search.py works on them in a worker thread, and what it has learned is kept.
+`Searching` makes snapshots of partitions, search.py searches them in a worker thread, and reusable results are kept.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 MAX_SEARCH_BYTES = 1 << 30
-"""Data and index units that one search reads."""
+"""Maximum bytes of data and index units that one search reads."""
 
 MAX_SEARCH_SECONDS = 5.0
-"""After how long a search ends with what it has found; clients wait 10 s for an answer."""
+"""Maximum duration of a search, which then returns what it has found; clients wait 10 s for an answer."""
 
 
 class KeyQuery(NamedTuple):
@@ -55,7 +55,7 @@ class KeyQuery(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Entries, sorted, of records in [start, end) of a partition that no block covers, kept from earlier searches."""
+    """Sorted entries, kept from earlier searches, of records in [start, end) of a partition that no block covers."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """A segment as it was on the owning thread: readable up to `end`.
+    """A segment as the owning thread saw it: readable up to `end`.
 
     segment_index: for the owning thread. It is None, and `units` are empty, while it is rebuilt. keys: as Segment.keys.
     """
@@ -84,7 +84,7 @@ class LogView(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A record that was asked for. time_ms: as in the index, negative for a bound (index.py)."""
+    """A matching record. time_ms: as in the index, negative for a bound (index.py)."""
 
     time_ms: int
     partition: int
@@ -95,23 +95,23 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class FoundMatches:
-    """What a search has found and learned. unsearched: bytes of data that it did not look at."""
+    """The results of a search. unsearched: bytes of data that it did not search."""
 
     matches: list[Match] = field(default_factory=list)
     unsearched: int = 0
     more: bool = False
-    """Whether there are more matches than were asked for."""
+    """Whether there are more matches than requested."""
     learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
-    """Blocks of segments of which they were not known."""
+    """The blocks of segments whose blocks were unknown."""
     damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
-    """Segments with damage in their index."""
+    """Segments with a damaged index."""
     lost: list[Segment] = field(default_factory=list)
-    """Segments whose key file is no longer there."""
+    """Segments whose key file is gone."""
     recent: list[tuple[Segment, Recent]] = field(default_factory=list)
 
 
 class Budget:
-    """What is left of a search's bounds; shared by all of its steps, one after the other."""
+    """The rest of a search's limits, shared by all of its steps, one after the other."""
 
     def __init__(
         self,
@@ -129,24 +129,24 @@ class Budget:
         return self._bytes_left <= 0 or self._clock() >= self._deadline
 
     def take(self, count: int) -> int:
-        """How many of `count` bytes may be read; they count from now on."""
+        """Return how many of `count` bytes may be read, and charge them."""
         allowed = 0 if self.spent else min(count, self._bytes_left)
         self._bytes_left -= allowed
         return allowed
 
 
 class Searching:
-    """Makes the views that search.py works on, and takes in what it has learned. Owning thread."""
+    """Makes the views that search.py searches, and keeps its reusable results. Owning thread."""
 
     def __init__(self, files: Files, building: KeyBuilding) -> None:
         self._files = files
         self._building = building
-        self._recent: dict[Segment, Recent] = {}  # the one used last at the end
+        self._recent: dict[Segment, Recent] = {}  # the most recently used one at the end
         self._kept = 0
         self._max_kept = tuning.MAX_RECENT_ENTRIES
 
     def view(self, log: PartitionLog) -> LogView:
-        """The log as it can be read now. Copies the index units that are only in memory, 2 MiB at most."""
+        """Return the readable log as it is now. Copies the index units that are only in memory, 2 MiB at most."""
         end = log.visible_end
         return LogView(log.partition, [self._view(each, end) for each in log.segments if each.first_offset < end])
 
@@ -157,9 +157,9 @@ class Searching:
         return SegmentView(segment, end, index, units, segment.keys, self._recent.get(segment))
 
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
-        """Keep what a search in these logs has learned."""
+        """Keep the reusable results of a search in these logs."""
         for segment, blocks in found.learned:
-            if segment.keys is None and not blocks:  # others are checked before they are believed for ever
+            if segment.keys is None and not blocks:  # others are checked before they are trusted for ever
                 segment.keys = blocks
         for segment in found.lost:
             segment.keys = None
@@ -190,5 +190,5 @@ class Searching:
 def _give_up(log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
     try:
         log.index_damaged(segment, index, damage)
-    except StoreError as error:  # the search is answered all the same
+    except StoreError as error:  # the search is answered nevertheless
         _log.error("%s", error)

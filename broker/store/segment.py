@@ -1,4 +1,4 @@
-"""One `.meta` file of a partition and what is known about it (storage.md §3)."""
+"""One `.meta` file of a partition and its known state (storage.md §3)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
 
 MAX_OFFSET = 1 << 62
-"""Where a segment can begin at most: no partition gets there, and what is appended behind it still has an offset."""
+"""The highest offset where a segment can begin: no partition gets there, and appends behind it still have an offset."""
 
 _log = logging.getLogger(__name__)
 
 
 def data_name(first_offset: int) -> str:
-    """File name of the segment that starts at this byte offset."""
+    """Return the file name of the segment that starts at this byte offset."""
     return f"{first_offset:020d}{DATA_SUFFIX}"
 
 
 def offset_named(name: str) -> int | None:
-    """The byte offset that a data file's name gives, None if it gives none."""
+    """Return the byte offset in a data file's name, None if there is none."""
     stem = name.removesuffix(DATA_SUFFIX)
     return int(stem) if stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET else None
 
@@ -71,11 +71,11 @@ class SegmentFile(NamedTuple):
 
 
 class Segment:
-    """A segment in use. Lives on the owning thread.
+    """A segment in use. Owning thread.
 
-    `index` is None while the index of a closed segment is missing, until it is made again. `synced` and `checkpointed`
-    are byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks
-    of its key file, None as long as nobody has looked. `removed`: whether retention has taken it out of its log. Other
+    `index` is None while the index of a closed segment is missing, until it is rebuilt. `synced` and `checkpointed` are
+    byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks of
+    its key file, None until somebody reads them. `removed`: whether retention has taken it out of its log. Other
     threads may read the paths, `first_offset` and `removed`.
     """
 
@@ -93,20 +93,20 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Byte offset behind the last byte."""
+        """The byte offset behind the last byte."""
         return self.first_offset + self.size
 
     @property
     def finished(self) -> bool:
-        """Whether no job has anything to do for it: a checkpoint covers all of it, or a sync does and its index is
-        being made again (which ends with a checkpoint).
+        """Whether no job is left for it: a checkpoint covers all of it, or a sync does and its index is being rebuilt
+        (which ends with a checkpoint).
         """
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size
 
     @property
     def count(self) -> int:
-        """Number of records, 0 while the index is being rebuilt."""
+        """The number of records, 0 while the index is being rebuilt."""
         return 0 if self.index is None else len(self.index)
 
     @property
@@ -125,9 +125,9 @@ class Segment:
 
 
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
-    """The `.meta` files of a partition directory by offset; other files are left alone.
+    """Return the `.meta` files of a partition directory by offset; other files are ignored.
 
-    A name that is no offset is passed over and logged: it must not keep all partitions from service. Raises OSError.
+    A name that is not an offset is skipped and logged: it must not keep all partitions from service. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):
@@ -157,7 +157,7 @@ def check_contiguous(found: Sequence[SegmentFile]) -> None:
 
 
 def create_segment(open_files: OpenFiles, directory: str, first_offset: int) -> Segment:
-    """A new empty segment on the disk. The directory is not synced. Raises OSError, also if the file exists."""
+    """Create a new empty segment on the disk. The directory is not synced. Raises OSError, also if the file exists."""
     path = os.path.join(directory, data_name(first_offset))
     files = open_files.files
     files.close(files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))

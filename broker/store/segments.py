@@ -25,27 +25,26 @@ T = TypeVar("T")
 
 
 class Segments(Sequence[Segment]):
-    """What readers see of a partition, oldest segment first. Owning thread; `snapshot` is for the others.
+    """The readable data of a partition, oldest segment first. Owning thread; other threads use `snapshot`.
 
-    Invariants: segments are contiguous; only the last one grows, and it is the only one that may be empty;
-    first_offset <= visible_end <= end_offset = end of the last segment, none of them ever goes back;
-    0 <= message_count.
+    Invariants: segments are contiguous; only the last one grows, and only it may be empty; first_offset <= visible_end
+    <= end_offset = end of the last segment, and none of them ever goes back; 0 <= message_count.
     """
 
     def __init__(self, segments: Sequence[Segment], files: Files) -> None:
         """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
         self.files = files
         self._segments = list(segments)  # replaced and never changed, so that snapshots can share it
-        # what is to be taken from the log's own count: records that retention took away, and those of lost indexes;
-        # so that the numbers of all others stay, which syncs under way have
+        # subtracted from the log's own count: records that retention removed, and those of lost indexes; so all other
+        # record numbers stay valid, also those in running syncs
         self._removed = 0
         self._relist()
         self.end_offset = self.visible_end = self.active.end
         self._visible = self.counted_to_end
         self.damage = DamagedRanges()
-        """What readers, and the rebuilding of indexes, have found."""
+        """Damage that readers, and the rebuilding of indexes, have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
-        """Called with how many bytes are newly known to be damaged, and whether they are a range by themselves."""
+        """Called with the number of newly known damaged bytes, and whether they are a separate range."""
 
     @overload
     def __getitem__(self, number: int) -> Segment: ...
@@ -62,22 +61,22 @@ class Segments(Sequence[Segment]):
 
     @property
     def first_offset(self) -> int:
-        """Byte offset of the first byte that is still there."""
+        """The byte offset of the first byte that still exists."""
         return self._starts[0]
 
     @property
     def counted(self) -> int:
-        """Readable records in the log's own count, which goes on over what retention and lost indexes take away."""
+        """Readable records in the log's own count, which includes those that retention and lost indexes have taken."""
         return self._visible
 
     @property
     def counted_to_end(self) -> int:
-        """The same of all records."""
+        """As `counted`, for all records."""
         return self._bases[-1] + self.active.count
 
     @property
     def message_count(self) -> int:
-        """Readable messages. Those in segments whose index is being rebuilt are not counted until that is done."""
+        """The number of readable messages, without those in segments whose index is still being rebuilt."""
         return max(self._visible, self._counted_from) - self._removed
 
     @property
@@ -87,7 +86,7 @@ class Segments(Sequence[Segment]):
 
     @property
     def synced_end(self) -> int:
-        """Byte offset up to which the files are on the disk. O(segments that are not)."""
+        """The byte offset up to which the files are on the disk. O(unsynced segments)."""
         end = self.end_offset
         for segment in reversed(self._segments):
             if segment.synced == segment.end:
@@ -98,23 +97,27 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Largest known message id below `limit`, 0 if there is no positive one. Reads an index only if it has more."""
+        """Return the largest known message id below `limit`, 0 if there is no positive one. Reads an index only if its
+        maximum is not below `limit`.
+        """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """The segments that no checkpoint covers yet, oldest first: the last ones but for those without an index."""
+        """Return the segments that no checkpoint covers yet, oldest first: the last ones, except those without an
+        index.
+        """
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
             if not segment.finished:
                 found.append(segment)
-            elif segment.index is not None:  # one that lost its index may be in front of others
+            elif segment.index is not None:  # one that lost its index may precede others
                 break
         return found[::-1]
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
-        """At most `max_bytes` stored bytes from `offset` on, of one segment, up to visible_end; b"" there.
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there.
 
         None if they are not all in the page cache: have a worker thread call `snapshot().read`. The last record may be
         cut. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
@@ -129,39 +132,42 @@ class Segments(Sequence[Segment]):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """The segment that has `offset` and how many readable bytes of it may be given.
+        """Return the segment that contains `offset`, and how many of its readable bytes may be returned.
 
         Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
     def snapshot(self) -> Snapshot:
-        """What other threads may read now. O(1)."""
+        """Return what other threads may read now. O(1)."""
         return Snapshot(self.files, self._segments, self.visible_end)
 
     def start_of(self, offset: int) -> int:
-        """Where the segment with this byte starts; visible_end if offset is there or beyond, first_offset if below.
+        """Return where the segment with this byte starts; visible_end if offset >= visible_end, first_offset if it is
+        below.
 
-        Source: the 1.x `offset` command (wire.md §4), which asks for a safe place to start from.
+        Source: the 1.x `offset` command (wire.md §4), which asks for a safe starting point.
         """
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     def number_at(self, offset: int) -> int:
-        """Number of the segment with this byte, the last one if it is beyond, -1 if it is below first_offset."""
+        """Return the number of the segment with this byte, the last one if it is beyond, -1 if it is below
+        first_offset.
+        """
         return bisect_right(self._starts, offset) - 1
 
     def count_before(self, number: int) -> int:
-        """Messages in front of segment `number`."""
+        """Return the number of messages in front of segment `number`."""
         return self._bases[number] - self._removed
 
     def number_with(self, message: int) -> int:
-        """Number of the segment that has message number `message`, 0 <= message < message_count."""
+        """Return the number of the segment that has message number `message`, 0 <= message < message_count."""
         return bisect_right(self._bases, message + self._removed) - 1
 
     def report_damage(self, found: Damaged) -> None:
-        """Somebody has found damaged bytes: remember them, and say so if they were not known."""
+        """Remember damaged bytes that somebody has found, and report them if they were not known."""
         if found.start >= self.first_offset and (new := self.damage.add(found)):
             _log.error(
                 "%s is damaged in [%d, %d), %d bytes: consumers pass over them",
@@ -176,23 +182,25 @@ class Segments(Sequence[Segment]):
     # --- what the writer and durability tell --------------------------------------------------------------------------
 
     def grown(self, size: int, units: Buffer) -> int:
-        """So many bytes with these index units were written behind the last record: units that are only in memory."""
+        """Record that `size` bytes were written behind the last record. Return the number of index units only in
+        memory.
+        """
         self.active.size += size
         self.end_offset += size
         return self.active_index.extend(units)
 
     def show(self, end: int, count: int) -> None:
-        """Everything up to `end` is readable from now on, `count` records in the log's own count."""
+        """Make everything up to `end` readable, `count` records in the log's own count."""
         self.visible_end = end
         self._visible = count
 
     def add(self, segment: Segment) -> None:
-        """Go on with a new, empty segment."""
+        """Add a new, empty segment as the active one."""
         self._segments = [*self._segments, segment]
         self._relist()
 
     def remove_empty_last(self) -> None:
-        """Go on with the segment in front of the last one, which is empty; the caller has deleted its file."""
+        """Drop the last segment, which is empty, and go on with the one before it; the caller has deleted its file."""
         assert len(self._segments) > 1
         assert not self.active.size
         removed, self._segments = self.active, self._segments[:-1]
@@ -203,7 +211,7 @@ class Segments(Sequence[Segment]):
     # --- what retention and the rebuilding of indexes do --------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:
-        """Forget the first `count` segments, never the last one, and return them; the caller deletes the files."""
+        """Remove and return the first `count` segments, never the last one; the caller deletes the files."""
         count = min(count, len(self._segments) - 1)
         removed, self._segments = self._segments[:count], self._segments[count:]
         self._removed += sum(segment.count for segment in removed)
@@ -223,9 +231,9 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
-        """Go on with these segments, of which the partition's files are made up now: a cut has taken the others.
+        """Replace all segments by these, the partition's files after a cut.
 
-        visible_end: most that readers see. The log's own count begins anew.
+        visible_end: the limit for readers. The log's own count begins anew.
         """
         for segment in self._segments:
             segment.removed = True
@@ -246,7 +254,7 @@ class Segments(Sequence[Segment]):
             )
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
-        """Give a closed segment that is synced the index that was rebuilt for it; ignored if the segment is gone."""
+        """Give a closed, synced segment its rebuilt index. Ignored if the segment is gone."""
         if segment not in self._segments:
             return
         segment.index = index
@@ -255,7 +263,7 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def drop_index(self, segment: Segment) -> None:
-        """Take a closed segment's index away: its messages are not counted until `adopt_index`."""
+        """Remove a closed segment's index: its messages are not counted until `adopt_index`."""
         assert segment.index is not None
         assert segment is not self.active
         self._removed += len(segment.index)
@@ -275,7 +283,7 @@ class Segments(Sequence[Segment]):
         self._starts = [segment.first_offset for segment in self._segments]
         base = self._removed
         self._bases: list[int] = []
-        self._counted_from = base  # behind the last record that is not counted, which may be not visible yet
+        self._counted_from = base  # behind the last uncounted record, which may not be visible yet
         for segment in self._segments:
             self._bases.append(base)
             base += segment.count
@@ -293,7 +301,7 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
         for start in range(0, len(index), tuning.UNITS_PER_READ):
             ids = index.units(start, min(len(index), start + tuning.UNITS_PER_READ))["id"]
             largest = max(largest, int(ids[ids < limit].max(initial=0)))
-    except IndexDamaged as damage:  # whoever reads there has it made again; a start must not fail for it
+    except IndexDamaged as damage:  # a reader there has it rebuilt; a start must not fail for it
         _log.warning("%s: ids behind it do not count", damage)
     return largest
 
@@ -302,10 +310,10 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
 
 
 class Snapshot(NamedTuple):
-    """The readable bytes of a partition at one moment. Any thread; files are read by descriptors of its own.
+    """The readable bytes of a partition at one moment. Any thread; it reads files with its own descriptors.
 
-    All methods raise OffsetOutOfRange(first, visible end), also if retention is faster, and StoreError if a file cannot
-    be read.
+    All methods raise OffsetOutOfRange(first, visible end), also if retention has taken the data, and StoreError if a
+    file cannot be read.
     """
 
     files: Files
@@ -317,7 +325,7 @@ class Snapshot(NamedTuple):
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """At most `max_bytes` stored bytes from `offset` on, of one segment, up to visible_end; b"" there.
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there.
 
         The last record may be cut.
         """
@@ -327,9 +335,9 @@ class Snapshot(NamedTuple):
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Where the record that has this byte starts, by walking from the segment's start: O(records).
+        """Return where the record that has this byte starts, by walking from the segment's start: O(records).
 
-        Behind damage it goes on at the next good record; inside, the damage's start is given.
+        Behind damage the walk continues at the next good record; for a byte inside damage, return the damage's start.
         """
         segment, end = find_segment(self.segments, self.visible_end, offset)
         first = segment.first_offset
@@ -337,7 +345,7 @@ class Snapshot(NamedTuple):
         return self.look(segment, walk).start
 
     def look(self, segment: Segment, question: Callable[[Files, int], T]) -> T:
-        """What `question(files, descriptor)` says of a segment's data file."""
+        """Return the result of `question(files, descriptor)` for a segment's data file."""
         try:
             with opened(self.files, segment.path) as fd:
                 return question(self.files, fd)
@@ -349,7 +357,7 @@ class Snapshot(NamedTuple):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def out_of_range(self, offset: int) -> OffsetOutOfRange:
-        """For a reader of what retention has taken since: where it can go on now."""
+        """Return the error for a reader whose data retention has taken: it says where reading can continue."""
         kept = (segment.first_offset for segment in self.segments if not segment.removed)
         return OffsetOutOfRange(offset, next(kept, self.visible_end), self.visible_end)
 
@@ -359,7 +367,7 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 
 
 def find_segment(segments: Sequence[Segment], visible_end: int, offset: int) -> tuple[Segment, int]:
-    """The segment that has the byte `offset`, and the byte offset where what is readable of it ends.
+    """Return the segment that has the byte `offset`, and the byte offset where its readable part ends.
 
     Raises OffsetOutOfRange(first, visible end).
     """

@@ -1,9 +1,9 @@
-"""Reading cold data in order: the next piece is fetched ahead, and what was passed makes room in the page cache again.
+"""Read cold data in order: prefetch the next piece, and drop passed pages from the page cache.
 
-A reader that is far behind would otherwise wait for the disk at each request, and push out of the page cache what
-producers have just written and readers at the end still want. Only pages that were not there before are dropped, well
-behind the reader, never near the end of the partition, and not while the machine has memory to spare, unless the
-reader says so.
+Otherwise a reader that is far behind would wait for the disk at each request, and push data out of the page cache that
+producers have just written and readers at the end still need. Only pages that were not cached before are dropped: well
+behind the reader, never near the end of the partition, and not while the machine has memory to spare, unless the reader
+says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 
 
 class _Range(NamedTuple):
-    """Byte offsets [start, stop) of a partition that were brought into the page cache."""
+    """Byte offsets [start, stop) of a partition that were loaded into the page cache."""
 
     start: int
     stop: int
@@ -42,13 +42,13 @@ class SequentialReader:
         self._files = files
         self._spare_part = spare_part
         self._segment: Segment | None = None
-        self._ahead = 0  # up to here the segment was fetched
+        self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether what was to be fetched last was there already: others read the same, or it was written just now."""
+        """Whether the data of the last prefetch was already cached: others read the same, or it was just written."""
         self._brought: deque[_Range] = deque()
 
     def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
-        """Like `Snapshot.read`; fetches up to `window` bytes behind the data and drops old pages.
+        """As `Snapshot.read`; prefetches up to `window` bytes behind the data and drops old pages.
 
         log: always of the same partition.
         """
@@ -63,7 +63,7 @@ class SequentialReader:
         end = offset + length
 
         def read(files: Files, fd: int) -> bytes:
-            files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would bring unknown pages
+            files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel's read-ahead would load unknown pages
             self._fetch(fd, segment, end, offset)
             data = read_exactly(files, fd, length, offset - segment.first_offset)
             _, last = find_segment(log.segments, log.visible_end, offset)
@@ -74,7 +74,7 @@ class SequentialReader:
         return log.look(segment, read)
 
     def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
-        """Have the kernel read up to `stop`, if less than up to `needed` was fetched; whether it was told so.
+        """If less than up to `needed` is prefetched, tell the kernel to read up to `stop`. Return whether it was told.
 
         Returns before the data is there.
         """
@@ -93,21 +93,21 @@ class SequentialReader:
     def _is_cached(self, fd: int, position: int) -> bool:
         try:
             return self._files.preadv_nowait(fd, memoryview(bytearray(1)), position) == 1
-        except OSError:  # not there, or it cannot be told: then it is taken as ours
+        except OSError:  # missing or unknown: the pages then count as ours
             return False
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Give back the pages that were brought and end before `before`."""
+        """Drop the pages that we loaded and that end before `before`."""
         if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
             return
         while self._brought and self._brought[0].stop <= before:
             start, stop = (offset - segment.first_offset for offset in self._brought.popleft())
-            start -= start % _PAGE_BYTES  # the kernel keeps pages that are named in part
+            start -= start % _PAGE_BYTES  # the kernel keeps pages that are named only in part
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """The reader goes to another segment: nothing of the last one in front of `hot` is kept."""
+        """Drop all our pages of the last segment before `hot`: the reader goes to another segment."""
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:
             with suppress(OSError), opened(self._files, segment.path) as fd:  # gone: so are its pages

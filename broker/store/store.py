@@ -46,9 +46,9 @@ AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
 
 
 class Append:
-    """What `Store.append_many` takes: the arguments of `PartitionLog.append`, and what became of it.
+    """An input of `Store.append_many`: the arguments of `PartitionLog.append`, and the result.
 
-    [base, end): the byte offsets that it got, nothing if it was not appended. error: why it was not, or is not safe.
+    [base, end): the byte offsets of the data, empty if it was not appended. error: why it was not, or is not safe.
     """
 
     def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, segment: int | None = None) -> None:
@@ -64,7 +64,7 @@ A = TypeVar("A", bound=Append)
 
 
 class Store:
-    """Lives on the owning (reactor) thread; disk syncs, retention and index rebuilding go through `run_in_thread`."""
+    """Owning (reactor) thread; disk syncs, retention and index rebuilding go through `run_in_thread`."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Store:
     ) -> None:
         """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
 
-        kinds: the internal topics. run_journal: a thread for nothing but the journal's groups, so that puts wait for no
-        other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
+        kinds: the internal topics. run_journal: a thread for the journal's groups alone, so that puts wait for no other
+        work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
         max_open_files: descriptors kept open between uses, by default a share of the process's limit. key_block_bytes:
         see key_building.py. disk_reserve: see DiskSpace.
         """
@@ -94,8 +94,9 @@ class Store:
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
-        """`<topic>-<partition>` of those, and of the internal logs, of which an earlier life had left files, and of
-        which nothing is known to be gone that had been synced."""
+        """Names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and lack no synced
+        data, as far as is known.
+        """
         self._config_for = config_for
         self._kinds = kinds
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
@@ -147,9 +148,9 @@ class Store:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock and scan the data directories and recover every partition; what had to be repaired is in `reports`.
+        """Lock and scan the data directories and recover every partition. `reports` then lists the repairs.
 
-        Indexes missing for closed segments are rebuilt in the background from then on. Raises DirectoryInUse,
+        From then on, missing indexes of closed segments are rebuilt in the background. Raises DirectoryInUse,
         ConfigError, StoreError; nothing stays locked then.
         """
         try:
@@ -165,7 +166,7 @@ class Store:
         self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
-        """Replay what an earlier life's journal has, recover every partition, sync it all, drop the journal."""
+        """Replay an earlier life's journal, recover every partition, sync everything, drop the journal."""
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for topic, number in product(self._kinds, NUMBERS):
             if self.files.is_directory(path := self._internal_path(topic, number)):
@@ -215,7 +216,7 @@ class Store:
             _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until what was found is on the disk where readers may only see what cannot be lost.
+        """Wait until the recovered data is on the disk, where readers may only see data that cannot be lost.
 
         journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
         """
@@ -248,7 +249,7 @@ class Store:
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
     def close(self) -> None:
-        """Sync everything on this thread, waiting for the disk, answer all who wait, unlock. May be called twice."""
+        """Sync everything on this thread, answer all waiters, unlock. Blocks. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -273,10 +274,10 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """Told of every append to any log, in order, on this thread, before anything waits for it or reads it.
+        """Called for every append to any log, in order, on this thread, before anything waits for it or reads it.
 
-        An exception of it is logged. It must not append, and `data` must not be kept for longer than the Append's
-        owner keeps it unchanged.
+        Its exceptions are logged. It must not append, and must not keep `data` longer than the Append's owner keeps it
+        unchanged.
         """
         return self._shared.on_append
 
@@ -285,12 +286,12 @@ class Store:
         self._shared.on_append = listener
 
     def append_many(self, appends: Iterable[A]) -> list[A]:
-        """`log.append(data, units, segment)` for each, in order; they share one sync of the journal.
+        """Call `log.append(data, units, segment)` for each, in order, and return them. They share one sync of the
+        journal.
 
-        Each is taken when those before it are appended.
-
-        Returns them. What is not appended has its `error`: one that is refused does not refuse those of other
-        partitions, but what follows it in its own. Raises ValueError like `append`, with those before it appended.
+        Each is taken from the iterable when those before it are appended. An append that fails has its `error`; later
+        ones to the same partition fail with it, those to other partitions do not. Raises ValueError like `append`, with
+        those before it appended.
         """
         taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
@@ -312,11 +313,10 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call back once when each log is safe on this node up to its `end`, or has failed; at once if all are.
+        """Call back once when each log is safe on this node up to its `end`, or has failed; at once if all are safe.
 
-        Safe as `PartitionLog.when_safe` says: what readers see may lie behind that.
-
-        Nothing is registered in a log that the journal takes care of: the group under way answers for all of them.
+        Safe as in `PartitionLog.when_safe`: readers may see less. Nothing is registered in a log that the journal makes
+        safe: the running group answers for all of them.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -324,18 +324,18 @@ class Store:
             self._journal.when_settled(partial(_ask, ends, callback))
 
     def journal_status(self) -> JournalStatus:
-        """Of the journal that the partitions with synchronous flush share."""
+        """Return the status of the journal that the partitions with synchronous flush share."""
         return self._journal.status()
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 
     def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
-        """Those of `paths` that are none of `known`, by default of the store's own, as real paths."""
+        """Return those of `paths` that are not in `known` (default: the store's own), as real paths."""
         others = set(self.data_paths if known is None else map(os.path.realpath, known))
         return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
 
     def lock_empty_paths(self, paths: Iterable[str]) -> dict[str, int]:
-        """Worker thread: path -> lock of each directory, made if needed.
+        """Worker thread: lock each directory, created if needed. Return path -> lock.
 
         Raises ConfigError, DirectoryInUse; nothing stays locked then.
         """
@@ -361,18 +361,18 @@ class Store:
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def get(self, topic: str, partition: int) -> PartitionLog:
-        """The log of a partition. Raises PartitionNotFound."""
+        """Return the log of a partition. Raises PartitionNotFound."""
         log = self._logs.get((topic, partition))
         if log is None:
             raise PartitionNotFound(topic, partition)
         return log
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log of a partition, None if there is none."""
+        """Return the log of a partition, None if there is none."""
         return self._logs.get((topic, partition))
 
     def get_or_create(self, topic: str, partition: int, first_offset: int = 0) -> PartitionLog:
-        """The log of a partition; if there is none it is made, empty, to begin at byte `first_offset`.
+        """Return the log of a partition. If there is none, create an empty one that begins at byte `first_offset`.
 
         Raises InvalidName, StoreError.
         """
@@ -380,36 +380,37 @@ class Store:
         return self._create(topic, partition, first_offset) if log is None else log
 
     def directory_for(self, topic: str, partition: int) -> str:
-        """Where a partition is, or will be made. Raises InvalidName."""
+        """Return the directory where a partition is, or will be created. Raises InvalidName."""
         log = self._logs.get((topic, partition))
         if log is not None:
             return log.directory
         return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
 
     def find_named(self, name: str) -> PartitionLog | None:
-        """The log of the partition `<topic>-<number>`, or the internal log, of this name; None if there is none."""
+        """Return the partition's log `<topic>-<number>` or the internal log with this name; None if there is none."""
         topic, _, number = name.rpartition("-")
         if is_internal(topic):
             return self._internal_logs.get((topic, int(number)))
         return self._logs.get((topic, int(number)))
 
     def logs(self) -> Iterable[PartitionLog]:
-        """All logs, in no particular order."""
+        """Return all partitions' logs, in no particular order."""
         return self._logs.values()
 
     def all_logs(self) -> Iterable[PartitionLog]:
-        """Those of partitions and the internal ones."""
+        """Return all logs, of partitions and internal ones."""
         return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
-        """Of a log whose write or sync has failed, so that it takes nothing before a restart; None if there is none.
-        O(partitions)."""
+        """Return the failure of a log that takes no appends before a restart because a write or sync failed; None if
+        there is none. O(partitions).
+        """
         failed = next((log for log in self.all_logs() if log.read_only is not None), None)
         return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
 
     @property
     def max_message_id(self) -> int:
-        """Largest id in any log that a broker of ours can have given, 0 if there is none: new ids must be larger.
+        """The largest id in any log that a broker of ours can have given, 0 if there is none: new ids must be larger.
 
         O(partitions); O(messages) for segments with a foreign id (message_id.foreign_from).
         """
@@ -437,24 +438,27 @@ class Store:
     # --- internal logs (internal_logs.py): no partitions, and never among `logs` --------------------------------------
 
     def internal_logs(self, topic: str) -> Sequence[PartitionLog]:
-        """Those of an internal topic that there are."""
+        """Return the existing logs of an internal topic."""
         return [log for (name, _), log in self._internal_logs.items() if name == topic]
 
     def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
-        """Those that can be read on while this node follows: not one whose end is being cut off, which has less in its
-        files than its index says until the cut is done."""
+        """Return those that can be read while this node follows. A log whose end is being cut off is left out: until
+        the cut is done, its files hold less than its index says.
+        """
         return [log for log in self.internal_logs(topic) if log.read_only is None]
 
     def all_internal_logs(self) -> Sequence[PartitionLog]:
-        """Those of all internal topics."""
+        """Return the logs of all internal topics."""
         return tuple(self._internal_logs.values())
 
     def internal_log(self, topic: str, waits: bool) -> PartitionLog:
-        """That of what has group commit, or asynchronous flush; made on its first use. Raises StoreError."""
+        """Return the log for partitions with group commit (`waits`) or asynchronous flush; created on first use. Raises
+        StoreError.
+        """
         return self.numbered_internal_log(topic, number_of(waits))
 
     def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
-        """The internal log of this number, made to begin at `first_offset` if there is none. Raises StoreError."""
+        """Return the internal log of this number, created at `first_offset` if there is none. Raises StoreError."""
         log = self._internal_logs.get((topic, number))
         return self._create_internal_log(topic, number, first_offset) if log is None else log
 
@@ -492,24 +496,26 @@ class Store:
             self.key_building.consider(log)
 
     def reconfigure(self) -> None:
-        """Ask for every log's settings again. Retention asks whenever it runs, data paths only for new partitions."""
+        """Apply every log's current settings. Retention reads them at each run, data paths are read only for new
+        partitions.
+        """
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
 
     # --- cutting ------------------------------------------------------------------------------------------------------
 
     def cut(self, ends: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """Take everything behind byte offset `end` out of each of these logs, and call `done` when that is on the disk.
+        """Cut everything behind byte offset `end` off each of these logs. Call `done` when that is on the disk.
 
-        What goes is kept in `<segment>.damaged-…` files beside it, and named in the log. To readers and writers it is
-        then as if those bytes had never been; `visible_end` comes down with them. A crash leaves each log as before or
-        as after. Nothing may be appended to these logs before `done` is called. Costs a sync of all partitions that the
-        journal has, and a few ticks; `done` is called at once if nothing is to be cut.
+        The cut data is kept in `<segment>.damaged-…` files beside it, which are named in the broker's log. Readers and
+        writers then find no trace of those bytes; `visible_end` comes down too. A crash leaves each log as before or as
+        after. Nothing may be appended to these logs before `done` is called. Costs a sync of all partitions that have
+        data in the journal, and a few ticks; `done` is called at once if nothing is to be cut.
 
-        done(kept, error): the files that keep what each log has lost, of those that were cut. error: why the others
-        were not. It is a StoreError where the log has no record boundary at `end`, or cannot be synced or cut; the logs
-        in front of the one that failed are cut, and that one takes no writes before a restart if it says CutUnfinished.
-        Raises StoreError for an end that no byte of the log has.
+        done(kept, error): for each log that was cut, the files that keep its lost data. error: why the others were not
+        cut. It is a StoreError if a log has no record boundary at `end`, or cannot be synced or cut. Logs before the
+        failed one are cut. The failed one takes no writes before a restart if the error is CutUnfinished. Raises
+        StoreError for an end outside the log's bytes.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -517,9 +523,9 @@ class Store:
         self._cut({log: Change(end) for log, end in ends.items() if end < log.end_offset}, done)
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """As `cut`, but all that these logs have goes, and each goes on, empty, at its new first offset.
+        """As `cut`, but remove all data of these logs, and continue each, empty, at its new first offset.
 
-        Raises StoreError for one that the log has, or where it ends.
+        Raises StoreError for an offset that lies in the log or at its end.
         """
         for log, first_offset in first_offsets.items():
             first, end = log.first_offset, log.end_offset
@@ -540,7 +546,7 @@ class Store:
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Start the background work whose time has come. To be called about four times a second."""
+        """Start the background work that is due. Call this about four times a second."""
         self._syncs.tick(self._monotonic())
         self._journal.tick()
         self._rebuilding.tick(self._monotonic())
@@ -548,28 +554,29 @@ class Store:
         self._cutting.tick()
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
-        """Of each partition `<topic>-<partition>`, and each internal log: its first offset, its end, and where its last
-        segment begins."""
+        """Return for each partition `<topic>-<partition>` and each internal log: its first offset, its end, and where
+        its last segment begins.
+        """
         found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
     def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
-        """Take too old segments out of their logs at once and start deleting or archiving their files.
+        """Take segments that are too old out of their logs at once and start deleting or archiving their files.
 
-        is_due: whether a topic's turn has come (topics may have schedules of their own).
-        Files that cannot be removed are logged and come back into the log, to be tried at the next run.
+        is_due: whether it is the topic's turn (topics may have their own schedules). Files that cannot be removed are
+        logged and come back into the log, to be tried at the next run.
         """
         return self._retention.apply(self._logs.values(), is_due)
 
     def apply_size_limits(self) -> list[RemovedSegment]:
-        """The same for topics with more bytes than their policies allow: their oldest segments go."""
+        """As `apply_retention`, for the oldest segments of topics with more bytes than their policies allow."""
         return self._retention.apply_sizes(self._logs.values())
 
     @property
     def retention_enabled(self) -> bool:
-        """Whether `apply_retention` and `apply_size_limits` take anything; True unless it was set otherwise."""
+        """Whether `apply_retention` and `apply_size_limits` take anything; True unless set otherwise."""
         return self._retention.enabled
 
     @retention_enabled.setter
@@ -577,11 +584,11 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Take whole segments in front of byte offset `first_offset` out of a log, as the log that it copies has lost
-        them; their files go in the background, by this broker's own policy for the topic (deleted if it has none).
+        """Take whole segments before byte offset `first_offset` out of a log, after its source has lost them. Their
+        files are removed in the background by this broker's own policy for the topic (deleted if it has none).
 
-        What readers do not see yet stays, and so do the last segment, one that is not on the disk with its index, and
-        all of them while others are being removed: to be asked for again.
+        Segments that readers do not see yet stay, as do the last segment and one that is not on the disk with its
+        index. While others are being removed, all stay: call this again.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -589,7 +596,7 @@ class Store:
 
     @property
     def unindexed_segments(self) -> int:
-        """Closed segments whose index is still to be rebuilt; their messages are not counted yet."""
+        """The number of closed segments whose index is still to be rebuilt; their messages are not counted yet."""
         return len(self._rebuilding)
 
 
@@ -600,7 +607,7 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """The journal has done what it can; what is still not safe waits for its own file's sync, or has failed."""
+    """Ask the logs after the journal is done: data that is not safe waits for its own file's sync, or has failed."""
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}
     if not left:

@@ -1,4 +1,4 @@
-"""Bringing a partition's data and index to the disk: one worker call for one partition, or for many together."""
+"""Bring a partition's data and index to the disk: one worker call for one partition, or for many together."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _log = logging.getLogger(__name__)
 
 
 class _Part:
-    """One segment's share of a job: what it looked like when the job was made."""
+    """One segment's share of a job: its state when the job was made."""
 
     def __init__(self, segment: Segment, kind: int) -> None:
         self.segment = segment
         self.end = segment.end
         self.unsynced = kind & DATA and segment.synced < segment.end
-        self.fd: int | None = None  # to sync it by
-        # None also later on: an index that is made again meanwhile has nothing to do with this job
+        self.fd: int | None = None  # the descriptor to sync
+        # None also later on: an index rebuilt meanwhile is not part of this job
         self.index = index = segment.index if kind & INDEX else None
         self.units = b"" if index is None else index.tail()
         self.count = len(self.units) // UNIT_BYTES
         self.stored = 0 if index is None else index.stored
-        self.crc = 0 if index is None else index.crc  # after the worker has written: that of the units, too
+        self.crc = 0 if index is None else index.crc  # after the worker has written, includes the units
         self.max_stored_id = 0 if index is None else index.max_stored_id
         self.vouched = None if index is None else index.vouched
-        self.max_id = 0  # of the units; the worker looks
+        self.max_id = 0  # of the units; set by the worker
 
 
 class SyncJob:
     """Work for one worker call, made and applied on the owning thread, run on a worker.
 
-    It covers the data below `end`, which holds `count` records in the log's own count. Index units are written
-    before anything is synced and need not stay in memory meanwhile (`settle_units`); headers, which promise, come last.
+    It covers the data below `end`, which holds `count` records in the log's own count. Index units are written before
+    anything is synced, and may then leave memory (`settle_units`). Headers, which contain promises, are written last.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class SyncJob:
         end: int,
         count: int,
     ) -> None:
-        """directory: of the partition. directories: whose entries are new."""
+        """directory: of the partition. directories: those with new entries."""
         self.kind = kind
         self.directory = directory
         self.end = end
         self.count = count
         self.directories = directories
         self.syncs_headers = False
-        """Whether a power cut, too, may not take what the headers promise."""
+        """Whether the promises of the headers must survive a power cut, too."""
         self.error: OSError | None = None
         self.lacked_room = False
-        """Whether the index units are not in the files, because the disk is full."""
+        """Whether the index units are not in the files because the disk is full."""
         self.ran = False
         self._files = files
         self._parts = [_Part(segment, kind) for segment in segments]
@@ -89,7 +89,7 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Worker thread: all of a pinned job alone, or nothing if it was cancelled. What ends it is in `error`."""
+        """Worker thread: run all of a pinned job alone, or nothing if it was cancelled. A failure is in `error`."""
         if self.enter():
             try:
                 self.step(self.write_units)
@@ -98,7 +98,7 @@ class SyncJob:
                 self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Worker thread: one action of the job; an OSError ends this job and no other."""
+        """Worker thread: run one action of the job; an OSError ends this job and no other."""
         if self.error is None:
             try:
                 action()
@@ -106,23 +106,23 @@ class SyncJob:
                 self.error = error
 
     def cancel(self) -> None:
-        """Make `run` do nothing from now on, waiting for it if it is under way."""
+        """Make `run` do nothing from now on. Wait for it if it is running."""
         with self._lock:
             self._cancelled = True
 
     def release(self) -> None:
-        """Owning thread: let go of the descriptors."""
+        """Owning thread: release the descriptors."""
         for part in self._parts:
             if part.fd is not None:
                 part.segment.data.unpin()
 
     def writes_index(self, segment: Segment) -> bool:
-        """Whether the index file of this segment may be written by this job."""
+        """Whether this job may write the index file of this segment."""
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
-        """Owning thread: whether the units are in the files, though unsynced; they leave memory then, also while `run`
-        goes on. True for a job that writes none.
+        """Owning thread: drop the units from memory if they are in the files, though unsynced, even while `run` goes
+        on. Return whether they are. True for a job that writes none.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True
@@ -144,7 +144,7 @@ class SyncJob:
                         part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        """Index paths, and what their headers may promise when data and units are synced."""
+        """Yield index paths, and what their headers may promise when data and units are synced."""
         if self.kind & INDEX and not self.lacked_room:
             for part in self._parts:
                 segment = part.segment
@@ -155,7 +155,7 @@ class SyncJob:
     # --- the steps, in a worker thread --------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Begin, unless it was cancelled; `leave` follows."""
+        """Begin, unless the job was cancelled; `leave` follows."""
         self._lock.acquire()
         self.ran = not self._cancelled
         if not self.ran:
@@ -163,12 +163,13 @@ class SyncJob:
         return self.ran
 
     def leave(self) -> None:
-        """It has run."""
+        """Record that the job has run."""
         self._lock.release()
 
     def write_units(self) -> None:
-        """Put the index units into their files, unsynced. Without room for them they stay in memory for the next job,
-        which writes the same places again."""
+        """Write the index units to their files, unsynced. If the disk is full, they stay in memory for the next job,
+        which writes the same places again.
+        """
         try:
             for part in self._parts:
                 if part.units:
@@ -186,7 +187,7 @@ class SyncJob:
         self._units_written = True
 
     def _sync(self) -> None:
-        """Bring data, units and names to the disk, file by file, and say so in the indexes."""
+        """Sync data, units and names, file by file, and record this in the indexes."""
         if self.kind & DATA:
             for part in self._parts:
                 if part.fd is not None:
@@ -197,7 +198,7 @@ class SyncJob:
             self._write_checkpoints(sync=True)
 
     def move_checkpoints(self) -> None:
-        """Say in the indexes that a sync of the file systems has covered data and units."""
+        """Record in the indexes that a sync of the file systems has covered data and units."""
         if self.kind & DATA:
             self._check_named()
             self._write_checkpoints(sync=False)
@@ -222,9 +223,9 @@ class SyncJob:
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
     """Worker thread: run many partitions' jobs with one sync of each file system instead of two of each partition.
 
-    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck; the price
-    is that what others have written to it is waited for too. sync: FileSystems.sync. The error of a job is kept in it;
-    that of the sync is kept in all, and returned.
+    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck. The price
+    is that the sync also waits for data that others have written. sync: FileSystems.sync. Each job keeps its own error;
+    an error of the sync is kept in all jobs, and returned.
     """
     entered = [job for job in jobs if job.enter()]
     failure = None
@@ -233,7 +234,7 @@ def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob])
             job.step(job.write_units)
         try:
             if directories := dict.fromkeys(job.directory for job in entered if job.kind & DATA):
-                sync(directories)  # not without: it would wait for another's sync
+                sync(directories)  # do not call it without directories: it would wait for another's sync
         except OSError as error:
             failure = error
             for job in entered:

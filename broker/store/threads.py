@@ -1,4 +1,4 @@
-"""Handing work to worker threads, and calling back."""
+"""Hand work to worker threads, and call back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
-    """Call back; an exception is the callback's bug and must not keep the others from being called: it is logged."""
+    """Call back. An exception is a bug of the callback and is logged: it must not keep other callbacks from being
+    called.
+    """
     try:
         callback(*arguments)
     except Exception:
@@ -25,11 +27,11 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 
 class Turns:
-    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread. Whatever
-    else begins with a function and ends with a call of `done` is shared in the same way.
+    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread. Any
+    other work that begins with a function and ends with a call of `done` can be shared in the same way.
 
-    Each key has a queue of its own and the queues take turns, so that many calls of one key cost another no more than
-    its share. Invariant: a key is in `_waiting` as long as calls of it wait, and at its place in the order of turns.
+    Each key has its own queue and the queues take turns, so that many calls of one key cost another no more than its
+    share. Invariant: a key is in `_waiting` as long as calls of it wait, at its place in the order of turns.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Turns:
         pause: Callable[[], float] = lambda: 0.0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """pause: seconds to wait before the next call may start, 0 for none; `call_later` then waits so long."""
+        """pause: seconds to wait before the next call may start, 0 for none; `call_later` then waits that long."""
         self._run_in_thread = run_in_thread
         self._limit = limit
         self._pause = pause
@@ -50,7 +52,7 @@ class Turns:
         self._pausing = False
 
     def __len__(self) -> int:
-        """Calls that wait for their turn."""
+        """Return the number of calls that wait for their turn."""
         return sum(map(len, self._waiting.values()))
 
     def run(self, key: Hashable, function: Callable[[], Any], done: Callable[[Any], None]) -> None:

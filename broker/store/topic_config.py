@@ -1,4 +1,4 @@
-"""What server.ini says about storing one topic: when it is synced, and what is taken away (storage.md §5, §9)."""
+"""The server.ini settings for storing one topic: when it is synced, and what is removed (storage.md §5, §9)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FlushPolicy:
 
     @property
     def seconds(self) -> float:
-        """How long data may wait to be synced."""
+        """Seconds that data may wait to be synced."""
         return self.interval_ms / 1000
 
 
@@ -46,7 +46,7 @@ GROUP_COMMIT = FlushPolicy(0, float("inf"))
 
 
 class Disposal(Enum):
-    """What happens to an old segment."""
+    """The treatment of an old segment."""
 
     DELETE = "delete"
     ARCHIVE = "archive"
@@ -57,7 +57,7 @@ class Disposal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeletePolicy:
-    """Closed segments not changed for `max_age_s` seconds are taken away by `action`.
+    """Closed segments not changed for `max_age_s` seconds are removed by `action`.
 
     So are the oldest ones of a topic that has more than `max_bytes` bytes of messages in all its partitions on this
     broker; None: any number.
@@ -70,7 +70,7 @@ class DeletePolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicStoreConfig:
-    """What server.ini says about storing one topic (storage.md §9). unflush_threshold <= 0 means group commit."""
+    """The server.ini settings for storing one topic (storage.md §9). unflush_threshold <= 0 means group commit."""
 
     max_segment_size: int
     unflush_threshold: int
@@ -86,10 +86,11 @@ class TopicStoreConfig:
 
 
 def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy:
-    """The policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`, `delete,168,size=10g`.
+    """Return the policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`,
+    `delete,168,size=10g`.
 
-    `size=` is ours: 1.x passes over words there, and takes any but `true` behind archive's age as false. Other options
-    that 1.x does not look at are not looked at. Raises ConfigError naming `option`, the value and the accepted forms.
+    `size=` is ours: 1.x skips words there, and takes any word but `true` behind archive's age as false. As in 1.x,
+    other options are ignored. Raises ConfigError naming `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]
     age = _AGE.fullmatch(values[0].lower()) if values else None

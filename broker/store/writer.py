@@ -1,4 +1,4 @@
-"""Appending to a partition's last segment, closing it, and beginning the next."""
+"""Append to a partition's last segment, close it, and begin the next."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Owning thread. Knows nothing of what is safe or shown.
+    """Owning thread. Knows nothing about safe or visible data.
 
-    Invariants: an indexed segment's units lie back to back and end at its end, but for damage that was copied; within a
+    Invariants: an indexed segment's units lie back to back and end at its end, except for copied damage; within a
     segment store times (of bounds: without their sign) never decrease, whatever the clock does.
     """
 
@@ -39,9 +39,9 @@ class Writer:
         max_segment_size: int,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """unsynced_directories: in which names of the partition's files may not be on the disk."""
+        """unsynced_directories: those in which names of the partition's files may not be on the disk."""
         self.max_segment_size = max_segment_size
-        """Bytes of the last segment from which on `roll` is due."""
+        """Size in bytes at which the last segment is due for `roll`."""
         self.unsynced_directories = list(unsynced_directories)
         self._directory = directory
         self._segments = segments
@@ -50,7 +50,7 @@ class Writer:
         self._stored_ms: int | None = None
         self._written_back = segments.end_offset
         self._writing_back = False
-        self._copied = self._dropped = -1  # where the copy under way ends, and what the page cache need not keep
+        self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
         """Write bytes that no index unit describes behind the last record. Raises as `append`."""
@@ -65,12 +65,12 @@ class Writer:
     def append(self, data: Sequence[Buffer], units: Buffer, *, copied: bool = False) -> tuple[int, Buffer]:
         """Write whole records behind the last one. copied: of a large copy, which the page cache need not keep.
 
-        Returns the number of index units that are only in memory now, and the units as they were stored: with their
-        times in order.
+        Returns the number of index units that are only in memory now, and the units as stored: with their times in
+        order.
 
-        All or nothing: what a failed write left is cut back. Raises DiskFull where there only was no room; LogReadOnly
-        for any other failure, after which nothing may be appended; ValueError, with nothing written, if data and units
-        do not belong together.
+        All or nothing: a failed write is cut back. Raises DiskFull if the disk was merely full; LogReadOnly for any
+        other failure, after which nothing may be appended; ValueError, with nothing written, if data and units do not
+        belong together.
         """
         segments = self._segments
         base = segments.end_offset
@@ -94,39 +94,39 @@ class Writer:
         return unstored, units
 
     def roll(self) -> None:
-        """Begin the next segment. Raises OSError: the last one can go on growing."""
+        """Begin the next segment. Raises OSError: the last one can then continue to grow."""
         self._segments.add(create_segment(self._open_files, self._directory, self._segments.end_offset))
         self.unsynced_directories.append(self._directory)
 
     def _last_stored_ms(self) -> int:
-        """Store time of the last segment's last record (Unix ms), 0 if it has none. Read once for a log."""
+        """Return the store time of the last segment's last record (Unix ms), 0 if it has none. Read once per log."""
         index = self._segments.active_index
         if not len(index):
             return 0
         try:
             return abs(index.unit(len(index) - 1)[2])
-        except (OSError, MetaqError, IndexDamaged) as error:  # costs searches by time some order, but refuses no put
+        except (OSError, MetaqError, IndexDamaged) as error:  # searches by time lose some order, but no put is refused
             _log.warning("%s: the store time of the last message is unknown: %s", self._directory, error)
             return 0
 
     def _cut_back(self, segment: Segment, failure: OSError) -> DiskFull | LogReadOnly:
-        """Undo a write that has failed; what to raise."""
+        """Undo a failed write. Return the error to raise."""
         cause = str(failure)
         try:
             self._open_files.files.truncate(segment.data.use(), segment.size)
         except OSError as error:  # recovery cuts it at the next start
             left = f"cutting the file back to {segment.size} bytes failed: {error}"
             return LogReadOnly(self._directory, f"{cause} (and {left})")
-        if no_room(failure):  # nothing of it was shown, journaled or synced, and nothing is left of it
+        if no_room(failure):  # no part of it was shown, journaled or synced, and nothing is left of it
             return DiskFull(self._directory, f"{cause}; nothing of the put was kept")
         return LogReadOnly(self._directory, cause)
 
     def _write_back(self, segment: Segment, end: int) -> None:
-        """Have the kernel begin to write what was appended, in a worker thread, which may have to wait for the device.
+        """Have the kernel begin to write appended data, in a worker thread, which may have to wait for the device.
 
-        Else it comes all at once with the next sync, which then takes long. Of a copy the page cache loses what should
-        have been written by now, so that the copy goes on in the same pages: it pushes nothing else out, and pages that
-        nobody has used for long are dear in a virtual machine.
+        Otherwise the next sync writes all of it at once and takes long. For a copy, pages that should be written by now
+        leave the page cache, so that the copy reuses the same pages: it pushes nothing else out, and pages that have
+        been unused for long are expensive in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True
@@ -146,14 +146,14 @@ class Writer:
 
 
 def _written_back(files: Files, fd: int, dirty: range, written: range | None) -> None:
-    """Have the dirty bytes written, and the written ones leave the page cache; those that are still dirty stay."""
+    """Start writing the dirty bytes, and drop the written ones from the page cache. Bytes that are still dirty stay."""
     files.start_writeback(fd, dirty.start, len(dirty))
     if written:
         files.advise(fd, written.start, len(written), os.POSIX_FADV_DONTNEED)
 
 
 def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
-    """The first and the last record's store time, without the sign of a bound."""
+    """Return the first and the last record's store time, without the sign of a bound."""
     if not size or not units or len(units) % UNIT_BYTES:
         raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
     first, _, first_ms, length, _ = UNIT.unpack_from(units)
