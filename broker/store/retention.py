@@ -321,7 +321,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
                 _zip(files, path)
                 files.fsync_directory(directory)
             files.unlink(path)
-    except _Unreadable as error:  # later reads fail too: drop the segment, but keep what can be read
+    except _Unreadable as error:  # later reads fail too: the log must not keep it, but what can be read is kept
         _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
         files.rename(path, f"{path}.arc")
     except FileNotFoundError:

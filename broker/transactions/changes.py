@@ -1,4 +1,6 @@
-"""Changes of the files of the transaction log, as values: a worker makes them here, and a broker set sends them on."""
+"""Changes of the transaction log's files, as values: a worker makes them here, and a broker set sends them to its
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ REMOVED = -2
 
 
 class LogChange(NamedTuple):
-    """Of the file `name`: the bytes to write at `position`, or REPLACED with the new content, or REMOVED."""
+    """A change of the file `name`: the bytes to write at `position`, or REPLACED with the new content, or REMOVED."""
 
     name: str
     position: int
@@ -32,16 +34,17 @@ class LogCopies(Protocol):
     """The other nodes of a broker set (sets/transactions.py)."""
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
-        """Have every in-sync node make these changes, in this order and behind those before them.
+        """Make these changes on every in-sync node, in this order and after all earlier ones.
 
-        done(None): all have, on the disk if `disk`, and with whatever was written before; done(why): nobody knows.
+        done(None): all nodes have made them, on the disk if `disk`, and after all earlier writes; done(why): nobody
+        knows.
         """
 
     def refusal_now(self) -> MetaqError | None:
-        """Why nothing can be said of what other nodes have: one of them may have been elected. None if it has not."""
+        """Why the state of the other nodes is unknown: one of them may have been elected. None if not."""
 
     def failed(self, failure: MetaqError) -> None:
-        """This node cannot write its own files any more; DiskFull: not before there is room."""
+        """Report that this node can no longer write its own files; DiskFull: until there is room."""
 
 
 def make_change(files: Files, directory: str, change: LogChange) -> None:

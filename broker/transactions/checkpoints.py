@@ -1,8 +1,8 @@
-"""Where a replay may begin: in our own file for us, in `checkpoint.<n>` for the Java broker (storage.md §7).
+"""Where a replay may begin: stored in our own file for us, in `checkpoint.<n>` for the Java broker (storage.md §7).
 
 1.4.6.2 writes the newest open transaction's place where the oldest one's is meant, so its checkpoints are never read
-here: ours lies in `metaq.json`, with the decisions operators have made (heuristics). Whatever a Java broker has
-appended meanwhile lies behind that place, so it stays right. It has a checksum over everything else in it.
+here. Ours is in `metaq.json`, with the operators' decisions (heuristics). A Java broker only appends behind that place,
+so it stays right. The file has a checksum over all its other fields.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 STATE_NAME = "metaq.json"
-"""Ours alone; the Java broker leaves it alone."""
+"""Our own file: the Java broker ignores it."""
 
 Heuristic = str
-"""`commit`, `rollback` or `complete`: what an operator has decided about a prepared transaction."""
+"""An operator's decision on a prepared transaction: `commit`, `rollback` or `complete`."""
 
 HEURISTICS = ("commit", "rollback", "complete")
 
@@ -57,23 +57,24 @@ _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What metaq.json says. replay_from: None = from the beginning."""
+    """The content of metaq.json. replay_from: None = from the beginning."""
 
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
     damage: str | None = None
-    """What is wrong with the file: then the place is not believed, and only decisions that can be read are here."""
+    """What is wrong with the file. If set, the place is not trusted, and only readable decisions are included."""
 
 
 def read_state(files: Files, directory: str) -> SavedState:
-    """Blocks. Raises OSError if the file is there but cannot be read."""
+    """Read metaq.json. Blocks. Raises OSError if the file is there but cannot be read."""
     path = os.path.join(directory, STATE_NAME)
     data = read_file(files, path)
     if data is None:
         return SavedState()
     try:
         saved = simplejson.loads(data)
-        if saved.keys() != _STATE_FIELDS and saved.keys() != _STATE_FIELDS - {_CHECKSUM}:  # our first releases had none
+        # our first releases had no checksum
+        if saved.keys() != _STATE_FIELDS and saved.keys() != _STATE_FIELDS - {_CHECKSUM}:
             raise ValueError("fields that no broker writes")
         if _CHECKSUM in saved and saved.pop(_CHECKSUM) != _checksum(saved):
             raise ValueError("a wrong checksum")
@@ -87,12 +88,12 @@ def read_state(files: Files, directory: str) -> SavedState:
 
 
 def write_state(files: Files, directory: str, state: SavedState) -> None:
-    """Blocks until it is on the disk. Raises OSError."""
+    """Write metaq.json. Blocks until it is on the disk. Raises OSError."""
     make_change(files, directory, state_change(state))
 
 
 def state_change(state: SavedState) -> LogChange:
-    """The change that makes metaq.json say this."""
+    """Return the change that makes metaq.json hold this state."""
     position = state.replay_from or RedoPosition(0, 0)
     saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
     saved[_CHECKSUM] = _checksum(saved)
@@ -120,7 +121,7 @@ def _legible_decisions(data: bytes) -> dict[str, Heuristic]:
 
 
 class Checkpoints:
-    """The Java broker's files: written so that it can take the directory over at any time, never read for a replay."""
+    """The Java broker's files: written so that it can take over the directory at any time, never read for a replay."""
 
     def __init__(self, files: Files, directory: str, max_files: int) -> None:
         """max_files: maxCheckpoints, at least 1."""
@@ -129,17 +130,19 @@ class Checkpoints:
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """What the newest file says; RedoPosition(-1, 0) for a file that is not a checkpoint, None if it is empty."""
+        """The content of the newest file; RedoPosition(-1, 0) for a file that is not a checkpoint, None if it is
+        empty.
+        """
 
     def open(self) -> None:
-        """Look at what is there. Blocks. Raises OSError."""
+        """Read the existing files. Blocks. Raises OSError."""
         found = numbered_files(self._files, self._directory, CHECKPOINT_PREFIX)
         self._numbers = list(found)
         for path in found.values():
             self.last = self._parse(path)
 
     def next(self, position: RedoPosition) -> list[LogChange]:
-        """What a worker is to change so that `position` is the newest checkpoint."""
+        """Return the changes by which a worker makes `position` the newest checkpoint."""
         if self._numbers and self.last is None:
             number = self._numbers[-1]  # Java leaves its first one empty
         else:
@@ -163,7 +166,7 @@ class Checkpoints:
 
 
 def parse_checkpoint(data: bytes) -> RedoPosition:
-    """The place that a checkpoint names. Raises ValueError for bytes that name none."""
+    """Return the place that a checkpoint names. Raises ValueError for bytes that name none."""
     try:
         saved: Any = simplejson.loads(data)
         position = RedoPosition(int(saved["number"]), int(saved["offset"]))

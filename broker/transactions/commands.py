@@ -38,7 +38,7 @@ __all__ = [
 
 
 class OperationType(IntEnum):
-    """What a TX_OP record says has happened."""
+    """The event that a TX_OP record states."""
 
     XA_PREPARE = 1
     XA_COMMIT = 2
@@ -69,7 +69,7 @@ class StoredPut(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What became of a transaction. attachment_bytes: length of what follows the record (commits only)."""
+    """The outcome of a transaction. attachment_bytes: length of the attachment behind the record (commits only)."""
 
     tx_key: str
     type: OperationType
@@ -145,7 +145,7 @@ _TxCommand, _AppendMessage, _TransactionOperation = _message_classes()
 
 
 def encode_put(put: StoredPut) -> bytes:
-    """TxCommand of a message in a transaction."""
+    """Return the TxCommand of a message in a transaction."""
     line = (
         f"put {put.topic} {put.partition} {len(put.body)} {put.flag} {put.checksum} {put.tx_key} {put.opaque}\r\n"
     ).encode()
@@ -155,7 +155,7 @@ def encode_put(put: StoredPut) -> bytes:
 
 
 def encode_operation(operation: Operation) -> bytes:
-    """TxCommand of what became of a transaction; a commit's attachment follows it in the file."""
+    """Return the TxCommand of a transaction's outcome; a commit's attachment follows it in the file."""
     content = _TransactionOperation(
         type=operation.type, was_prepared=operation.was_prepared, transaction_id=operation.tx_key
     )
@@ -172,7 +172,7 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def command_end(data: Buffer) -> int:
-    """Where the fields of 1.x end in the bytes of a TxCommand; what follows is ours (redo.py).
+    """Return where 1.x's fields end in the bytes of a TxCommand; our own fields follow (redo.py).
 
     Raises RemoteProtocolError unless they begin as both brokers write them: in the order of their numbers, none twice.
     """
@@ -184,7 +184,7 @@ def command_end(data: Buffer) -> int:
 
 
 def content_end(data: Buffer) -> int:
-    """Where `cmd_content` says that it ends, which may be beyond the data. Raises RemoteProtocolError."""
+    """Return where `cmd_content` claims to end, which may be beyond the data. Raises RemoteProtocolError."""
     if bytes(data[:3]) not in _BEGINNINGS:
         raise RemoteProtocolError(f"no TxCommand: {bytes(data[:8]).hex()}")
     size = shift = 0
@@ -199,9 +199,9 @@ def content_end(data: Buffer) -> int:
 
 
 def decode_command(data: bytes) -> StoredPut | Operation:
-    """The command in the bytes of a TxCommand that has 1.x's fields only.
+    """Return the command in the bytes of a TxCommand that has 1.x's fields only.
 
-    Raises RemoteProtocolError saying what is wrong with them: whatever no broker writes is damage.
+    Raises RemoteProtocolError, naming the problem, for bytes that no broker writes: they are damage.
     """
     command = _parse(_TxCommand, data, "TxCommand")
     if command.cmdType == _APPEND_MSG:
@@ -256,7 +256,7 @@ def _decode_put(message_id: int, frame: bytes) -> StoredPut:
 
 
 def _int32(token: str, line: bytes) -> int:
-    """As both brokers write it: no sign but a minus, no zeros in front."""
+    """Parse a number as both brokers write it: no sign but a minus, no leading zeros."""
     if _DECIMAL.fullmatch(token) and INT32_MIN <= (value := int(token)) <= INT32_MAX:
         return value
     raise RemoteProtocolError(f"stored put with the number {token!r}: {line[:80]!r}")

@@ -1,9 +1,9 @@
 """A commit: first the record that decides it, then the messages, then the answer.
 
-1. The commit record is queued with the places where the messages will lie if nothing else comes in between.
-2. Once it is written (and synced, if that is the setting) the transaction is committed: the messages are appended to
-   their partitions. If something did come in between, the attachment of the record is put right.
-3. It is answered when the messages are visible in every partition: synced where the topic's setting says so.
+1. The commit record is queued with the places where the messages will lie if nothing else is appended before them.
+2. Once it is written (and synced, if so configured) the transaction is committed: the messages are appended to their
+   partitions. If something else was appended before them, the attachment of the record is corrected.
+3. The commit is answered when the messages are visible in every partition: synced where the topic's setting says so.
 
 A crash between 1 and 3 is repaired at the next start (recovery.py): all messages, or none. 1.x appends first and
 records then, so that a crash leaves messages of a transaction that nobody committed.
@@ -36,21 +36,21 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""settled(writer failure, first partition's failure); both None: the messages are there for everybody."""
+"""settled(writer failure, first partition's failure); both None: everybody can read the messages."""
 
 
 class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """All of it now; `make` pauses."""
+        """Encode everything now; `make` pauses."""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
 
     @classmethod
     def make(cls, block: Block, base: int, now_ms: int) -> Generator[None, None, EncodedBlock]:
-        """The same with pauses: it may have a million messages."""
+        """Encode with pauses: the block may have a million messages."""
         made = cls.__new__(cls)
         made._begin(block, base)
         yield from made._add_units(block, now_ms)
@@ -83,8 +83,9 @@ class EncodedBlock(Write):
         return Location(self.store, self.base, self.size, self.checksum)
 
     def move(self, base: int, now_ms: int) -> None:
-        """Make the index units fit another place, behind what is there by now: the log would have to raise times that
-        are older than its last one."""
+        """Move the index units to another place. They get the current time: the log would raise times older than its
+        last one.
+        """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
             units = units.copy()
@@ -95,7 +96,7 @@ class EncodedBlock(Write):
 
 
 class _Commit:
-    """One that is under way."""
+    """A running commit."""
 
     __slots__ = (
         "_settled",
@@ -117,26 +118,26 @@ class _Commit:
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         self.operation = Operation(transaction.key, kind, was_prepared)
         self.blocks = transaction.finish()
-        """Of each partition, until the record is queued."""
+        """The messages of each partition, until the record is queued."""
         self.parts: list[EncodedBlock] = []
         self.record_end = 0
-        """Of the queued record: byte offset in its file."""
+        """Where the queued record ends: byte offset in its file."""
         self.appended = 0
-        """So many of the parts are appended, or have errors."""
+        """The number of parts that are appended or have errors."""
         self.error: MetaqError | None = None
-        """The first one of a part."""
+        """The first error of a part."""
         self.missing = 1
-        """That all is appended, and that what each slice has appended is safe: then it is answered."""
+        """Open steps before the answer: appending everything, and each slice becoming safe."""
         self._settled: Settled | None = settled
 
     def settle(self, failure: str | None, error: MetaqError | None) -> None:
-        """Tell the one who waits, unless that is done."""
+        """Answer the caller, unless it has been answered."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """One thing less is missing: these parts are safe, or have errors; none: all are appended."""
+        """Complete one step: these parts are safe or have errors; no parts: all are appended."""
         self.error = self.error or _failure(parts)
         self.missing -= 1
         if not self.missing:
@@ -144,10 +145,10 @@ class _Commit:
 
 
 class Committer:
-    """Runs the commits of one broker. Lives on the reactor thread.
+    """Runs the commits of one broker. Reactor thread.
 
-    A transaction may have messages for thousands of partitions: its record is made in slices, and in slices they are
-    appended. Both are done in the order of the commits.
+    A transaction may have messages for thousands of partitions: its record is made, and its messages are appended, in
+    slices. Both follow the order of the commits.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Committer:
         now_ms: Callable[[], int],
         on_settled: Callable[[OpenTransaction], None],
     ) -> None:
-        """on_settled: called when all messages of a committed transaction are on the disk of their partitions."""
+        """on_settled: called when all messages of a committed transaction are on the disk in their partitions."""
         self._writer = writer
         self._writing = writing
         self._now_ms = now_ms
@@ -166,9 +167,9 @@ class Committer:
         self._recording = SlicedWork(reactor)
         self._appending = SlicedWork(reactor)
         self._settling = SlicedWork(reactor)
-        self._unrecorded: dict[str, _Commit] = {}  # by key: those whose record is not queued
-        self._decided: dict[_Commit, None] = {}  # those whose record is written, and that are not appended
-        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes that commits are going to append
+        self._unrecorded: dict[str, _Commit] = {}  # by key: commits whose record is not queued
+        self._decided: dict[_Commit, None] = {}  # record written, messages not all appended
+        self._promised: defaultdict[PartitionLog, int] = defaultdict(int)  # bytes that commits will append
         self._unsynced: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = {}
         self._abandoned: StoreError | None = None
 
@@ -238,19 +239,19 @@ class Committer:
         if self._abandoned is not None:
             return
         del self._decided[commit]
-        if commit.error is not None:  # stays unsettled: the next start appends what is missing
+        if commit.error is not None:  # stays unsettled: the next start appends the missing messages
             commit.settle(None, commit.error)
             return
         self._unsynced[commit.transaction] = [(part.log, part.end) for part in parts]
         commit.arrived(())
 
     def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
-        """What is to be appended next, until the slice is over."""
+        """Yield the parts to append next, until the slice is over."""
         while commit.appended < len(commit.parts):
             part = commit.parts[commit.appended]
             commit.appended += 1
             self._keep_promise(part)
-            if part.log.end_offset != part.base:  # something came in between
+            if part.log.end_offset != part.base:  # something else was appended before it
                 part.move(part.log.end_offset, self._now_ms())
             part.log.durability.committed(part.base + part.size)
             yield part
@@ -258,13 +259,13 @@ class Committer:
                 return
 
     def _keep_promise(self, part: EncodedBlock) -> None:
-        """It is about to be appended, or never is."""
+        """Release the promise of a part that is about to be appended, or never will be."""
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:
             del self._promised[part.log]
 
     def abandon(self, why: str) -> None:
-        """Append nothing any more, and tell those who wait. Nothing may follow, but that the writer is abandoned."""
+        """Append nothing more, and tell all waiters. Call nothing after this, except to abandon the writer."""
         self._abandoned = StoreError(why)
         for commit in self._decided:
             commit.settle(None, self._abandoned)
@@ -272,21 +273,22 @@ class Committer:
             commit.settle(why, None)
 
     def is_recording(self, key: str) -> bool:
-        """Whether a transaction of this key is being committed and its record is not queued: no other record of the
-        key may come before."""
+        """Whether a commit of this key runs whose record is not queued: no other record of the key may come before
+        it.
+        """
         return key in self._unrecorded
 
     @property
     def is_busy(self) -> bool:
-        """Whether the record of a commit is being made, or the messages of a decided one appended."""
+        """Whether a commit's record is being made, or a decided commit's messages are being appended."""
         return bool(self._unrecorded or self._decided)
 
     def promised(self, log: PartitionLog) -> bool:
-        """Whether a commit that is decided, or about to be, has messages for this partition that are not appended."""
+        """Whether a decided commit, or one about to be decided, has unappended messages for this partition."""
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
-        """Find out which committed transactions are on the disk by now; the oldest ones first, not all at once."""
+        """Find committed transactions that are now on the disk, the oldest first, not all at once."""
         if not self._settling:
             self._settling.add(self._settle())
 
@@ -313,8 +315,9 @@ class Committer:
         self._recording.finish()
 
     def finish(self) -> None:
-        """Append what is decided, and sync the partitions that committed transactions wait for, on this thread. For
-        shutdown, when the writer has finished."""
+        """Append all decided messages, and sync the partitions that committed transactions wait for, on this thread.
+        For shutdown, after the writer has finished.
+        """
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
             log.sync_now()
@@ -323,11 +326,13 @@ class Committer:
         self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Have a transaction that was committed before the start settled like the others."""
+        """Settle a transaction that was committed before the start like the others."""
         self._unsynced[transaction] = ends
 
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
-    """That too few nodes of a set are in sync by now is none: a decided commit cannot be taken back, and is whole."""
+    """Return the first error of the parts. NotEnoughReplicas is no error: a decided commit cannot be taken back, and is
+    whole.
+    """
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

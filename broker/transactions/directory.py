@@ -23,7 +23,7 @@ DIRECTORY = "transactions"
 REDO_PREFIX = "redo."
 CHECKPOINT_PREFIX = "checkpoint."
 DAMAGED_PREFIX = "damaged-"
-"""Of copies of what a start could not read."""
+"""Prefix of copies of data that a start could not read."""
 
 
 class RedoPosition(NamedTuple):
@@ -34,7 +34,7 @@ class RedoPosition(NamedTuple):
 
 
 def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
-    """Paths of `<prefix><n>` in a directory by n, ascending; other files are left out. Raises OSError."""
+    """Return the paths of `<prefix><n>` in a directory by n, ascending; other files are ignored. Raises OSError."""
     found = {}
     for name in files.list_directory(directory):
         number = name.removeprefix(prefix)
@@ -44,7 +44,7 @@ def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
 
 
 def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
-    """Write a copy, unless there is one with these bytes already; its path. A copy of something else is left alone.
+    """Write a copy, unless one with these bytes exists, and return its path. A copy with other bytes is left alone.
 
     Blocks until it is on the disk. Raises OSError.
     """
@@ -60,7 +60,7 @@ def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
 
 
 def read_file(files: Files, path: str) -> bytes | None:
-    """A whole file; None if there is none. Blocks. Raises OSError."""
+    """Return a whole file, None if there is none. Blocks. Raises OSError."""
     try:
         fd = files.open(path, os.O_RDONLY)
     except FileNotFoundError:

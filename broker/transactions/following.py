@@ -1,9 +1,9 @@
-"""What the records of the transaction log say, one after the other, and how much of it is proven.
+"""Interpret the records of the transaction log in order, and determine how much of them is proven.
 
-A commit of ours proves all of its messages at once: it counts them and has a checksum of their records (redo.py). One
-of a Java broker proves them by partition: size and checksum of the bytes that they make there. A preparation of ours
-proves its messages as a commit does; Java's proves nothing, so there what can be told is told: bodies that do not match
-their producers' checksums, impossible ids, damage before it that may have been one of its messages.
+A commit of ours proves all of its messages at once: it has their count and a checksum of their records (redo.py). A
+Java broker's commit proves them by partition: it has the size and checksum of the bytes that they make there. A
+preparation of ours proves its messages as a commit does. Java's proves nothing, so only visible faults count: bodies
+that do not match their producers' checksums, impossible ids, earlier damage that may have been one of its messages.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .redo_reader import RedoDamage
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 
 _FUTURE_MS = 10 * 365 * 86_400_000
-"""No clock is ahead by so much: an id with such a time is damaged."""
+"""No clock is this far ahead: an id with such a time is damaged."""
 
 
 @dataclass(slots=True)
 class Logged:
-    """A transaction as the log tells it. Places are bytes in its file, which is number `file`."""
+    """A transaction according to the log. Places are bytes in its file, number `file`."""
 
     transaction: OpenTransaction
     """Its key, the content of its messages' records, and whether it is prepared."""
@@ -40,11 +40,11 @@ class Logged:
     """Where its last record so far ends."""
     puts: list[StoredPut] = field(default_factory=list)
     damage: str | None = None
-    """Why a prepared one cannot be committed."""
+    """Why a prepared transaction cannot be committed."""
     suspect: str | None = None
     """What may be wrong with its messages, unless something proves them."""
     may_have_ended: bool = False
-    """There is damage behind its first message that may have been its end, or its preparation."""
+    """Whether damage behind its first message may have been its end, or its preparation."""
 
     @property
     def key(self) -> str:
@@ -64,14 +64,14 @@ class Logged:
 
 @dataclass(slots=True)
 class LoggedBlock:
-    """The messages that a commit has for one partition. proven: they are what was committed, and all of it."""
+    """A commit's messages for one partition. proven: they are exactly the committed messages."""
 
     topic: str
     partition: int
     puts: list[StoredPut]
     proven: bool
     location: Location | None
-    """Where the record says they are."""
+    """Where the record says the messages are."""
 
     @property
     def store(self) -> str:
@@ -87,7 +87,7 @@ class Ended:
     blocks: list[LoggedBlock] = field(default_factory=list)
     """Of a commit."""
     incomplete: bool = False
-    """A commit of ours counts messages that cannot be read."""
+    """Whether a commit of ours counts messages that cannot be read."""
 
     @property
     def operation(self) -> Operation:
@@ -96,25 +96,27 @@ class Ended:
 
 
 class Following:
-    """Takes the records of all files in their order. `open` are the transactions without an end, by key."""
+    """Takes the records of all files in order. `open`: the transactions without an end, by key."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.open: dict[str, Logged] = {}
         self.late = 0
         """Messages that a Java broker took after the preparation; it never commits them."""
         self.max_message_id = 0
-        """Of messages that can be believed; 0 if there is none."""
+        """Largest message id that can be trusted; 0 if there is none."""
         self._now_ms = now_ms
         self._file = 0
         self._damaged = False  # in this file
 
     def begin_file(self, number: int) -> None:
-        """What follows is of this file."""
+        """Begin the records of this file."""
         self._file = number
         self._damaged = False
 
     def damaged(self, damage: RedoDamage) -> None:
-        """Some bytes of the file are not records. A torn tail ends no transaction: its record was never written."""
+        """Note bytes of the file that are not records. A torn tail ends no transaction: its record was never
+        written.
+        """
         if damage.torn:
             return
         self._damaged = True
@@ -123,7 +125,7 @@ class Following:
                 each.may_have_ended = True
 
     def take(self, entry: RedoEntry) -> Ended | None:
-        """The next record; what has ended by it."""
+        """Take the next record. Return the transaction that it ends."""
         command = entry.command
         if isinstance(command, StoredPut):
             self._put(entry, command)
@@ -158,7 +160,7 @@ class Following:
             transaction.suspect = f"{doubt} at byte {entry.offset}"
 
     def _doubt(self, put: StoredPut) -> str | None:
-        """What is wrong with a message that has no seal, as far as can be told."""
+        """Return what is visibly wrong with a message that has no seal."""
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
         if (store_time_ms(put.message_id) or 0) > self._now_ms() + _FUTURE_MS:
@@ -202,7 +204,7 @@ def _missing(transaction: Logged, seal: Seal) -> str:
 
 
 def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> list[LoggedBlock]:
-    """What the commit has to be in which partition, those first of which there are messages. whole: all of them are."""
+    """Return the commit's blocks by partition, those with messages first. whole: all of its messages are there."""
     puts = {} if transaction is None else transaction.by_partition()
     places = {each.store: each for each in entry.locations}
     blocks = []
@@ -211,7 +213,7 @@ def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> lis
         proven = whole or (place is not None and _makes(of_store, place))
         blocks.append(LoggedBlock(topic, partition, of_store, proven, place))
     if whole:
-        return blocks  # whatever else the attachment names is damaged
+        return blocks  # other partitions that the attachment names are damage
     for place in places.values():
         topic, _, number = place.store.rpartition("-")
         if number.isascii() and number.isdecimal():

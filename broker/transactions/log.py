@@ -1,4 +1,4 @@
-"""The transaction log as a whole: writer, checkpoints, decisions of operators, and when each reaches the disk."""
+"""The transaction log as a whole: writer, checkpoints, operators' decisions, and when each reaches the disk."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
-"""So much more log, and metaq.json says again where a replay may begin: it bounds the time a start takes."""
+"""After this many more bytes of log, metaq.json is updated with the place for a replay: this bounds the time of a
+start.
+"""
 
 
 class TransactionLog:
-    """`<dataLogPath>/transactions`. Lives on the reactor thread; whatever waits for the disk goes to a worker."""
+    """`<dataLogPath>/transactions`. Reactor thread; blocking work goes to a worker."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class TransactionLog:
         writing: Writing,
         files: Files = REAL_FILES,
     ) -> None:
-        """data_paths: those the store has locked already. now_ms: Unix milliseconds."""
+        """data_paths: those the store has already locked. now_ms: Unix milliseconds."""
         self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
         self._config = config
         self._data_paths = data_paths
@@ -73,9 +75,9 @@ class TransactionLog:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
-        """Lock, read and replay what is there; see recovery.replay. copies: the other nodes of a broker set.
+        """Lock, read and replay the log; see recovery.replay. copies: the other nodes of a broker set.
 
-        Raises StoreError, ConfigError, DirectoryInUse; it is locked then only if it was before.
+        Raises StoreError, ConfigError, DirectoryInUse; then it is locked only if it was before.
         """
         was_locked = self._lock is not None
         self.lock()
@@ -139,12 +141,12 @@ class TransactionLog:
         write_state(self._files, self.directory, SavedState(None, state.heuristics))
 
     def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
-        """Note what becomes of damaged transactions, on the disk when this returns. Raises OSError."""
+        """Note the decisions on damaged transactions, on the disk when this returns. Raises OSError."""
         self._heuristics.update(decisions)
         write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
 
     def close(self) -> None:
-        """Write and sync everything, note where a replay may begin, unlock. Waits for the disk."""
+        """Write and sync everything, note where a replay may begin, unlock. Blocks."""
         self._committer.finish_records()
         self._writer.finish()
         self._committer.finish()
@@ -153,46 +155,49 @@ class TransactionLog:
         self.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Write nothing any more, as if the broker had died; it stays locked. Who waits is told `why`, which is no
-        answer to whether it has happened. Fires when no worker uses the files any more: it may be opened again then."""
+        """Write nothing more, as if the broker had died; the log stays locked. Waiters are told `why`, which leaves the
+        outcome open. Fires when no worker uses the files any more: then the log may be opened again.
+        """
         deferred: Deferred[None] = Deferred()
         self._committer.abandon(why)
         self._writer.abandon(why, lambda: deferred.callback(None))
         return deferred
 
     def promised(self, log: PartitionLog) -> bool:
-        """Whether a commit under way has messages for this partition that are not appended. While the log is open."""
+        """Whether a running commit has unappended messages for this partition. While the log is open."""
         return self._committer.promised(log)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the files have whatever was sent to `copies` before. While it is open."""
+        """Call back when the files have everything that was sent to `copies` before. While the log is open."""
         self._writer.when_idle(done)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, a commit or a rollback waits for its record, or a commit for its messages to be appended.
-        While it is open."""
+        """Whether a prepare, commit or rollback waits for its record, or a commit for its messages to be appended.
+        While the log is open.
+        """
         return self._writer.is_waited_for or self._committer.is_busy
 
     def lock(self) -> None:
-        """Lock the directory, unless that was done. Raises ConfigError, DirectoryInUse."""
+        """Lock the directory unless it is locked. Raises ConfigError, DirectoryInUse."""
         path = os.path.realpath(self._config.log_path)
         if self._lock is not None or path in self._data_paths:
-            return  # the store has it
+            return  # the store has locked it
         try:
             self._lock = lock_data_path(self._files, path)
         except ConfigError as error:
             raise ConfigError("dataLogPath", path, str(error)) from error
 
     def unlock(self) -> None:
-        """Nothing happens if it is not locked."""
+        """Unlock the directory if it is locked."""
         if self._lock is not None:
             self._files.close(self._lock)
             self._lock = None
 
     def check(self, logs: Iterable[PartitionLog]) -> None:
-        """Raise why a commit that has messages for these partitions cannot be taken now: LogReadOnly, and in a broker
-        set NotLeader, NotEnoughReplicas."""
+        """Raise the reason if a commit with messages for these partitions cannot be taken now: LogReadOnly, and in a
+        broker set NotLeader, NotEnoughReplicas.
+        """
         copies = self._writing.copies
         for log in logs:
             if (cause := log.durability.read_only) is not None:
@@ -204,16 +209,16 @@ class TransactionLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the log takes no more writes until the broker is restarted; None if it does."""
+        """Why the log takes no more writes until the broker is restarted; None if it takes them."""
         return self._writer.failure
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """Why it takes no messages now; None if it does, or never will again."""
+        """Why the log takes no messages now; None if it takes them, or never will again."""
         return self._writer.lacks_room
 
     def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
-        """Queue the record of a message; a transaction's first one finds it a file."""
+        """Queue the record of a message. A transaction's first message chooses its file."""
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
         record, crc = sealed_put_record(put, transaction.file.size)
@@ -228,7 +233,9 @@ class TransactionLog:
         self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
     def written(self, key: str) -> Deferred[None]:
-        """Fires when what was queued is as safe as flushTxLogAtCommit says; fails with refusals.log_failed(key, …)."""
+        """Fires when all queued records are as safe as flushTxLogAtCommit says; fails with refusals.log_failed(key,
+        …).
+        """
         deferred: Deferred[None] = Deferred()
 
         def done(failure: str | None) -> None:
@@ -249,7 +256,7 @@ class TransactionLog:
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
-        """A replay need not see this transaction again."""
+        """Record that a replay need not see this transaction again."""
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)
 
@@ -261,7 +268,7 @@ class TransactionLog:
         return self._heuristics
 
     def set_heuristic(self, key: str, decision: Heuristic | None) -> Deferred[None]:
-        """Note a decision, or with None forget it; fires when that is on the disk."""
+        """Note a decision, or forget it with None. Fires when that is on the disk."""
         if decision is None:
             self._heuristics.pop(key, None)
         else:
@@ -272,7 +279,7 @@ class TransactionLog:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Write what waits, once a second; checkpoints, when they are due."""
+        """Write queued records once a second, and checkpoints when they are due."""
         now = self._reactor.seconds()
         if now - self._ticked < _TICK_SECONDS or self.failure is not None:
             return
@@ -290,7 +297,9 @@ class TransactionLog:
             self._save_state(position)
 
     def _checkpoint(self) -> None:
-        """For us and, if it has something to find or an older checkpoint would mislead it, for the Java broker."""
+        """Write a checkpoint for us. Write one for Java if it has something to find or an older one would mislead
+        it.
+        """
         position = self._writer.replay_from
         if position != self._saved:
             self._save_state(position)

@@ -1,5 +1,4 @@
-"""The open transactions of one broker: their messages, which connection may use which, how many there may be, and their
-timeouts."""
+"""The open transactions of one broker: messages, connections that may use them, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -30,28 +29,28 @@ if TYPE_CHECKING:
 __all__ = ["Block", "OpenTransaction", "Registry", "TransactionState", "listed_bytes"]
 
 _TIMED_OUT_REMEMBERED = 1_000
-"""Transactions of which the broker still says that they have timed out."""
+"""Timed-out transactions that the broker remembers in order to report the timeout."""
 
 
 _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
-"""So many buffers become one, unless they have more bytes: then a copy costs more than it saves."""
+"""Buffers are joined up to this many bytes; for larger ones the copy costs more than it saves."""
 
 
 _COMPARED = 1 << 12
-"""So many open transactions are compared in one slice, which takes some milliseconds."""
+"""Open transactions compared in one slice, which takes some milliseconds."""
 
 _ROW_BYTES = 256
-"""Of a row of PREPARED_TRANSACTIONS, beside its texts."""
+"""Bytes of a row of PREPARED_TRANSACTIONS, beside its texts."""
 
 
 def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
-    """What its row of PREPARED_TRANSACTIONS takes at most; RECOVER names only the key."""
+    """Return the maximum size of its row of PREPARED_TRANSACTIONS in bytes; RECOVER names only the key."""
     return _ROW_BYTES + sum(len(simplejson.dumps(text)) + 2 for text in (key, *topics))
 
 
 class TransactionState(Enum):
-    """How far a transaction has come. FINISHED: committed, rolled back, or on the way there."""
+    """The state of a transaction. FINISHED: committed, rolled back, or about to be."""
 
     ACTIVE = "active"
     PREPARED = "prepared"
@@ -59,8 +58,10 @@ class TransactionState(Enum):
 
 
 class Block:
-    """A transaction's messages of one partition; they are appended together, in this order. Each is encoded when it
-    comes: of a hundred thousand, that would keep a commit from others for long."""
+    """A transaction's messages of one partition; they are appended together, in this order.
+
+    Each is encoded on arrival: encoding a hundred thousand at the commit would delay other commits for long.
+    """
 
     __slots__ = ("_joined", "_tail_bytes", "checksum", "data", "ids", "log", "size", "sizes", "tags")
 
@@ -69,7 +70,7 @@ class Block:
         self.data: list[Buffer] = []
         """The records, back to back, in buffers."""
         self.ids = array("q")
-        """Of each, as are `sizes`, bytes of the record, and `tags`, the hash for its index unit."""
+        """Ids. `sizes`: bytes of each record. `tags`: the hash for each index unit."""
         self.sizes = array("q")
         self.tags = array("q")
         self.size = 0
@@ -77,7 +78,7 @@ class Block:
         self.checksum = 0
         """CRC-32 of `data`."""
         self._joined = 0  # buffers of `data` that stay as they are
-        self._tail_bytes = 0  # of the others
+        self._tail_bytes = 0  # bytes of the other buffers
 
     def add(self, message_id: int, flag: int, checksum: int, body: Buffer) -> None:
         header = HEADER.pack(len(body), checksum, message_id, flag)
@@ -101,8 +102,9 @@ class Block:
 
 
 class OpenTransaction:
-    """Lives on the reactor thread. owner: the connection of a local transaction, None for XA. address: of who began
-    it, for the account."""
+    """Reactor thread. owner: the connection of a local transaction, None for XA. address: of the client that began it,
+    for the account.
+    """
 
     __slots__ = (
         "address",
@@ -126,23 +128,23 @@ class OpenTransaction:
         self.owner = owner
         self.address = address
         self.used_at = 0.0
-        """When something came for it last, by the reactor's clock."""
+        """Time of its last request, by the reactor's clock."""
         self.has_timeout = False
-        """Its timer is that of its own timeout."""
+        """Whether its timer is for its own timeout."""
         self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
-        """Where its records go; None until the first message."""
+        """The file for its records; None until the first message."""
         self.messages = 0
         self.content = 0
-        """Of its messages' records in the log: see redo.add_content."""
+        """Content of its messages' records in the log: see redo.add_content."""
         self.size = 0
         """Bytes of all its records."""
         self.prepared_at_ms: int | None = None
         """Unix milliseconds; set when the preparation is on the disk."""
         self.timer: Timer | None = None
         self.listed = 0
-        """Bytes of the list of prepared transactions that are counted for it."""
+        """Bytes charged for it in the list of prepared transactions."""
 
     @property
     def is_xa(self) -> bool:
@@ -150,12 +152,12 @@ class OpenTransaction:
 
     @property
     def first_id(self) -> int:
-        """Id of the first message, before `finish`; 0 without one."""
+        """The id of the first message, before `finish`; 0 without one."""
         return min((block.ids[0] for block in self.blocks.values()), default=0)
 
     @property
     def held_bytes(self) -> int:
-        """Memory that its messages take."""
+        """The memory that its messages take, in bytes."""
         return self.size + PUT_OVERHEAD_BYTES * self.messages
 
     @property
@@ -171,7 +173,7 @@ class OpenTransaction:
         self.size += HEADER_BYTES + len(body)
 
     def finish(self) -> dict[PartitionLog, Block]:
-        """Nothing more may come; return the messages and let go of them."""
+        """Take no more messages. Return the messages and release them."""
         self.state = TransactionState.FINISHED
         if self.timer is not None:
             self.timer.cancel()
@@ -181,7 +183,7 @@ class OpenTransaction:
 
 
 class Registry:
-    """Lives on the reactor thread."""
+    """The open transactions by key. Reactor thread."""
 
     def __init__(
         self,
@@ -190,32 +192,32 @@ class Registry:
         account: Account,
         on_expired: Callable[[OpenTransaction], None],
     ) -> None:
-        """on_expired: called when a transaction's timeout has come, unless it was removed or prepared before."""
+        """on_expired: called at a transaction's timeout, unless it was removed or prepared before."""
         self._config = config
         self._reactor = reactor
         self._account = account
         self._on_expired = on_expired
         self._open: dict[str, OpenTransaction] = {}
-        self._prepared: dict[str, OpenTransaction] = {}  # of these, also those whose preparation is being written
+        self._prepared: dict[str, OpenTransaction] = {}  # includes those whose preparation is being written
         self._of_connection: dict[object, dict[str, OpenTransaction]] = {}
         self._timeouts = 0
         self._timed_out: OrderedDict[str, int] = OrderedDict()
-        """Seconds that each of the last ones had whose timeout has come."""
+        """The timeouts in seconds of the transactions that timed out last."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, key: str) -> OpenTransaction | None:
-        """An open transaction, whoever may use it."""
+        """Return an open transaction, no matter who may use it."""
         return self._open.get(key)
 
     @property
     def has_active(self) -> bool:
-        """Whether one is open that is not prepared."""
+        """Whether an unprepared transaction is open."""
         return any(each.state is TransactionState.ACTIVE for each in self._open.values())
 
     def find(self, connection: object, key: str | None) -> OpenTransaction:
-        """An open transaction that this connection may use. Raises TransactionRefused."""
+        """Return an open transaction that this connection may use. Raises TransactionRefused."""
         if key is not None and is_xa(key):
             found = self._open.get(key)
         else:
@@ -254,7 +256,7 @@ class Registry:
             transaction.timer = self._reactor.callLater(idle_seconds, self._look_whether_idle, transaction)
 
     def add(self, transaction: OpenTransaction) -> None:
-        """One that exists already, whatever the limits say."""
+        """Add an existing transaction, regardless of the limits."""
         self._open[transaction.key] = transaction
         self._account.transactions.add(transaction.address, 1)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
@@ -264,14 +266,14 @@ class Registry:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
     def make_room(self, transaction: OpenTransaction, size: int) -> None:
-        """Count `size` bytes of memory more for its messages. Raises TransactionRefused if that is too much."""
+        """Charge `size` more bytes of memory for its messages. Raises TransactionRefused if that is too much."""
         budget = self._account.transaction_bytes
         if not budget.take(transaction.address, size):
             raise TransactionRefused(f"{budget.refusal(transaction.address)}: commit sooner")
         transaction.used_at = self._reactor.seconds()
 
     def list_prepared(self, transaction: OpenTransaction) -> None:
-        """Count it in the list of prepared transactions. Raises XaRefused if that is full."""
+        """Charge it to the list of prepared transactions. Raises XaRefused if that is full."""
         size = listed_bytes(transaction.key, transaction.topics)
         if (why := self._account.prepared.why_not(transaction.address, size)) is not None:
             raise XaRefused(XaCode.XAER_RMERR, f"{why}: commit or roll back what is prepared first")
@@ -283,7 +285,7 @@ class Registry:
         self._prepared[transaction.key] = transaction
 
     def remove(self, transaction: OpenTransaction) -> None:
-        """Out of everybody's reach; its messages stay with it. Nothing happens if it is so already."""
+        """Remove it from all tables; its messages stay with it. No effect if it was removed before."""
         if self._open.get(transaction.key) is not transaction:
             return
         del self._open[transaction.key]
@@ -302,17 +304,17 @@ class Registry:
             self._account.prepared.add(transaction.address, -transaction.listed)
 
     def of_connection(self, connection: object) -> list[OpenTransaction]:
-        """The local transactions of a connection."""
+        """Return the local transactions of a connection."""
         return list(self._of_connection.get(connection, {}).values())
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
-        """Those whose preparation is on the disk, with this qualifier or any."""
+        """Return those whose preparation is on the disk, with this qualifier or any."""
         for key, transaction in self._prepared.items():
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
     def active_in_slices(self, most: int) -> Generator[None, None, list[OpenTransaction]]:
-        """Those that are not prepared, at most so many, those with most bytes. Pauses every few milliseconds."""
+        """Return at most `most` unprepared transactions, those with most bytes. Pauses every few milliseconds."""
         found: list[OpenTransaction] = []
         left = list(self._open.values())
         for start in range(0, len(left), _COMPARED):
@@ -322,7 +324,7 @@ class Registry:
         return found
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Keys of the transactions that have messages for a partition."""
+        """Return the keys of the transactions that have messages for a partition."""
         return [key for key, transaction in self._open.items() if log in transaction.blocks]
 
     def stop_timer(self, transaction: OpenTransaction) -> None:
@@ -332,7 +334,7 @@ class Registry:
             self._timeouts -= transaction.has_timeout
 
     def close(self) -> None:
-        """No timeout comes any more, and nothing counts. Nothing may follow."""
+        """Stop all timeouts and release all charges. Call nothing after this."""
         for transaction in self._open.values():
             self.stop_timer(transaction)
             self._give_back(transaction)

@@ -1,8 +1,8 @@
-"""What became of local transactions, for clients whose commit was not answered. Reactor thread.
+"""The outcomes of local transactions, for clients whose commit was not answered. Reactor thread.
 
-A commit is remembered by its key, and by the id of the transaction's first message. Ids rise, and the log has the
-transactions in the order of their first messages: so one whose first message is not older than all that is remembered
-was not committed if its key is not among them. Of an older one nobody knows.
+A commit is remembered by its key, and by the id of the transaction's first message. Ids rise, and the log holds the
+transactions in the order of their first messages. So a transaction that is not remembered was not committed, unless its
+first message is older than everything remembered: then its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from metaq.protocol.errors import MetaqError, TransactionRefused
 __all__ = ["MAX_REMEMBERED", "Outcomes", "check_first"]
 
 MAX_REMEMBERED = 50_000
-"""Commits that are remembered: some MB. What a client asks for was sent seconds ago."""
+"""Remembered commits: some MB. Clients ask about commits that they sent seconds ago."""
 
 
 def check_first(key: str, first_id: int, asked_for: int) -> None:
-    """Raises TransactionRefused unless the transaction is meant: keys can be guessed, and whoever asks ends what is
-    open. The id of its first message is known to the one that sent it."""
+    """Raise TransactionRefused unless the client knows the id of the transaction's first message.
+
+    Keys can be guessed, and the question ends an open transaction. Only the sender of the first message knows its id.
+    """
     if not first_id or asked_for != first_id:
         raise TransactionRefused(f"{key} does not begin with message {asked_for}")
 
 
 class Outcomes:
-    """Of one broker, from one opening of its log to the next."""
+    """The outcomes on one broker, from one opening of its log to the next."""
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
-        """known_from: all commits are known of transactions whose first message has this id or a higher one. commits:
-        those that the log has, in its order: key -> id of the first message."""
+        """known_from: all commits of transactions whose first message has this id or a higher one are known. commits:
+        those in the log, in its order: key -> id of the first message.
+        """
         self._known_from = known_from
         self._commits: dict[str, int] = {}
         self._deciding: dict[tuple[str, int], list[Deferred[bool]]] = {}
@@ -39,11 +42,13 @@ class Outcomes:
             self._remember(key, first_id)
 
     def deciding(self, key: str, first_id: int) -> None:
-        """Its commit is being written."""
+        """Record that its commit is being written."""
         self._deciding[key, first_id] = []
 
     def decided(self, key: str, first_id: int, error: MetaqError | None) -> None:
-        """It is committed; or nobody knows, or not all of it is there: `error` says so to those that have asked."""
+        """Record that it is committed. With `error`, tell it to those that have asked: the outcome is unknown, or a
+        part is missing.
+        """
         waiting = self._deciding.pop((key, first_id), [])
         if error is None:
             self._remember(key, first_id)
@@ -54,8 +59,11 @@ class Outcomes:
                 asked.errback(error)
 
     def ask(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Whether a transaction is committed that is not open. Raises TransactionRefused if that is not known any more,
-        or the last one committed of this key begins with another message; fails later with what `decided` is told."""
+        """Whether a transaction that is not open is committed.
+
+        Raises TransactionRefused if this is no longer known, or the last commit of this key begins with another
+        message. Fails later with the error that `decided` is given.
+        """
         if (waiting := self._deciding.get((key, first_id))) is not None:
             asked: Deferred[bool] = Deferred()
             waiting.append(asked)

@@ -1,8 +1,8 @@
-"""Where the messages of a committed block lie in their partition, and appending those that lie nowhere.
+"""Find the messages of a committed block in their partition, and append those that are missing.
 
-A broker that dies may leave the block at the place that its record names, at another one, in part, or not at all. Each
-message is looked for by its id and compared byte for byte; what is missing is appended, in order. So a part at the end
-of the log is continued, and nothing is there twice.
+After a broker died, the block may lie at the place that its record names, at another one, in part, or not at all. Each
+message is found by its id and compared byte for byte; missing ones are appended, in order. So a part at the end of the
+log is continued, and no message is there twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 64 << 20
 _ID = slice(8, 16)
-"""Of a record: its message id (record.HEADER)."""
+"""The bytes of a record that hold its message id (record.HEADER)."""
 _CHECKED_BYTES = 4 << 20
 
 
@@ -37,13 +37,13 @@ class PlacedBlock(NamedTuple):
 
     log: PartitionLog
     location: Location
-    """As its record is to name it."""
+    """The location that its record is to name."""
     end: int
-    """Byte offset behind the last of its messages, which the location cannot tell if they lie in several files."""
+    """Byte offset behind its last message. The location cannot tell this if the messages lie in several files."""
 
 
 class Placed:
-    """Where the records of a block lie: byte offsets by number of the record; the others are missing."""
+    """The places of a block's records: record number -> byte offset; the others are missing."""
 
     def __init__(self, block: Block, now_ms: int) -> None:
         self.block = block
@@ -55,17 +55,17 @@ class Placed:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the records that lie nowhere, ascending."""
+        """The numbers of the missing records, ascending."""
         return [number for number in range(len(self.block.ids)) if number not in self.places]
 
     def look(self, after: int | None) -> None:
-        """Find the records. after: a byte offset before which they cannot lie; only ids of Java brokers need it."""
+        """Find the records. after: a byte offset before which they cannot lie; needed only for ids of Java brokers."""
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
 
     def look_at(self, start: int) -> None:
-        """Find those that are at the place that was written, as they should be but for the id. That is in no checksum,
-        so a consumer takes them: appended anew they would come twice.
+        """Find records at the written place that differ only in the id. The id is in no checksum, so a consumer takes
+        them: appended anew they would come twice.
         """
         for number in self.missing:
             offset, size = start + self._bounds[number], self._size(number)
@@ -83,11 +83,13 @@ class Placed:
                 self.places[number] = offset
 
     def starts(self) -> list[int]:
-        """Byte offsets at which the block begins if its records that were found lie together."""
+        """Return the byte offsets where the block begins if its found records lie together."""
         return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
 
     def location(self) -> Location:
-        """Where they lie, all of them: one range, as 1.x has it; with what lies between them if they are scattered."""
+        """Return the location of all records: one range, as in 1.x, including other records in between if they are
+        scattered.
+        """
         whole = self.encoded.location
         start = self.places[0]
         if all(self.places[number] - start == bound for number, bound in enumerate(self._bounds[:-1])):
@@ -95,17 +97,17 @@ class Placed:
         first = min(self.places.values())
         size = self.end - first
         _, length = self.log.segments.extent(first, size)
-        if length < size:  # over several files: 1.x cannot say that
+        if length < size:  # over several files: 1.x cannot express that
             return whole._replace(offset=first)
         return whole._replace(offset=first, size=size, checksum=_checksum(self.log, first, size))
 
     @property
     def end(self) -> int:
-        """Byte offset behind the last record that was found or appended."""
+        """The byte offset behind the last record that was found or appended."""
         return max(place + self._size(number) for number, place in self.places.items())
 
     def append_missing(self, now_ms: int) -> int:
-        """Append what lies nowhere; how many messages that were. Raises StoreError."""
+        """Append the missing records and return their number. Raises StoreError."""
         missing = self.missing
         if not missing:
             return 0
@@ -126,7 +128,7 @@ class Placed:
         return self._bounds[number + 1] - self._bounds[number]
 
     def _matches(self, after: int | None) -> Iterator[tuple[int, int]]:
-        """(byte offset, number of the record) of readable records with the ids and sizes of the block's, in order."""
+        """Yield (byte offset, record number) of readable records with the block's ids and sizes, in order."""
         numbers = {message_id: number for number, message_id in enumerate(self.block.ids)}
         ids = np.array(self.block.ids, np.int64)
         lowest = int(ids.min())
@@ -134,7 +136,7 @@ class Placed:
         if lowest <= 0 and after is not None:
             start = self.log.segments.start_of(min(max(after, start), max(start, self.log.visible_end - 1)))
         for segment in list(self.log.segments):
-            # ids grow: what was closed before the messages got theirs is not read
+            # ids grow: segments closed before the messages got theirs are not read
             if segment.end <= start or (segment.index is not None and 0 < segment.index.max_id < lowest):
                 continue
             for units in self.log.lookup.units_between(segment.first_offset, segment.end, _SEARCH_BYTES):
@@ -144,7 +146,7 @@ class Placed:
                         yield unit[0], number
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
-        """Note those records of a run, back to back in the block and in the log, whose bytes are the block's."""
+        """Note the records of a run, back to back in the block and in the log, whose bytes match the block's."""
         offset, first = run[0]
         last = run[-1][1]
         expected = self._bytes[self._bounds[first] : self._bounds[last + 1]]
@@ -172,10 +174,10 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
 
 
 def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
-    """Where a committed block lies; if it does not lie where its record says, what was found of it elsewhere.
+    """Find a committed block. If it does not lie where its record says, return the records found elsewhere.
 
-    hint: where its record says. believed: whether it says what was written there; then what is below the log's start
-    was removed by retention.
+    hint: the place in its record. believed: whether that is the place as written; then data below the log's start was
+    removed by retention.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
@@ -190,7 +192,7 @@ def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) ->
 
 
 def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
-    """Append what was not found: where the block lies then, and how many messages that were. Raises StoreError."""
+    """Append the missing records. Return where the block then lies, and how many were appended. Raises StoreError."""
     log, found = placed.log, len(placed.places)
     appended = placed.append_missing(now_ms)
     if appended:
@@ -216,7 +218,7 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Of bytes of one segment, which may be most of it if a message of a block was appended later."""
+    """Return the checksum of bytes of one segment, possibly most of it if a message of a block was appended later."""
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
         log.segments.snapshot().read(start, min(_CHECKED_BYTES, offset + size - start)) for start in starts
@@ -224,16 +226,16 @@ def _checksum(log: PartitionLog, offset: int, size: int) -> int:
 
 
 def present(block: Block, now_ms: int) -> int:
-    """How many of a block's messages are in their partition."""
+    """Return how many of a block's messages are in their partition."""
     placed = Placed(block, now_ms)
     placed.look(None)
     return len(placed.places)
 
 
 def find_block(block: Block, location: Location, now_ms: int) -> Location | None:
-    """Where the bytes of a damaged block lie, of which only some messages can be read; None if they lie nowhere.
+    """Find a damaged block of which only some messages can be read; None if it is nowhere.
 
-    location: has their size and checksum.
+    location: has the whole block's size and checksum.
     """
     lost = location.size - block.size
     if lost < 0:

@@ -1,25 +1,25 @@
-"""Reading the transaction log at the start: what was committed is in the partitions, what was prepared is kept.
+"""Read the transaction log at the start: put committed messages into the partitions, keep prepared transactions.
 
-A commit's messages are looked for where its attachment says; if they are not there, or not all, by message id; what
-lies nowhere is appended (placing.py). Nothing is ever overwritten: 1.4.6.2 writes at the place it remembers, whatever
-lies there by then.
+A commit's messages are looked up where its attachment says; if they are not there, or not all, by message id; missing
+ones are appended (placing.py). Nothing is ever overwritten: 1.4.6.2 writes at the place it remembers, whatever lies
+there by then.
 
-What is damaged is never delivered (following.py says what is proven). The records around it are kept:
+Damaged messages are never delivered (following.py says what is proven). The records around the damage are kept:
 
-- damaged bytes between records are replaced by a record that means nothing, at the end of the file they are cut;
-- a commit of which messages are damaged, and nothing is in a partition, was not decided: it is rolled back;
-- of another one, a block that cannot be proven is looked for in its partition; if it is not there it is lost;
-- a prepared transaction of which a message is damaged is rolled back, as if an operator had decided so: its coordinator
-  is told until it says FORGET;
+- damaged bytes between records are replaced by a record that means nothing; at the end of the file they are cut;
+- a commit with damaged messages and no message in a partition was not decided: it is rolled back;
+- of any other commit, a block that cannot be proven is looked up in its partition; if it is not there it is lost;
+- a prepared transaction with a damaged message is rolled back as if by an operator: its coordinator is told until it
+  says FORGET;
 - a transaction whose end may have been in the damaged bytes was committed if a message of it is in a partition.
 
-Whatever is lost or replaced is reported and copied to `damaged-redo.<n>-<offset>` first.
+Lost or replaced bytes are reported, and first copied to `damaged-redo.<n>-<offset>`.
 
-That a commit was not decided is seen in the partitions, because nothing is appended before its record is synced
-(commit.py). A power cut may tear the write before that, so that the commit can be read and a message in front of it
-cannot: then none of its messages may come, as some of them are gone. A commit that was decided looks the same if its
-log was damaged at rest and the cut has also taken all of its messages from the partitions. It is rolled back, too. The
-log cannot tell these apart: it does not say what was synced, and whatever it said could not speak of the last write.
+The partitions show that a commit was not decided, because nothing is appended before its record is synced (commit.py).
+A power cut may tear the write before the sync, so that the commit can be read but an earlier message cannot: then none
+of its messages may be delivered, because some are gone. A decided commit looks the same if its log was damaged at rest
+and the cut has also taken all of its messages from the partitions. It is rolled back, too. The log cannot tell these
+cases apart: it does not record what was synced, and no such record could cover the last write.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replayed:
-    """What the log says. `transactions` are open: those that are prepared are to be kept, the others rolled back."""
+    """The result of a replay. `transactions` are open: keep the prepared ones, roll back the others."""
 
     files: list[RedoFile] = field(default_factory=list)
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
-    """Where the messages of those committed transactions end that may not be on the disk yet."""
+    """The message ends of committed transactions that may not be on the disk yet."""
     local_commits: dict[str, int] = field(default_factory=dict)
-    """Those that were read, in order: key -> id of the first message."""
+    """The local commits that were read, in order: key -> id of the first message."""
     first_message_id: int | None = None
-    """Of the first message that was read; None if there is none, or if commits behind it may be hidden by damage."""
+    """Id of the first message that was read; None if there is none, or if damage may hide commits behind it."""
     max_message_id: int = 0
     appended: int = 0
-    """Messages that had to be appended."""
+    """Number of messages that had to be appended."""
     late: int = 0
     """Messages that a Java broker took after the preparation; it never commits them."""
 
@@ -75,10 +75,10 @@ class Logs(Protocol):
     """The partitions, as a replay needs them."""
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """The log, made if there is none. Raises InvalidName, StoreError."""
+        """Return the log, created if there is none. Raises InvalidName, StoreError."""
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log, None if there is none."""
+        """Return the log, None if there is none."""
 
 
 Decide = Callable[[Mapping[str, Heuristic]], None]
@@ -92,16 +92,16 @@ def replay(
     now_ms: Callable[[], int],
     decide: Decide,
 ) -> Replayed:
-    """Read all redo files from `start` on and repair the partitions. Before anything else uses them; blocks.
+    """Read all redo files from `start` on and repair the partitions, before anything else uses them. Blocks.
 
-    decide: is told what becomes of prepared transactions that cannot be committed, before anything of them is removed;
-    it notes that on the disk. Raises OSError, StoreError.
+    decide: called with the decisions on prepared transactions that cannot be committed, before their data is removed;
+    it notes them on the disk. Raises OSError, StoreError.
     """
     return _Replay(files, directory, logs, now_ms).run(start, decide)
 
 
 class _OldFile:
-    """What the replay has found out about one file. lost: ranges of bytes that are to be kept."""
+    """The findings of the replay in one file. lost: byte ranges to copy."""
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -110,9 +110,9 @@ class _OldFile:
         self.tail: RedoDamage | None = None
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
-        """Records that are to follow the last good one."""
+        """Records to add behind the last good one."""
         self.rolled_back: list[tuple[int, list[Buffer]]] = []
-        """Where a commit lies that was not decided, and what is to lie there, as many bytes."""
+        """The places of undecided commits, and the records that replace them, with as many bytes."""
 
     def damaged(self, damage: RedoDamage, size: int) -> None:
         """size: of the file in bytes."""
@@ -135,7 +135,7 @@ class _Replay:
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
         self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
-        """Commits of which blocks lie nowhere, and their others."""
+        """Commits with missing blocks, and their found blocks."""
         self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
@@ -147,7 +147,7 @@ class _Replay:
         for number, path in paths.items():
             if start is None or number >= start.number:
                 self._read_file(number, path, start.offset if start is not None and number == start.number else 0)
-            else:  # everything in it is settled; the broker stopped before it was deleted
+            else:  # everything in it is settled; the broker stopped before deleting it
                 size = self._files.status(path).size
                 self.result.files.append(RedoFile(number, path, size, exists=True))
         self._judge_open()
@@ -166,7 +166,7 @@ class _Replay:
         return self.result
 
     def _secure(self, paths: Sequence[str]) -> None:
-        """Believe of these files only what the disk has, or has got now: a failed sync leaves it in the page cache."""
+        """Make the disk hold these files as they are read: after a failed sync, data may be only in the page cache."""
         file_systems = FileSystems(self._files)
         try:
             sync = PageCacheSync(file_systems, [self._directory])
@@ -230,11 +230,11 @@ class _Replay:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
-        """The blocks of a commit that are in their partitions, by store. The others follow when all files were read.
+        """Return a commit's blocks that are in their partitions, by store. The others follow after all files are read.
 
-        Of a block only a part can be there, at the end of its partition, where a power cut has torn it: that is
-        continued at once, before anything else comes behind it. The commits of several files are not read in the order
-        in which they were appended.
+        Only a part of a block may be there, at the end of its partition, torn by a power cut: it is continued at once,
+        before anything is appended behind it. The commits of several files are not read in the order in which they were
+        appended.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:
@@ -262,7 +262,7 @@ class _Replay:
     def _whole_attachment(
         self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
     ) -> tuple[Location, ...]:
-        """What a damaged attachment has to say; reports the damage."""
+        """Return the locations for a damaged attachment; report the damage."""
         entry, path = ended.entry, old.file.path
         if right == entry.locations and len(placed) == len(right):
             _log.warning("%s: %s at byte %d, but right places", path, entry.attachment_problem, entry.offset)
@@ -279,7 +279,7 @@ class _Replay:
         return tuple(placed) if fits else right
 
     def _is_there(self, ended: Ended) -> bool:
-        """Whether any message of a commit is in a partition, or has been there until retention removed it."""
+        """Whether any message of a commit is in a partition, or was there until retention removed it."""
         believed = ended.entry.attachment_problem is None
         for block in ended.blocks:
             log = self._logs.stored(block.topic, block.partition)
@@ -291,10 +291,11 @@ class _Replay:
         return False
 
     def _roll_back(self, old: _OldFile, ended: Ended) -> None:
-        """Make a rollback of a commit that was not decided.
+        """Turn an undecided commit into a rollback.
 
-        In the log as well: no later replay shall judge it again, when its place may lie below a partition's first
-        message. The commit's record is longer than a rollback's by its attachment: a filler takes the rest.
+        The log is changed as well: a later replay must not judge the commit again when its place may lie below a
+        partition's first message. The commit's record is longer than a rollback's by its attachment: a filler takes the
+        rest.
         """
         entry, operation, logged = ended.entry, ended.operation, ended.transaction
         assert entry.seal is not None
@@ -330,7 +331,7 @@ class _Replay:
                 log.durability.committed(end)
 
     def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
-        """Where the messages of a commit lie in one partition; None if they are lost, which is reported."""
+        """Return where a commit's messages lie in one partition; None if they are lost, which is reported."""
         believed = ended.entry.attachment_problem is None
         if block.proven:
             log = self._logs.for_replay(block.topic, block.partition)
@@ -382,7 +383,7 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """Give the prepared ones their messages, and decide those that cannot be committed."""
+        """Give the prepared transactions their messages, and decide those that cannot be committed."""
         for logged in self._following.open.values():
             old = self._old[logged.file]
             there = self._present(logged) if logged.may_have_ended else 0
@@ -392,7 +393,7 @@ class _Replay:
             self.result.transactions[logged.key] = logged.transaction
             if logged.prepared and logged.damage is None:
                 self._load(logged)
-                self._decisions.pop(logged.key, None)  # it was of an earlier one with this key
+                self._decisions.pop(logged.key, None)  # it was for an earlier transaction with this key
             elif logged.prepared:
                 self._decisions[logged.key] = "complete" if there else "rollback"
                 self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
@@ -407,7 +408,9 @@ class _Replay:
         )
 
     def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
-        """Its commit was damaged, but messages are in a partition, which they never are before a commit."""
+        """Complete a commit whose record was damaged: a partition has its messages, which it never has before a
+        commit.
+        """
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
             log = self._logs.for_replay(topic, partition)
@@ -448,7 +451,7 @@ class _Replay:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _repair(self, old: _OldFile) -> None:
-        """Keep a copy of what is damaged, and make the file readable to its end, for Java brokers too."""
+        """Copy the damaged bytes, and make the file readable to its end, for Java brokers too."""
         if not old.lost and not old.ends:
             return
         path = old.file.path

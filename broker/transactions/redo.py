@@ -4,16 +4,16 @@
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
 The attachment says where the commit's messages lie in the partition logs. Behind 1.x's fields TxCommand has some of
-ours, which 1.x passes over:
+ours, which 1.x ignores:
 
     seal         field 14, bytes     of a put: crc u32 · of an operation: messages u32 | content u32 | crc u32
     attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
-    padding      field 13, bytes     zeros, in a record that stands where damaged bytes were (`encode_filler`)
+    padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
-crc: CRC-32 of where the record begins in its file, u64, of 1.x's fields, and of the two numbers before it. The place is
-in it so that a message whose body looks like a record is never taken for one. messages: how many the transaction has;
-content: CRC-32 of their records' CRC-32s, in order, so that a lost one is missed. Numbers are big-endian, but the
-fixed32, which protobuf makes little-endian. Java's records, and those of our first releases, have none of this.
+crc: CRC-32 of the record's position in its file, u64, of 1.x's fields, and of the two numbers before it. It includes
+the position so that a message whose body looks like a record is never taken for one. messages: how many the transaction
+has; content: CRC-32 of their records' CRC-32s, in order, so that a lost one is detected. Numbers are big-endian, except
+the fixed32, which protobuf makes little-endian. Java's records, and those of our first releases, have no such fields.
 redo_reader.py reads files.
 """
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 LENGTH = Struct(">i")
-"""In front of each record."""
+"""The length in front of each record."""
 _LOCATION = Struct(">qiii")
 
 _PLACE = Struct(">Q")
@@ -64,19 +64,19 @@ _CRC = Struct(">I")
 _SEAL_TAG, _ATTACHMENT_TAG, _PADDING_TAG = 14 << 3 | 2, 15 << 3 | 5, 13 << 3 | 2
 
 _ATTACHMENT_CRC_BYTES = 4
-"""The attachment's checksum, the last bytes before it."""
+"""The attachment's checksum: the last bytes before it."""
 
 _FILLER_KEY = "TX:{}:0"
 _FILLER = re.compile("TX:-*:0")
-_PADDING_BYTES = 6  # tag, and a size that always has five bytes
+_PADDING_BYTES = 6  # tag, and a size that always takes five bytes
 MIN_FILLER_BYTES = LENGTH.size + len(
     encode_operation(Operation(_FILLER_KEY.format(""), OperationType.LOCAL_ROLLBACK, was_prepared=False))
 )
-"""No whole record is shorter."""
+"""The size of the shortest whole record."""
 
 
 class Seal(NamedTuple):
-    """What a record says of itself. messages, content, attachment: of an operation; attachment only of a commit."""
+    """The fields of a record's seal. messages, content, attachment: of an operation; attachment only of a commit."""
 
     messages: int = 0
     content: int = 0
@@ -109,7 +109,7 @@ class RedoEntry(NamedTuple):
     command: StoredPut | Operation
     crc: int
     seal: Seal | None
-    """None: of a Java broker, or of an old one of ours."""
+    """None: written by a Java broker, or by an old release of ours."""
     locations: tuple[Location, ...] = ()
     """Of a commit."""
     attachment_problem: str | None = None
@@ -117,26 +117,26 @@ class RedoEntry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where in the file the next record begins."""
+        """The place in the file where the next record begins."""
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Where in the file to write what, so that the commit names other places; names and their order stay."""
+        """Return position and bytes to write so that the commit names other places; names and their order stay."""
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
 
 def _record_crc(command: Buffer, offset: int) -> int:
-    """CRC-32 of a record's place (byte in its file) and 1.x's fields."""
+    """Return the CRC-32 of a record's place (byte in its file) and 1.x's fields."""
     return crc32(command, crc32(_PLACE.pack(offset)))
 
 
 def add_content(content: int, crc: int) -> int:
-    """The content of a transaction with one message more; 0 for none."""
+    """Return a transaction's content with one more message. content: 0 for no message."""
     return crc32(_CRC.pack(crc), content)
 
 
 def block_checksum(data: Iterable[Buffer]) -> int:
-    """CRC-32 of all bytes, 31 bits of it (storage.md §7)."""
+    """Return 31 bits of the CRC-32 of all bytes (storage.md §7)."""
     crc = 0
     for buffer in data:
         crc = crc32(buffer, crc)
@@ -147,7 +147,7 @@ def block_checksum(data: Iterable[Buffer]) -> int:
 
 
 def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
-    """The bytes of a message's record that is to lie at `offset` of its file, in buffers, and its crc."""
+    """Return a message's record for position `offset` of its file, in buffers, and its crc."""
     command = encode_put(put)
     crc = _record_crc(command, offset)
     return [LENGTH.pack(len(command) + _PUT.size), command, _PUT.pack(_SEAL_TAG, _CRC.size, crc)], crc
@@ -156,7 +156,7 @@ def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
 def sealed_operation_record(
     operation: Operation, offset: int, messages: int, content: int, attachment: bytes = b""
 ) -> list[Buffer]:
-    """The bytes of a record at `offset` that tells what became of a transaction; the attachment is the last one.
+    """Return a record for position `offset` that states a transaction's outcome; the attachment is the last buffer.
 
     messages, content: of the transaction.
     """
@@ -173,12 +173,12 @@ def _operation_seal(command: bytes, offset: int, messages: int, content: int) ->
 
 
 def attachment_seal(attachment: bytes) -> bytes:
-    """The field in front of an attachment."""
+    """Return the field in front of an attachment."""
     return _ATTACHMENT.pack(_ATTACHMENT_TAG, crc32(attachment))
 
 
 def encode_locations(locations: Sequence[Location]) -> bytes:
-    """A commit's attachment; its length depends only on the names."""
+    """Return a commit's attachment; its length depends only on the names."""
     parts = []
     for store, offset, size, checksum in locations:
         name = store.encode("utf-8", "surrogateescape")
@@ -187,13 +187,13 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Where in the file to write what, for a commit record that ends at `end` to have another attachment."""
+    """Return position and bytes to write so that a commit record that ends at `end` has another attachment."""
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data
 
 
 def encode_filler(size: int) -> bytes:
-    """A record of `size` bytes, at least MIN_FILLER_BYTES, that means nothing to either broker."""
+    """Return a record of `size` bytes, at least MIN_FILLER_BYTES, that means nothing to either broker."""
     extra = size - MIN_FILLER_BYTES
     key = _FILLER_KEY.format("" if extra >= _PADDING_BYTES else "-" * extra)
     command = encode_operation(Operation(key, OperationType.LOCAL_ROLLBACK, was_prepared=False))
@@ -211,7 +211,7 @@ def _padding(size: int) -> bytes:
 
 
 def is_filler(operation: Operation) -> bool:
-    """Whether an operation that has no seal only stands where damaged bytes were."""
+    """Whether an operation without a seal only replaces damaged bytes."""
     return _FILLER.fullmatch(operation.tx_key) is not None
 
 
@@ -243,7 +243,7 @@ def open_seal(data: bytes, offset: int) -> Sealed:
 
 
 def decode_locations(data: bytes) -> tuple[Location, ...]:
-    """The inverse of encode_locations. Raises RemoteProtocolError for bytes that are not an attachment."""
+    """Decode the bytes of encode_locations. Raises RemoteProtocolError for bytes that are not an attachment."""
     found = []
     position = 0
     while position < len(data):

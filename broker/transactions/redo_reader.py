@@ -1,12 +1,12 @@
-"""Reading a redo file record by record, past what is damaged in it. Changes nothing; any thread; blocks.
+"""Read a redo file record by record, skipping damage. Changes nothing; any thread; blocks.
 
-Damage reaches from a record that cannot be read, or whose checksum differs, to the next good record. That one lies
-where the length of the bad one says, or a search finds it. A record that a search finds must have a seal, which names
-its place; one of Java's must be followed by good records up to the end of the file. So a message whose body looks like
-records is not taken for some.
+Damage extends from a record that cannot be read, or whose checksum differs, to the next good record. That record lies
+where the length of the bad one says, or a search finds it. A record found by a search must have a seal, which names its
+place; a Java record must be followed by good records up to the end of the file. So a message whose body looks like
+records is not taken for records.
 
-A record that the file ends in is a torn tail, as are zeros up to the end: the broker or the machine died while it was
-written. If its length cannot have been right before, because it contradicts the content, it is damage.
+A record in which the file ends is a torn tail, as are zeros up to the end: the broker or the machine died during the
+write. If its length contradicts its content, it was never right, and the record is damage.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ __all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
-"""After so many bytes of would-be records a search gives up: the rest of the file counts as damaged."""
+"""After this many bytes of candidate records a search gives up: the rest of the file counts as damaged."""
 _COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
 _MOST_BEHIND_CONTENT = 2 + 14 + 5
-"""`force`, the seal and the attachment's checksum."""
+"""Maximum bytes of `force`, the seal and the attachment's checksum."""
 
 
 class RedoDamage(NamedTuple):
-    """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, which was not written."""
+    """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, never completely
+    written.
+    """
 
     start: int
     end: int
@@ -49,8 +51,8 @@ class _Incomplete(RemoteProtocolError):
 class RedoReader:
     """Reads one file from `start` on. Raises OSError.
 
-    Iterate once, over the records or, by `parts`, over records and damage in their order; then `end` is where the last
-    good record ends, and `size` the file's size.
+    Iterate once, over the records or, by `parts`, over records and damage in order; then `end` is where the last good
+    record ends, and `size` the file's size.
     """
 
     def __init__(self, files: Files, path: str, start: int = 0) -> None:
@@ -67,7 +69,7 @@ class RedoReader:
         return (part for part in self.parts() if isinstance(part, RedoEntry))
 
     def parts(self) -> Iterator[RedoEntry | RedoDamage]:
-        """Records, and between them what is damaged. A filler, which stands where damage was, is left out."""
+        """Yield records and damage in order. A filler, which replaces earlier damage, is left out."""
         self._fd = self._files.open(self._path, os.O_RDONLY)
         try:
             with naming(self._path):
@@ -134,7 +136,7 @@ class RedoReader:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _next_good(self, start: int) -> int:
-        """Where the first good record behind the bad one at `start` begins; the file's size if there is none."""
+        """Return where the first good record behind the bad one at `start` begins; the file's size if there is none."""
         announced = self._announced_end(start)
         if announced is not None and announced < self.size and self._counts(announced, chain=False):
             return announced
@@ -160,7 +162,7 @@ class RedoReader:
         return start + LENGTH.size + int(length) if length > 0 else None
 
     def _counts(self, start: int, *, chain: bool) -> bool:
-        """Whether the record there is good; chain: and, without a seal, all that follow are."""
+        """Whether the record there is good. chain: without a seal, all later records must be good, too."""
         position = start
         while True:
             try:
@@ -178,7 +180,7 @@ class RedoReader:
         return 0 if end is None or end > self.size else end - start
 
     def _may_be_torn(self, start: int) -> bool:
-        """Whether the length of the last record, which is not all there, can be what was written."""
+        """Whether the length of the incomplete last record can be the one that was written."""
         head = read_exactly(self._files, self._fd, LENGTH.size + 8, start)
         if len(head) <= LENGTH.size + 3:
             return True
@@ -186,5 +188,5 @@ class RedoReader:
         try:
             content = content_end(head[LENGTH.size :])
         except RemoteProtocolError:
-            return len(head) < LENGTH.size + 8  # cut in the size of the content
+            return len(head) < LENGTH.size + 8  # cut inside the size of the content
         return bool(content <= length <= content + _MOST_BEHIND_CONTENT)

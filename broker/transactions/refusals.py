@@ -32,31 +32,31 @@ _DECISIONS = {
 
 
 def refusal(key: str, reason: str, code: XaCode = XaCode.XAER_RMERR) -> TransactionRefused:
-    """With a code for an XA transaction, without one for a local one."""
+    """Return a refusal, with a code for an XA transaction, without one for a local one."""
     return XaRefused(code, reason) if is_xa(key) else TransactionRefused(reason)
 
 
 def not_started(key: str | None) -> TransactionRefused:
-    """1.x's answer to everything about a transaction that is not open."""
+    """Return 1.x's answer to every request for a transaction that is not open."""
     kind = "XA" if key is not None and is_xa(key) else "Local"
     return refusal(key or NULL_KEY, f"{kind} transaction '{key or NULL_KEY}' has not been started.", XaCode.XAER_NOTA)
 
 
 def timed_out(key: str, seconds: int) -> TransactionRefused:
-    """1.x says of it, too, that it has not been started."""
+    """Return the refusal for a timed-out transaction. 1.x also says that it has not been started."""
     kind = "XA" if is_xa(key) else "Local"
     reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
     return refusal(key, reason, XaCode.XAER_NOTA)
 
 
 def decided(key: str, decision: Heuristic) -> XaRefused:
-    """What a coordinator is told when an operator was faster."""
+    """Return the answer to a coordinator if an operator decided first."""
     code, word = _DECISIONS[decision]
     return XaRefused(code, f"XA transaction '{key}' has been heuristically {word}.")
 
 
 def incomplete(key: str, failure: MetaqError) -> XaRefused:
-    """Committed, but `failure` has kept a partition from taking its messages.
+    """Return the answer for a committed transaction if `failure` has kept a partition from taking its messages.
 
     A coordinator asks again after a restart. Nobody can ask about a local transaction again: the code tells its client
     that it is committed.
@@ -66,19 +66,19 @@ def incomplete(key: str, failure: MetaqError) -> XaRefused:
 
 
 def log_failed(key: str, failure: str) -> TransactionRefused:
-    """The transaction log takes no writes; `failure` says why."""
+    """Return the refusal of a transaction log that takes no writes; `failure` says why."""
     return refusal(key, failure, XaCode.XAER_RMFAIL)
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """A put is refused without the words that only the coordinator's verbs are answered with."""
+    """Return a put's refusal, without the words that only answers to the coordinator's verbs have."""
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code
     return refused
 
 
 def ignore_refusal(deferred: Deferred[None] | None) -> None:
-    """Nobody waits for this one: the log has said what happened, and its replay will do what was not done."""
+    """Ignore a refusal that nobody waits for: the log has reported it, and its replay will do what was not done."""
     if deferred is not None:
         deferred.addErrback(_trap)
 

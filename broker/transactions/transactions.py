@@ -1,8 +1,8 @@
-"""The transactions of one broker: 1.x's verbs (wire.md §4), what they promise, and what operators may decide.
+"""The transactions of one broker: 1.x's verbs (wire.md §4), their guarantees, and operators' decisions.
 
-A local transaction (`TX:…`) belongs to the connection that began it and is rolled back when that closes; an XA
-transaction (`XID:…`) belongs to the broker. Nothing of a transaction is visible before its commit. docs/transactions.md
-has the promises, commit.py the order of writes, recovery.py what happens at the start.
+A local transaction (`TX:…`) belongs to the connection that began it and is rolled back when that connection closes; an
+XA transaction (`XID:…`) belongs to the broker. No message of a transaction is visible before its commit.
+docs/transactions.md has the guarantees, commit.py the order of writes, recovery.py the actions at the start.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_TIME = 0
 
 MAX_LISTED = 1000
-"""Open transactions of one list."""
+"""Maximum open transactions in one list."""
 
 MAX_ACTIVE_BYTES = 3 << 20
-"""The list of prepared transactions names those that are not prepared in at most so many bytes, if it is asked to."""
+"""Maximum bytes of unprepared transactions in the list of prepared ones, if it is asked to include them."""
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction in doubt, one that an operator has decided (then nothing but its key is known), or an open one."""
+    """A prepared transaction, one that an operator has decided (then only its key is known), or an open one."""
 
     key: str
     prepared_at_ms: int | None
@@ -67,9 +67,9 @@ class PreparedTransaction(NamedTuple):
 
 
 class Transactions:
-    """Lives on the reactor thread. Verbs raise TransactionRefused at once or through what they return.
+    """Reactor thread. Verbs raise TransactionRefused at once or through the Deferred that they return.
 
-    A connection is any object that is the same for all requests of one connection and hashable.
+    A connection is any hashable object that is the same for all requests of one connection.
     """
 
     def __init__(
@@ -92,23 +92,23 @@ class Transactions:
         self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
-        """Why clients are not served now; None if they are. Of a broker set's node, which may not lead."""
+        """Why clients are not served now, None if they are. A broker set's node may not be allowed to lead."""
         self.ending: MetaqError | None = None
-        """Why no transaction may begin now, while those that are open go on; None if they may begin."""
+        """Why no transaction may begin now, while open ones continue; None if they may begin."""
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
         self._is_open = False
         self._copies: LogCopies | None = None
         self._outcomes = Outcomes(INT64_MAX, {})
-        self._lost = SlicedWork(reactor)  # rollbacks of what connections that are gone had open
-        self._deciding: set[OpenTransaction] = set()  # whose fate, which an operator has decided, is being written
-        self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition keeps from ending
+        self._lost = SlicedWork(reactor)  # rollbacks of transactions of closed connections
+        self._deciding: set[OpenTransaction] = set()  # an operator's decision on them is being written
+        self._unfinished: set[str] = set()  # XA transactions whose commit a broken partition blocks
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     @property
     def directory(self) -> str:
-        """Of the log's files."""
+        """The directory of the log's files."""
         return self._log.directory
 
     def lock(self) -> None:
@@ -116,7 +116,7 @@ class Transactions:
         self._log.lock()
 
     def open(self, copies: LogCopies | None = None) -> None:
-        """Replay the log: repair the partitions, roll back what was not prepared, keep what was. Blocks.
+        """Replay the log: repair the partitions, roll back unprepared transactions, keep prepared ones. Blocks.
 
         copies: the other nodes of a broker set. Raises StoreError, ConfigError, DirectoryInUse.
         """
@@ -144,7 +144,7 @@ class Transactions:
             _log.warning("%d prepared transactions wait for their coordinator", len(self._open))
 
     def close(self) -> None:
-        """Write everything to the disk, waiting for it. Nothing may follow."""
+        """Write everything to the disk. Blocks. Call nothing after this."""
         self._lost.finish()
         self._open.close()
         if self._is_open:
@@ -153,7 +153,7 @@ class Transactions:
             self._log.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Forget everything, as if the broker had died: another node has the log now. Who waits is told `why`.
+        """Forget everything, as if the broker had died: another node has the log now. Waiters are told `why`.
 
         Fires when the log may be opened again, and its files may be changed.
         """
@@ -168,28 +168,28 @@ class Transactions:
         return self._log.abandon(why)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the log's files have whatever was sent to other nodes before. While it is open."""
+        """Call back when the log's files have everything that was sent to other nodes before. While the log is open."""
         self._log.when_idle(done)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, a commit or a rollback waits for its record, or a commit to be appended."""
+        """Whether a prepare, commit or rollback waits for its record, or a commit for its messages to be appended."""
         return self._is_open and self._log.is_waited_for
 
     @property
     def has_active(self) -> bool:
-        """Whether a transaction is open that is gone if this node leads no longer: it is not prepared."""
+        """Whether an unprepared transaction is open, which is lost if this node stops leading."""
         return self._open.has_active
 
     def tick(self) -> None:
-        """What is due by the clock. To be called about four times a second."""
+        """Do the work that is due. Call this about four times a second."""
         if self._is_open:
             self._log.tick()
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def begin(self, connection: object, key: str | None, timeout_seconds: int) -> None:
-        """timeout_seconds: 0 and less = none. Beginning again changes nothing."""
+        """Open a transaction. timeout_seconds: 0 or less = none. Beginning again changes nothing."""
         self._check_served()
         if key is None:
             raise TransactionRefused("BEGIN needs the key of a transaction: null is for RECOVER only")
@@ -213,7 +213,7 @@ class Transactions:
         puts: Iterable[tuple[int, int, Buffer]],
         opaque: int,
     ) -> int:
-        """Take messages into a transaction; the id of the first one, the others' follow it.
+        """Take messages into a transaction. Return the id of the first one; the others' ids follow it.
 
         puts: flag, checksum (-1 = do not check), body; all or none are taken. opaque: of the request, for the log.
         Raises TransactionRefused, ChecksumMismatch, TopicNotAccepted, WrongPartition, InvalidName, StoreError,
@@ -222,7 +222,7 @@ class Transactions:
         transaction = self._find_for_put(connection, key)
         if partition == ANY:
             raise TransactionRefused(f"Invalid partition for transaction command:{partition}")
-        log = self._partitions.for_put(topic, partition, chosen=True)  # closed ones too, as in 1.x
+        log = self._partitions.for_put(topic, partition, chosen=True)  # closed partitions too, as in 1.x
         if log.read_only is not None:
             raise LogReadOnly(log.directory, log.read_only)
         if self._log.failure is not None:
@@ -242,7 +242,7 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """OK once the transaction survives a crash, or READ_ONLY if there is nothing to commit: then it is gone."""
+        """Return OK once the transaction survives a crash, or READ_ONLY, and forget it, if it has nothing to commit."""
         transaction = self._find(connection, key)
         if not transaction.is_xa:
             raise XaRefused(XaCode.XAER_RMERR, "Prepare not implemented on Local Transactions.")
@@ -260,7 +260,7 @@ class Transactions:
         return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
-        """None, now or later: all messages are there for everybody to read."""
+        """Return None, now or later: everybody can read all messages."""
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
         if transaction.is_xa and not one_phase and transaction.state is not TransactionState.PREPARED:
@@ -269,7 +269,7 @@ class Transactions:
         return self._commit(transaction)
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
-        """None, now or later: no message will ever be seen."""
+        """Return None, now or later: no message will ever be visible."""
         self._metrics.tx_rollback += 1
         transaction = self._find(connection, key)
         if transaction.messages:
@@ -278,24 +278,27 @@ class Transactions:
         return self._log_rollback(transaction)
 
     def recover(self, qualifier: str | None) -> list[str]:
-        """Keys of the prepared transactions with this qualifier (None = all), also of those an operator has decided."""
+        """Return the keys of the prepared transactions with this qualifier (None = all), also of those an operator has
+        decided.
+        """
         self._check_served()
         noted = [key for key in self._log.heuristics if qualifier is None or qualifier_of(key) == qualifier]
         return [transaction.key for transaction in self._open.prepared(qualifier)] + noted
 
     def forget(self, key: str | None) -> Deferred[None] | None:
-        """Drop the note of an operator's decision; None for a transaction without one, too."""
+        """Drop the note of an operator's decision. Returns None also for a transaction without one."""
         self._check_served()
         if key is None or not is_xa(key):
             raise XaRefused(XaCode.XAER_NOTA, f"{key or NULL_KEY} is not a valid xid")
         return self._forget(key) if key in self._log.heuristics else None
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Whether a local transaction is committed, now or when that is known. It is rolled back if it is open, so that
-        a commit that is still on its way changes nothing. first_id: of its first message.
+        """Whether a local transaction is committed, now or when that is known. An open one is rolled back, so that a
+        commit still on its way has no effect. first_id: of its first message.
 
-        Raises NotLeader in a broker set whose next leader may have been elected; TransactionRefused, also later, if
-        this is not known or the transaction of this key begins with another message: then nothing is rolled back.
+        Raises NotLeader in a broker set whose next leader may have been elected. Raises TransactionRefused, also later,
+        if the outcome is unknown or the transaction of this key begins with another message: then nothing is rolled
+        back.
         """
         self._check_served()
         if is_xa(key):
@@ -309,8 +312,9 @@ class Transactions:
         return self._outcomes.ask(key, first_id)
 
     def connection_lost(self, connection: object) -> None:
-        """Roll back the local transactions of a connection that is gone. Until that is done they count, and nobody else
-        can begin one with such a key."""
+        """Roll back the local transactions of a closed connection. Until that is done they count towards the limits,
+        and nobody else can begin one with such a key.
+        """
         if lost := self._open.of_connection(connection):
             self._lost.add(self._give_up_lost(lost))
 
@@ -324,7 +328,9 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """What may still bring messages to a partition that takes no new ones: keys of transactions, or `a commit`."""
+        """Return what may still bring messages to a partition that takes no new ones: keys of transactions, or `a
+        commit`.
+        """
         if not self._is_open:
             return ["a transaction log that is not open yet"]
         deciding = [each.key for each in self._deciding if log in each.blocks]
@@ -333,9 +339,12 @@ class Transactions:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self, *, active: bool = False) -> Iterator[PreparedTransaction | None]:
-        """Everything that RECOVER would list, with figures, each as it is when its turn comes; None where a caller may
-        pause, too. active: behind the prepared ones MAX_LISTED open ones that are not, those with most bytes; fewer if
-        their rows have more than MAX_ACTIVE_BYTES."""
+        """Yield everything that RECOVER would list, with figures that are current at its turn; None where a caller may
+        also pause.
+
+        active: add up to MAX_LISTED open, unprepared ones, those with most bytes; fewer if their rows exceed
+        MAX_ACTIVE_BYTES.
+        """
         self._check_served()
         chosen, left = list(self._open.prepared()), MAX_ACTIVE_BYTES
         if active:
@@ -352,8 +361,9 @@ class Transactions:
             yield PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
-        """An operator's decision on a prepared XA transaction, or `forget`, or the end of an open transaction
-        (remoting.CompleteTransactionRequest)."""
+        """Apply an operator's decision on a prepared XA transaction, `forget`, or the end of an open transaction
+        (remoting.CompleteTransactionRequest).
+        """
         self._check_served()
         if action == "forget":
             if key not in self._log.heuristics:
@@ -487,7 +497,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back without anybody waiting for it."""
+        """Roll back without a waiter."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

@@ -1,12 +1,12 @@
-"""Writing the transaction log: records are queued on the reactor thread and written, and synced, by worker threads.
+"""Write the transaction log: records are queued on the reactor thread; worker threads write and sync them.
 
-One job is under way at a time; whatever is asked for meanwhile shares the next one (group commit). A record has its
-place in its file as soon as it is queued. A failed write or sync ends the writing for good: nobody can know what of it
-is on the disk until the log is read again at the next start. A write for which there only was no room is cut back, and
-the job tried again until there is; in a broker set another node leads meanwhile.
+One job runs at a time; requests made meanwhile share the next one (group commit). A record has its place in its file as
+soon as it is queued. A failed write or sync ends the writing for good: until the next start reads the log again, nobody
+knows how much is on the disk. A write on a full disk is cut back, and the job is repeated until there is room; in a
+broker set another node leads meanwhile.
 
-In a broker set each job is sent to the other nodes when it is made, so their disks wait at the same time. Whoever waits
-for a job is told when it is done here and there; the next one does not wait for the other nodes.
+In a broker set each job is sent to the other nodes when it is made, so that all disks work at the same time. The
+waiters of a job are told when it is done here and there; the next job does not wait for the other nodes.
 """
 
 from __future__ import annotations
@@ -34,36 +34,38 @@ __all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
 _log = logging.getLogger(__name__)
 
 MAX_REDO_BYTES = 64 << 20
-"""A transaction that begins when the newest file is larger than this goes to a new one (1.x)."""
+"""A transaction that begins when the newest file is larger than this goes to a new file (1.x)."""
 
 _MAX_QUEUED_BYTES = 1 << 20
-"""Puts wait in memory for the next prepare or commit, or until there are as many bytes of them."""
+"""Puts wait in memory for the next prepare or commit, or until they reach this many bytes."""
 
 OnWritten = Callable[[str | None], None]
-"""Called with None, or with why the log takes no more writes."""
+"""Called with None, or with the reason why the log takes no more writes."""
 
 
 class RedoFile:
-    """One `redo.<n>`. Lives on the reactor thread, but for `fd`, which belongs to the job under way."""
+    """One `redo.<n>`. Reactor thread, except `fd`, which belongs to the running job."""
 
     def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
         self.number = number
         self.path = path
         self.name = f"{REDO_PREFIX}{number}"
         self.size = size
-        """Bytes, with those that are still queued."""
+        """Bytes, including queued ones."""
         self.unsettled: dict[Hashable, None] = {}
         """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
         self.busy_from = size
-        """A place with no transaction open across it, and none unsettled before it: where a replay may begin."""
+        """Where a replay may begin: no open transaction extends across this place, and no unsettled one lies before
+        it.
+        """
         self.queued: list[Buffer] = []
         self.patches: list[tuple[int, bytes]] = []
-        self.dirty = exists  # what an earlier life wrote may not be on the disk
+        self.dirty = exists  # an earlier life's writes may not be on the disk
         self.new = not exists
         self.fd: int | None = None
 
     def hold(self, transaction: Hashable) -> None:
-        """The next record is the first one of a transaction."""
+        """Register a transaction whose first record comes next."""
         if not self.unsettled:
             self.busy_from = self.size
         self.unsettled[transaction] = None
@@ -86,10 +88,10 @@ class _Job:
         self.to_sync = to_sync
         self.waiters: list[OnWritten] = []
         self.works: list[tuple[LogChange, RedoFile | None]] = []
-        """What follows the writes and syncs, with the file that it removes."""
+        """Changes after the writes and syncs, each with the file that it removes."""
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
-        """Of what those who wait are waiting for: it is done here, and in a broker set on the other nodes."""
+        """Open steps before the waiters are told: the work here, and in a broker set on the other nodes."""
         self._files = files
         self._directory = directory
         self._parts = parts
@@ -99,8 +101,8 @@ class _Job:
         self._error: OSError | DiskFull | None = None
 
     def run(self) -> None:
-        """Do it once, on the first thread that calls; the others wait. Raises the OSError that ended it, or DiskFull:
-        it can be tried again, and what it had written of records is cut back.
+        """Run once, on the first thread that calls; the others wait. Raises the OSError that ended it, or DiskFull:
+        then it can be repeated, and its written records are cut back.
         """
         with self._lock:
             if not self._ran:
@@ -113,12 +115,12 @@ class _Job:
                 raise self._error
 
     def again(self) -> None:
-        """Let `run` try once more what has lacked room: all of it can be done twice."""
+        """Let `run` repeat a job that lacked room: all of its work can be done twice."""
         with self._lock:
             self._ran, self._error = False, None
 
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
-        """Cut back what was written of records, unless a record of it is synced already: then it stays."""
+        """Cut back the written records, unless one of them is synced already: then it stays."""
         if not self._synced:
             try:
                 for part in self._parts:
@@ -149,7 +151,7 @@ class _Job:
             make_change(self._files, self._directory, change)
 
     def changes(self) -> list[LogChange]:
-        """All that it does; the name of a file that is only synced is there without bytes."""
+        """Return all changes of the job; a file that is only synced is named without bytes."""
         found = []
         for part in self._parts:
             if part.data:
@@ -167,7 +169,7 @@ class _Job:
 
 
 class RedoWriter:
-    """The redo files of one broker. Lives on the reactor thread."""
+    """The redo files of one broker. Reactor thread."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class RedoWriter:
     ) -> None:
         """sync: whether `when_written` waits for the disk (flushTxLogAtCommit=1). redo_files: existing ones by number.
 
-        next_number: of the next file. copies: the other nodes of a broker set, which `when_written` waits for, too.
+        next_number: of the next file. copies: the other nodes of a broker set, which `when_written` also waits for.
         """
         self.directory = directory
         self.failure: str | None = None
@@ -195,21 +197,21 @@ class RedoWriter:
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
         self._waiters: list[OnWritten] = []
-        self._to_tell: deque[tuple[OnWritten, str | None]] = deque()  # who waits no longer, in order
+        self._to_tell: deque[tuple[OnWritten, str | None]] = deque()  # waiters to be told, in order
         self._telling = SlicedWork(reactor)
         self._works: list[tuple[LogChange, RedoFile | None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
         self._copies = copies
-        self._uncopied: deque[_Job] = deque()  # in a broker set: jobs whose waiters are not told, in order
+        self._uncopied: deque[_Job] = deque()  # broker set: jobs with untold waiters, in order
         self._abandoned: Callable[[], None] | None = None
         self._tried_again = False
-        self._full: tuple[_Job, DiskFull] | None = None  # the job under way, which waits for room
+        self._full: tuple[_Job, DiskFull] | None = None  # the running job, which waits for room
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def file_for(self, transaction: Hashable) -> RedoFile:
-        """The file of a transaction whose first record comes now; all its records belong there."""
+        """Return the file of a transaction whose first record comes now; all its records go there."""
         if self._current.size > MAX_REDO_BYTES:
             self._current = self._new_file()
             self._drop_settled()
@@ -217,7 +219,7 @@ class RedoWriter:
         return self._current
 
     def append(self, file: RedoFile, record: Sequence[Buffer]) -> int:
-        """Queue a record; where in the file it ends, in bytes."""
+        """Queue a record. Return where it ends in the file, in bytes."""
         file.queued += record
         size = sum(map(len, record))
         file.size += size
@@ -227,11 +229,11 @@ class RedoWriter:
         return file.size
 
     def patch(self, file: RedoFile, offset: int, data: bytes) -> None:
-        """Overwrite bytes of a record that has been written."""
+        """Overwrite bytes of a written record."""
         file.patches.append((offset, data))
 
     def when_written(self, done: OnWritten) -> None:
-        """Call back when everything queued so far is written (and synced if that is the setting), in order."""
+        """Call back when everything queued so far is written (and synced if so configured), in order."""
         if self.failure is not None:
             done(self.failure)
             return
@@ -240,12 +242,12 @@ class RedoWriter:
         self._start()
 
     def also(self, *changes: LogChange) -> None:
-        """Have files replaced or removed behind what is queued so far; an OSError of it counts as a failed write."""
+        """Replace or remove files after the records queued so far. An OSError counts as a failed write."""
         self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the job under way has ended, at once if there is none: what it writes is in the files then."""
+        """Call back when the running job has ended, at once if there is none: then its data is in the files."""
         if self._running is None:
             done()
         else:
@@ -257,7 +259,7 @@ class RedoWriter:
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Start writing what is queued, without anybody waiting for it; try again what waits for room."""
+        """Start writing the queued records without a waiter; repeat a job that waits for room."""
         self._sync_wanted |= sync
         if self._full is not None:
             (job, _), self._full = self._full, None
@@ -271,14 +273,16 @@ class RedoWriter:
             self._start()
 
     def settle(self, file: RedoFile, transaction: Hashable) -> None:
-        """A replay need not see this transaction any more; a file without any is deleted, but not the newest."""
+        """Record that a replay need not see this transaction any more. A file without any is deleted, except the
+        newest.
+        """
         file.unsettled.pop(transaction, None)
         if not file.unsettled and file is not self._current:
             self._drop_settled()
 
     @property
     def replay_from(self) -> RedoPosition:
-        """Where a replay may begin: the oldest file with an unsettled transaction, or the end of the log."""
+        """Where a replay may begin: in the oldest file with an unsettled transaction, or at the end of the log."""
         for file in self._redo.values():
             if file.unsettled:
                 return RedoPosition(file.number, file.busy_from)
@@ -289,7 +293,7 @@ class RedoWriter:
         return any(file.unsettled for file in self._redo.values())
 
     def finish(self) -> None:
-        """Write and sync what is queued on this thread, and answer the waiting calls. For shutdown."""
+        """Write and sync the queued records on this thread, and answer the waiters. For shutdown."""
         running, self._running = self._running, None
         if self._full is not None:
             self._full[0].again()
@@ -301,7 +305,7 @@ class RedoWriter:
             self._run_here(self._make_job())
 
     def close(self) -> None:
-        """Finish, and close the files. Nothing may follow."""
+        """Finish, and close the files. Call nothing after this."""
         self.finish()
         for file in self._redo.values():
             if file.fd is not None:
@@ -309,8 +313,10 @@ class RedoWriter:
                 file.fd = None
 
     def abandon(self, why: str, idle: Callable[[], None]) -> None:
-        """Write nothing any more, and tell those who wait `why`. idle: called when no worker uses the files any more;
-        they are closed then. Nothing may follow."""
+        """Write nothing more, and tell the waiters `why`. Call nothing after this.
+
+        idle: called when no worker uses the files any more; they are closed then.
+        """
         self.failure = why
         self._abandoned = idle
         waiters = [done for job in self._uncopied for done in job.waiters] + self._waiters
@@ -373,13 +379,15 @@ class RedoWriter:
         self._done_once_more(job)
 
     def _done_once_more(self, job: _Job) -> None:
-        """Here, or on the other nodes: tell those who wait for jobs that are done everywhere, in order."""
+        """Count one completion, here or on the other nodes. Tell the waiters of jobs that are done everywhere, in
+        order.
+        """
         job.missing -= 1
         while self._uncopied and not self._uncopied[0].missing:
             self._tell(self._uncopied.popleft().waiters, None)
 
     def _tell(self, waiters: Iterable[OnWritten], why: str | None) -> None:
-        """In slices: of one sync there may be thousands."""
+        """Tell waiters in slices: one sync may have thousands."""
         self._to_tell.extend([(done, why) for done in waiters])
         if not self._telling:
             self._telling.add(self._tell_all())
@@ -392,7 +400,7 @@ class RedoWriter:
 
     def _ended(self, job: _Job, result: object) -> None:
         if self._running is not job:
-            return  # close() has settled it
+            return  # close() has settled the job
         if isinstance(result, DiskFull) and self._copies is None and self.failure is None:
             self._wait_for_room(job, result)
             return
@@ -414,7 +422,7 @@ class RedoWriter:
                 self._start()
 
     def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
-        """The job stays under way, and whoever waits for it waits on; the next `flush` tries it again."""
+        """Keep the job and its waiters until there is room; the next `flush` repeats it."""
         if not self._tried_again:
             _log.warning("%s; what was to be written waits until there is room", full)
         self._full = job, full
