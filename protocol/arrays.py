@@ -1,4 +1,4 @@
-"""NumPy, loaded when something of it is used first: it takes a third of the time that a client's import takes."""
+"""NumPy, loaded at its first use: loading it takes a third of a client's import time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The client's side of one connection: requests in, bytes out; bytes in, outcomes out. No I/O, no thread, no clock.
 
-A driver (docs/decisions/060-connection-core.md) sends `Opening.request` first, and makes a ClientStream of the version
-that the broker answers. For each request it takes an opaque, enters an object of its own in `pending`, and sends the
-bytes that an encoder made for the opaque. It gives received bytes to `receive` and the time to `expire`, and takes from
-`outcomes`.
+A driver (docs/decisions/060-connection-core.md) sends `Opening.request` first, and makes a ClientStream with the
+version that the broker answers. For each request it takes an opaque, puts an object of its own into `pending`, and
+sends the bytes that an encoder made for the opaque. It passes received bytes to `receive` and the time to `expire`, and
+takes the results from `outcomes`.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ Reply = Frame | SentReply | Answer
 
 
 class Timed(Protocol):
-    """What a driver enters for a request."""
+    """The driver's object for a request."""
 
     @property
     def deadline(self) -> float:
-        """By the driver's clock, in seconds. It may change while the request is under way."""
+        """By the driver's clock, in seconds. It may change while the request is pending."""
 
 
 R = TypeVar("R", bound=Timed)
 
 EndedRequest = tuple[R, Reply | None, MetaqError | None]
-"""A request that has ended, with its answer (an error answer, too) or the reason why there is none."""
+"""A request that has ended, with its answer (also an error answer) or the reason why there is none."""
 
 _opaque_of = attrgetter("opaque")
 _request_of = itemgetter(0)
 
 
 class ReplyReader(FrameStream[Frame | SentReply]):
-    """Reads frames; the answer to a send comes decoded further (sends.py)."""
+    """Reads frames. The answer to a send is decoded further (sends.py)."""
 
     def __init__(self) -> None:
         super().__init__(_parse_reply, parse_frame_parts)
@@ -69,8 +69,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    A Java broker must never be sent a frame, for it would wait for CR LF for ever. Our broker's version says that it
-    speaks them.
+    A Java broker must never be sent a frame: it would wait for CR LF for ever. Our broker's version says that it speaks
+    frames.
     """
 
     request = encode_version(0)
@@ -79,9 +79,9 @@ class Opening:
         self._reader = AnswerReader()
 
     def receive(self, data: bytes) -> str | None:
-        """Take the next bytes, b"" for the end of the stream; the broker's version once it is there.
+        """Take the next bytes, b"" for the end of the stream. Return the broker's version once it is complete.
 
-        Raises RemoteProtocolError: the peer is no metaq broker.
+        Raises RemoteProtocolError: the peer is not a metaq broker.
         """
         if not data:
             raise RemoteProtocolError("it closed the connection")
@@ -93,15 +93,15 @@ class Opening:
 
 
 class ClientStream(Generic[R]):
-    """Requests under way on one connection, and those that have ended.
+    """Pending requests of one connection, and those that have ended.
 
-    pending: requests under way by opaque. A driver enters each before its bytes are sent. Any thread.
-    outcomes: those that have ended, in their order, each once; the driver takes them from the left. One thread at a
-    time calls `receive` and `expire`, and takes; `end` may be called on any thread.
-    half_check_seconds: how long after a half message the broker checks it first, if it does not say that itself; None:
-    an older one, which does not tell, and asks any producer of the group.
-    torn: a call of `receive` was left by an exception, so where the next answer begins is not known: close the
-    connection. What it had completed by then is in `outcomes`, and may be in `pending`, too.
+    pending: pending requests by opaque. A driver enters each before its bytes are sent. Any thread. outcomes: ended
+    requests in order, each once; the driver takes them from the left. One thread at a time calls `receive` and
+    `expire`, and takes; `end` may be called on any thread. half_check_seconds: how long after a half message the broker
+    checks it first, unless the message says so itself; None: an older broker, which does not tell, and asks any
+    producer of the group. torn: an exception left a call of `receive`, so it is unknown where the next answer begins:
+    close the connection. The answers completed by then are in `outcomes`; their requests may also still be in
+    `pending`.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
@@ -126,28 +126,29 @@ class ClientStream(Generic[R]):
         self._reader: ReplyReader | AnswerReader = self._frames or AnswerReader()
 
     def new_opaque(self) -> int:
-        """The number of the next request."""
+        """Return the number of the next request."""
         return next(self._opaques) & INT32_MAX
 
     def heartbeat(self, opaque: int) -> bytes:
-        """A request that every broker answers at once."""
+        """Return a request that every broker answers at once."""
         return encode_frame(RequestCode.HEARTBEAT, opaque, {}) if self.speaks_frames else encode_version(opaque)
 
     @property
     def wanted_bytes(self) -> int | None:
-        """Who receives exactly so many bytes each time has nothing joined, and sees `begun`; None: no such number."""
+        """A receiver of exactly this many bytes each time avoids joins, and sees `begun`. None: not supported."""
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
     def begun(self) -> tuple[R, Frame] | None:
-        """The request whose answer is here but for its body, and that answer (its body empty), if `wanted_bytes` were
-        received each time."""
+        """The request whose answer is complete except for its body, and that answer with an empty body. Requires that
+        exactly `wanted_bytes` were received each time.
+        """
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
         return None if request is None or not isinstance(frame, Frame) else (request, frame)
 
     def receive(self, data: bytes) -> None:
-        """Take the next bytes; the requests that they answer become outcomes, an answer of no request is dropped.
+        """Take the next bytes. Answered requests become outcomes; an answer to no request is dropped.
 
         Raises RemoteProtocolError: close the connection.
         """
@@ -157,26 +158,26 @@ class ClientStream(Generic[R]):
             opaque = replies[0].opaque
             if (request := self.pending.get(opaque)) is not None:
                 self.outcomes.append((request, replies[0], None))
-                self.pending.pop(opaque, None)  # last, so that no exception finds it in neither
+                self.pending.pop(opaque, None)  # last, so that after an exception it is in at least one of them
         elif replies:
             ended = map(self.pending.pop, map(_opaque_of, replies), repeat(None))
             self.outcomes.extend(filter(_request_of, zip(ended, replies, repeat(None))))  # type: ignore[arg-type]
         self.torn = False
 
     def expire(self, now: float) -> None:
-        """Requests whose deadline has come become outcomes with RequestTimedOut. Cost: O(requests under way)."""
+        """Make requests past their deadline outcomes with RequestTimedOut. Cost: O(pending requests)."""
         late = [opaque for opaque, request in list(self.pending.items()) if request.deadline <= now]
         if late:
             self.end(late, RequestTimedOut(f"{self.peer} did not answer in time"))
 
     def end(self, opaques: Iterable[int], error: MetaqError) -> None:
-        """Those of these requests that are under way become outcomes with `error`; their answers are dropped."""
+        """Make those of these requests that are pending outcomes with `error`. Their answers are dropped."""
         ended = map(self.pending.pop, opaques, repeat(None))
         self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """What the broker's version says of half messages."""
+    """Return the half-check delay in the broker's version."""
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)
         if digits != mark and digits.isascii() and digits.isdigit() and len(digits) <= 15:

@@ -1,8 +1,8 @@
-"""Payloads that their producer has compressed: a record whose flag has bit 3 (COMPRESSED_FLAG).
+"""Payloads compressed by their producer: a record whose flag has bit 3 (COMPRESSED_FLAG).
 
 The attribute in front of a payload is never compressed, so tags, keys and properties are found as in any record. A
-compressed payload is one Zstandard frame that says how large it was: a reader knows what memory it is going to take
-before it takes any. zstandard is loaded with the first payload.
+compressed payload is one Zstandard frame that states its original size: a reader knows how much memory it needs before
+it allocates any. zstandard is loaded with the first payload.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = [
     "unpacked_if_fitting",
 ]
 
-# zstandard's objects serve one thread at a time, and to make one costs more than to use it. Each user takes one out and
-# puts it back: as many are made as there are threads at once, and an interrupt loses one to the garbage collector.
+# zstandard's objects serve one thread at a time, and making one costs more than using it. Each user takes one and puts
+# it back: there are as many as concurrent threads, and an interrupt leaves one to the garbage collector.
 _compressors: dict[int, deque[Any]] = {}
 """By level."""
 _decompressors: deque[Any] = deque()
 
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-"""How each frame begins (RFC 8878)."""
+"""The first bytes of each frame (RFC 8878)."""
 
 
 def compress(payload: Buffer, level: int) -> bytes:
-    """level: 1 … 22. Any thread."""
+    """Compress a payload. level: 1 … 22. Any thread."""
     idle = _compressors.get(level)
     if idle is None:
         idle = _compressors.setdefault(level, deque())
@@ -57,8 +57,11 @@ def begins_frame(payload: Buffer) -> bool:
 
 
 def unpacked_bytes(packed: Buffer) -> int:
-    """How large the payload is that `packed` was made of, by the header of its frame. Raises PayloadUnreadable: there
-    is none, it says nothing, or more than MAX_PAYLOAD_BYTES, or it needs a dictionary."""
+    """Return the original size of a compressed payload, by the header of its frame.
+
+    Raises PayloadUnreadable: there is no header, it states no size, or more than MAX_PAYLOAD_BYTES, or it needs a
+    dictionary.
+    """
     import zstandard
 
     try:
@@ -80,7 +83,7 @@ def unpacked_bytes(packed: Buffer) -> int:
 
 
 def decompress(packed: Buffer) -> bytes:
-    """The payload that `packed` was made of. Takes no more memory than MAX_PAYLOAD_BYTES. Raises PayloadUnreadable."""
+    """Return the original payload of `packed`. Takes at most MAX_PAYLOAD_BYTES of memory. Raises PayloadUnreadable."""
     import zstandard
 
     size = unpacked_bytes(packed)
@@ -99,13 +102,12 @@ def decompress(packed: Buffer) -> bytes:
 
 
 def check_packed(body: Buffer, flag: int) -> None:
-    """Of a record with COMPRESSED_FLAG: look at the header of its frame, not at what is behind it. Raises
-    PayloadUnreadable."""
+    """Check the frame header, but not the rest, of a record with COMPRESSED_FLAG. Raises PayloadUnreadable."""
     unpacked_bytes(memoryview(body)[payload_start(body, flag) :])
 
 
 def payload_of(body: bytes, flag: int) -> bytes:
-    """The payload in the body of a record, as its producer had it. Raises PayloadUnreadable."""
+    """Return the uncompressed payload of a record's body. Raises PayloadUnreadable."""
     start = payload_start(body, flag)
     if flag & COMPRESSED_FLAG:
         return decompress(memoryview(body)[start:])
@@ -113,15 +115,16 @@ def payload_of(body: bytes, flag: int) -> bytes:
 
 
 def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
-    """Flag and body of the same record without compression. Raises PayloadUnreadable."""
+    """Return flag and body of the same record without compression. Raises PayloadUnreadable."""
     if not flag & COMPRESSED_FLAG:
         return flag, body
     return flag & ~COMPRESSED_FLAG, body[: payload_start(body, flag)] + payload_of(body, flag)
 
 
 def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
-    """As `unpacked_body`, but the record as it is if its body would be above MAX_BODY_BYTES: it can be sent only so.
-    Raises PayloadUnreadable."""
+    """As `unpacked_body`, but return the record unchanged if its body would exceed MAX_BODY_BYTES: only so can it be
+    sent. Raises PayloadUnreadable.
+    """
     if flag & COMPRESSED_FLAG:
         start = payload_start(body, flag)
         if start + unpacked_bytes(memoryview(body)[start:]) > MAX_BODY_BYTES:

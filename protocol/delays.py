@@ -61,12 +61,14 @@ _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 
 
 def pending_id(due: int, counter: int) -> int:
-    """due: Unix ms, behind EPOCH_MS."""
+    """Return a pending message's id. due: Unix ms, after EPOCH_MS."""
     return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
 
 
 def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
-    """`pending_id` of each with the next counter, by columns if they are more than a few. later: ms behind each due."""
+    """Return the `pending_id` of each with consecutive counters, by columns if there are more than a few. later: ms
+    added to each due time.
+    """
     if len(dues) <= _FEW:
         return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
     counters = np.arange(counter, counter + len(dues), dtype=np.int64) & COUNTER_MASK
@@ -75,26 +77,29 @@ def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequenc
 
 
 def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
-    """Those of a batch whose first one is `first_id`. waits: `wait_of` each."""
+    """Return the pending ids of a batch that begins with `first_id`. waits: `wait_of` each message."""
     due, counter = due_ms(first_id) - waits[0], first_id & COUNTER_MASK
     return [pending_id(due + wait, counter + place) for place, wait in enumerate(waits)]
 
 
 def due_ms(pending_id: int) -> int:
-    """When a pending message is due, Unix ms."""
+    """Return when a pending message is due, Unix ms."""
     return (pending_id >> TIME_SHIFT) + EPOCH_MS
 
 
 def wait_of(flag: int, body: Buffer) -> int:
-    """What a delayed record says: the number of `metaq.due`, or of `metaq.delay`. All of a batch say the same one.
+    """Return the number in a delayed record's `metaq.due` or `metaq.delay`. All records of a batch use the same
+    property.
 
-    Raises RemoteProtocolError if it says neither.
+    Raises RemoteProtocolError if it has neither.
     """
     return _said(flag, body)[1]
 
 
 def due_of(flag: int, body: Buffer, now_ms: int) -> int:
-    """When a delayed record is due, Unix ms; it may be over. now_ms: the broker's clock. Raises RemoteProtocolError."""
+    """Return when a delayed record is due, Unix ms, possibly in the past. now_ms: the broker's clock. Raises
+    RemoteProtocolError.
+    """
     delay, value = _said(flag, body)
     due = value + now_ms if delay else value
     if due > now_ms + MAX_DELAY_SECONDS * 1000 or due > _LAST_MS:
@@ -132,19 +137,19 @@ def _said(flag: int, body: Buffer) -> tuple[bool, int]:
 
 
 class Cancelled(StrEnum):
-    """What became of a message that was to be cancelled."""
+    """The outcome of a cancellation."""
 
     CANCELLED = "cancelled"
-    """It is not delivered, now or before."""
+    """It will never be delivered, and never was."""
     LATE = "late"
     """Its time has come: it is delivered."""
     UNKNOWN = "unknown"
-    """None with this id waits for the partition. It may have been cancelled long ago."""
+    """No message with this id waits for the partition. It may have been cancelled long ago."""
 
 
 @dataclass(slots=True)
 class CancelDelayedRequest(ExtFields):
-    """CANCEL_DELAYED: a message that waits for this partition is not to be delivered. message_id: its pending id."""
+    """CANCEL_DELAYED: do not deliver a message that waits for this partition. message_id: its pending id."""
 
     topic: TopicField
     partition: PartitionField
@@ -153,18 +158,19 @@ class CancelDelayedRequest(ExtFields):
 
 @dataclass(slots=True)
 class CancelDelayedReply(ExtFields):
-    """Given when the cancellation is as safe as the topic's messages. state: one of Cancelled."""
+    """Sent when the cancellation is as safe as the topic's messages. state: one of Cancelled."""
 
     state: Annotated[str, choice("state", [each.value for each in Cancelled])]
 
 
 @dataclass(slots=True)
 class ListDelayedRequest(ExtFields):
-    """LIST_DELAYED: how many messages wait, and those behind the pending id `after`, in the order of their times.
+    """LIST_DELAYED: the number of waiting messages, and those behind the pending id `after`, in the order of their
+    times.
 
-    topic: of this one; "" of all. limit: at most so many, 0 for their number only. The answer's body is JSON:
+    topic: only this topic; "": all. limit: maximum messages, 0 for only their number. The answer's body is JSON:
     `count` (of the topic, or of all), `topics` (name → count), `messages` (each with id, due, topic, partition, bytes,
-    taken, in Unix ms, and previews.py), and `next`: the `after` of the request that goes on, 0 at the end.
+    taken, in Unix ms, and previews.py), and `next`: the `after` of the next request, 0 at the end.
     """
 
     topic: AnyTopicField = ""

@@ -2,11 +2,11 @@
 
 Each class says what a peer or a caller may do about it:
 
-- `status`: the metaq 1.x status code a broker answers with when the error reaches `broker/dispatch.py`;
+- `status`: the metaq 1.x status code that a broker answers when the error reaches `broker/dispatch.py`;
 - `retriable`: the same call may succeed later, perhaps elsewhere;
-- `refresh_view`: the caller's picture of the cluster is probably stale.
+- `refresh_view`: the caller's view of the cluster is probably stale.
 
-Nobody matches on an error's text.
+Nothing matches on an error's text.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ class MetaqError(Exception):
     refresh_view: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled as it is, as `multiprocessing` and Spark do: Exception's own way calls the class with the text, which
-        few constructors take."""
+        """Pickle the attributes, as `multiprocessing` and Spark need: Exception's own way calls the class with the
+        text, which few constructors accept.
+        """
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -115,14 +116,14 @@ class ConfigError(MetaqError):
 
     def __init__(self, option: str, value: object, remedy: str) -> None:
         told = f"{option}={value!s}: {remedy}"
-        super().__init__(told.encode("utf-8", "backslashreplace").decode())  # a text that is none can be shown, too
+        super().__init__(told.encode("utf-8", "backslashreplace").decode())  # even an invalid text can be shown
         self.option = option
         self.value = value
         self.remedy = remedy
 
 
 class WrongDuration(ConfigError, TypeError):
-    """What was given as a duration is neither a number nor a timedelta."""
+    """A duration is neither a number nor a timedelta."""
 
     def __init__(self, option: str, value: object) -> None:
         said = f"{value!r} is no number of seconds but {type(value).__name__}"
@@ -137,8 +138,8 @@ class InvalidName(MetaqError, ValueError):
 
 
 class InvalidWhere(MetaqError, ValueError):
-    """A filter by content (docs/filters.md) that is none. position: of the character, from 0, where `expected` was and
-    `found` is; "" if that needs no saying.
+    """An invalid filter by content (docs/filters.md). position: of the character, from 0, where `found` stands instead
+    of `expected`; "" if that is obvious.
     """
 
     status = Status.BAD_REQUEST
@@ -170,25 +171,26 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ChecksumMismatch(ProtocolError):
-    """A message body does not have the checksum its sender announced. Retriable: it was damaged on the way."""
+    """A message body does not match the checksum that its sender sent. Retriable: it was damaged on the way."""
 
     retriable = True
 
     def __init__(self) -> None:
-        # the text is metaq 1.x's own (recorded), clients may show it
+        # metaq 1.x's own text (recorded), which clients may show
         super().__init__("Checksum failure,message may be corrupted when transfering on networking.")
 
 
 class PayloadUnreadable(ProtocolError):
-    """A payload is said to be compressed, and cannot be what it says: its producer made it wrongly."""
+    """A payload is marked as compressed but is not valid: its producer made it wrongly."""
 
 
 # --- store ------------------------------------------------------------------------------------------------------------
 
 
 class MessageTooLarge(ProtocolError):
-    """A put or a frame has a body above limits.MAX_BODY_BYTES, or with properties of metaq above
-    limits.MAX_RECORD_BODY_BYTES: send smaller messages."""
+    """The body of a put or frame is above limits.MAX_BODY_BYTES, or with metaq's properties above
+    limits.MAX_RECORD_BODY_BYTES: send smaller messages.
+    """
 
     def __init__(self, body_bytes: int, limit: int) -> None:
         super().__init__(f"message of {body_bytes} bytes is above the limit of {limit} bytes")
@@ -196,11 +198,11 @@ class MessageTooLarge(ProtocolError):
 
 
 class StoreError(MetaqError):
-    """The store cannot do what was asked."""
+    """The store cannot carry out the request."""
 
 
 class OffsetOutOfRange(StoreError):
-    """`first` and `next` are the bounds of the readable bytes: first <= offset <= next would have been answered."""
+    """The offset is outside the readable bytes. `first` and `next` are the bounds: first <= offset <= next is valid."""
 
     status = Status.MOVED
     refresh_view = True
@@ -213,7 +215,7 @@ class OffsetOutOfRange(StoreError):
 
 
 class PartitionNotFound(StoreError):
-    """No data directory for this topic and partition."""
+    """There is no data directory for this topic and partition."""
 
     status = Status.NOT_FOUND
     refresh_view = True
@@ -235,7 +237,9 @@ class TopicNotAccepted(StoreError):
 
 
 class CompressionNotAccepted(StoreError):
-    """A compressed message for a topic whose section does not allow them, or a 1.x client's `get` of one that does."""
+    """A compressed message for a topic whose section forbids them, or a 1.x client's `get` from a topic that allows
+    them.
+    """
 
     def __init__(self, topic: str, reading: str = "") -> None:
         """reading: the group of a client that cannot read compressed messages."""
@@ -258,7 +262,7 @@ class WrongPartition(StoreError):
     refresh_view = True
 
     def __init__(self, partition: int, count: int | None = None) -> None:
-        """count: how many partitions the topic has, if the message shall say it."""
+        """count: the topic's number of partitions, if the message is to include it."""
         there = "" if count is None else f": there are {count}, from 0 to {count - 1}"
         super().__init__(f"wrong partition {partition}{there}")
         self.partition = partition
@@ -277,7 +281,7 @@ class PartitionClosed(StoreError):
 
 
 class BrokerStarting(StoreError):
-    """The broker has not read yet which of its partitions have moved to another one. Nothing was stored."""
+    """The broker has not yet read which of its partitions have moved to another broker. Nothing was stored."""
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -287,16 +291,15 @@ class BrokerStarting(StoreError):
 
 
 class NotMaster(StoreError):
-    """A put to a slave, which only copies its master."""
+    """A put was sent to a slave, which only copies its master."""
 
     def __init__(self, broker_id: int, role: str) -> None:
         super().__init__(f"this broker is {role} of broker {broker_id} and takes no messages: send to the master")
 
 
 class NotLeader(StoreError):
-    """A node of a broker set that does not lead it, or not yet. What it was asked to store may be stored: a leader that
-    is deposed answers so to those that wait. url: the leader's, "" if that is not known. node: the node's own address,
-    in a client that asked it.
+    """A broker set's node does not lead it, or not yet. The request may be stored: a deposed leader gives this answer
+    to those that wait. url: the leader's, "" if unknown. node: the node's own address, in a client that asked it.
     """
 
     retriable = True
@@ -311,9 +314,9 @@ class NotLeader(StoreError):
 
 
 class NotEnoughReplicas(StoreError):
-    """Fewer nodes of a broker set are in sync than the topic's minInSync asks for.
+    """Fewer nodes of a broker set are in sync than the topic's minInSync demands.
 
-    stored: the message is stored on those that are, and was not acknowledged.
+    stored: the message is stored on the in-sync nodes, but was not acknowledged.
     """
 
     retriable = True
@@ -325,11 +328,11 @@ class NotEnoughReplicas(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """Stored bytes from `position` of `file` (a path, or a partition) on are no good record.
+    """The stored bytes from `position` of `file` (a path, or a partition) on are not a good record.
 
-    partition: whose bytes they are, for `consumer.seek(error.partition, error.end)`; None where a file is read, not a
-    partition. end: the byte behind the damage, where reading can go on; None if nobody has looked for it, or could find
-    it.
+    partition: of the bytes, for `consumer.seek(error.partition, error.end)`; None if a file is read instead of a
+    partition. end: the byte behind the damage, where reading can continue; None if nobody has looked for it, or could
+    find it.
     """
 
     partition: TopicPartition | None = None
@@ -344,15 +347,16 @@ class CorruptRecord(StoreError):
 
     @classmethod
     def of(cls, partition: TopicPartition, position: int, reason: str, end: int | None = None) -> Self:
-        """Damage that a reader of a partition has met."""
+        """Return the error for damage that a reader of a partition has met."""
         error = cls(f"topic {partition.topic}, partition {partition}", position, reason, end)
         error.partition = partition
         return error
 
 
 class NoMessageBegins(CorruptRecord):
-    """No message begins at `position`, which lies inside the readable bytes. begin: where the message begins that lies
-    there, or the next one."""
+    """No message begins at `position`, which lies inside the readable bytes. begin: where the message at that position
+    begins, or the next one.
+    """
 
     def __init__(self, file: str, position: int, begin: int) -> None:
         super().__init__(file, position, f"no message begins there, one does at {begin}")
@@ -367,7 +371,7 @@ class NoMessageBegins(CorruptRecord):
 
 
 class LogReadOnly(StoreError):
-    """A write or fsync of this partition failed; it takes no writes until it is recovered by a restart."""
+    """A write or fsync of this partition failed; it takes no writes until a restart recovers it."""
 
     retriable = True
 
@@ -378,20 +382,23 @@ class LogReadOnly(StoreError):
 
 
 class NotSafe(LogReadOnly):
-    """A numbered write was appended, but could not be made safe, or is not on as many nodes as it should be: a restart,
-    or the next leader, may find it. A repetition waits for that."""
+    """A numbered write was appended but could not be made safe, or is on too few nodes: a restart, or the next leader,
+    may find it. A repetition waits for that.
+    """
 
 
 class DelayRefused(StoreError):
-    """A message that is to wait for its time is not taken together with what else was asked for."""
+    """A delayed message is not taken in combination with another part of the request."""
 
 
 class HalfRefused(DelayRefused):
-    """A half message is not taken together with what else was asked for, or a connection asks for too many groups."""
+    """A half message is not taken in combination with another part of the request, or a connection asks for too many
+    groups.
+    """
 
 
 class StaleSequence(StoreError):
-    """A send whose producer has had a later one stored in the same partition: a copy that came late. Not stored."""
+    """The producer has already stored a later send in the same partition: this is a late copy. Not stored."""
 
     def __init__(self, sequence: int, last: int) -> None:
         super().__init__(
@@ -401,12 +408,13 @@ class StaleSequence(StoreError):
 
 
 class SendInDoubt(StoreError):
-    """A send came again, and its broker may have forgotten that it has stored it: the messages are stored or not. The
-    broker does not store them a second time."""
+    """A repeated send whose broker may have forgotten that it stored it: the messages are stored or not. The broker
+    does not store them a second time.
+    """
 
 
 class DiskFull(StoreError):
-    """There is no room for puts here. Consuming goes on, and so do puts when space returns."""
+    """There is no room for puts here. Consuming continues, and puts resume when space returns."""
 
     retriable = True
 
@@ -424,7 +432,7 @@ class DirectoryInUse(StoreError):
 
 
 class FilterUnavailable(MetaqError):
-    """A group's messages are filtered by a Java class for which the broker has no Python callable.
+    """A Java class filters a group's messages, but the broker has no Python callable for it.
 
     Retriable: an operator may name one while the broker runs.
     """
@@ -446,21 +454,22 @@ class FiltersBusy(MetaqError):
 
 
 class AccountSpent(MetaqError):
-    """Clients have as much of the broker's memory or places as they may, or one address has its share. The text names
-    the option that says how much that is."""
+    """Clients have used up the broker's memory or places, or one address has used up its share. The text names the
+    option that sets the limit.
+    """
 
     status = Status.UNAVAILABLE
     retriable = True
 
 
 class SharedRefused(MetaqError):
-    """A broker does not lease messages to this shared consumer as it asks for them; its text says what to do."""
+    """A broker refuses to lease messages to this shared consumer in the requested way; the text says what to do."""
 
     status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):
-    """Too many searches for messages wait for each other."""
+    """Too many searches for messages are waiting."""
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -470,14 +479,14 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A transaction cannot do what was asked; the text is 1.x's own where 1.x has one."""
+    """A transaction cannot do what was requested; the text is 1.x's own where 1.x has one."""
 
     xa_code: int | None = None
     """XAException.errorCode (JTA) for the coordinator of an XA transaction."""
 
 
 class XaRefused(TransactionRefused):
-    """The same with an error code of JTA's XAException, in the form that the Java client parses."""
+    """A TransactionRefused with an error code of JTA's XAException, in the form that the Java client parses."""
 
     def __init__(self, xa_code: int, reason: str) -> None:
         super().__init__(f"XAException:code={xa_code},msg={reason}")
@@ -489,11 +498,11 @@ class XaRefused(TransactionRefused):
 
 
 class ReplicationError(MetaqError):
-    """Something about copying between a master and its slave."""
+    """An error of copying between a master and its slave."""
 
 
 class NotReplicating(ReplicationError):
-    """Something was asked that only a master or slave in replication can do."""
+    """Only a master or slave in replication can do what was requested."""
 
 
 class PeerLost(ReplicationError):
@@ -501,11 +510,11 @@ class PeerLost(ReplicationError):
 
 
 class PeerTimedOut(ReplicationError):
-    """The other side did not answer in time; whether it did what it was asked to is not known."""
+    """The other side did not answer in time; it is unknown whether it carried out the request."""
 
 
 class PeerRefused(ReplicationError):
-    """The other side answered that it does not do it now."""
+    """The other side answered that it refuses now."""
 
 
 class SlaveDisconnected(ReplicationError):
@@ -516,21 +525,21 @@ class SlaveDisconnected(ReplicationError):
 
 
 class SyncFailed(ReplicationError):
-    """A message is stored on one of synchronous master and slave only; sending it again stores it twice there."""
+    """A message is stored on only one of synchronous master and slave; sending it again stores it twice there."""
 
     def __init__(self, role: str, url: str, topic: str, partition: int) -> None:
         super().__init__(f"Put message to [{role} '{url}'] [partition '{topic}-{partition}'] failed")
 
 
 class ReplicaDiverged(ReplicationError):
-    """A slave's bytes are not its master's, or cannot follow them without a gap: an operator has to decide."""
+    """A slave's bytes differ from its master's, or cannot follow them without a gap: an operator has to decide."""
 
 
 # --- coordination -----------------------------------------------------------------------------------------------------
 
 
 class CoordinationError(MetaqError):
-    """ZooKeeper, or what is written in it, does not allow what was asked."""
+    """ZooKeeper, or its content, does not allow the request."""
 
 
 class CoordinationUnavailable(CoordinationError):
@@ -560,8 +569,7 @@ class ClientError(MetaqError):
 
 
 class HalfDecided(ClientError):
-    """What became of a half message before is something else than is asked for now. outcome: "committed" or
-    "rolled-back"."""
+    """A half message already has another outcome than the requested one. outcome: "committed" or "rolled-back"."""
 
     def __init__(self, message_id: int, outcome: str, asked: str) -> None:
         super().__init__(f"half message {message_id} is {outcome} already: it cannot be {asked}")
@@ -570,9 +578,11 @@ class HalfDecided(ClientError):
 
 
 class TransactionTooLate(ClientError):
-    """The local work of a transaction with check-back was not begun, because its half message is so old that another
-    producer may be asked for it. Nothing is committed: the message is rolled back, at the latest when its broker asks.
-    Sending it again is safe. seconds: its age. limit: what it must not reach."""
+    """The local work of a transaction with check-back was not begun, because its half message is too old.
+
+    Another producer may be asked about it. Nothing is committed: the message is rolled back, at the latest when its
+    broker asks. Sending it again is safe. seconds: its age. limit: the age that it must not reach.
+    """
 
     def __init__(self, what: str, seconds: float, limit: float) -> None:
         super().__init__(
@@ -586,15 +596,16 @@ class TransactionTooLate(ClientError):
 
 
 class BrokerUnavailable(ClientError):
-    """No connection to the broker, or it broke while a request was under way."""
+    """There is no connection to the broker, or it broke during a request."""
 
     retriable = True
     refresh_view = True
 
 
 class CompressionUnknown(ClientError):
-    """A producer compresses, and a broker is too old to know of that: it would give compressed messages to consumers
-    that cannot read them."""
+    """A producer compresses, and a broker is too old to know of compression: it would give compressed messages to
+    consumers that cannot read them.
+    """
 
     def __init__(self, broker: object) -> None:
         super().__init__(
@@ -604,22 +615,25 @@ class CompressionUnknown(ClientError):
 
 
 class ValueUnreadable(ClientError):
-    """A message's payload is no value of the deserializer: it has another content type, or is damaged. The message says
-    where it is; its `payload` can be read."""
+    """A message's payload is not a value of the deserializer: it has another content type, or is damaged. The message
+    says where it is; its `payload` can be read.
+    """
 
 
 class LeaderMoved(BrokerUnavailable):
-    """ZooKeeper shows another leader of the broker set, and the former one has not answered. Whether it acted on the
-    request is unknown."""
+    """ZooKeeper shows another leader of the broker set, and the former one has not answered. It is unknown whether it
+    acted on the request.
+    """
 
 
 class TooFewNodes(BrokerUnavailable):
-    """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync asks for.
-    It may take those of other topics."""
+    """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync demands.
+    It may take those of other topics.
+    """
 
 
 class DeliveryFailed(ClientError):
-    """Messages that were sent without a call-back could not be delivered. losses: how many, by topic and reason."""
+    """Messages that were sent without a callback could not be delivered. losses: how many, by topic and reason."""
 
     def __init__(self, losses: Mapping[tuple[str, str], int]) -> None:
         self.losses = losses
@@ -628,13 +642,13 @@ class DeliveryFailed(ClientError):
 
 
 class RequestTimedOut(ClientError):
-    """No answer before the deadline. Whether the broker acted on the request is unknown."""
+    """No answer before the deadline. It is unknown whether the broker acted on the request."""
 
     retriable = True
 
 
 class NoPartition(ClientError):
-    """No partition of the topic is published by any live broker."""
+    """No live broker publishes a partition of the topic."""
 
     retriable = True
     refresh_view = True
@@ -650,13 +664,14 @@ class RequestRefused(ClientError):
 
 
 class MessageNotFound(ClientError):
-    """No readable message of the topic has the id or key that was asked for; every one was looked at."""
+    """No readable message of the topic has this id or key; all messages were searched."""
 
 
 class SearchIncomplete(ClientError):
-    """A search found nothing, but not all could be looked at: `unsearched_bytes` of data on brokers that answered, or
-    what brokers have that are not registered now. Try again: what brokers have read for it is remembered, and missing
-    indexes are built meanwhile.
+    """A search found nothing, but not everything could be searched: `unsearched_bytes` of data on brokers that
+    answered, or the data of brokers that are not registered now.
+
+    Try again: brokers remember what they have read for it, and build missing indexes meanwhile.
     """
 
     retriable = True
@@ -671,18 +686,19 @@ class LocalStoreError(ClientError):
 
 
 class LocalStoreFull(LocalStoreError):
-    """A queue of a LocalMessageStore holds as many messages as it may."""
+    """A queue of a LocalMessageStore holds its maximum number of messages."""
 
     retriable = True
 
 
 class LocalStoreInUse(LocalStoreError):
-    """Another process, or another store of this one, has the file of a LocalMessageStore open."""
+    """Another process, or another store of this process, has the file of a LocalMessageStore open."""
 
 
 class TransactionLost(ClientError):
-    """A transaction ended before its commit was sent, or a node that leads its broker set no longer has refused the
-    commit: nothing of it becomes visible. Begin a new one."""
+    """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit:
+    nothing of it becomes visible. Begin a new one.
+    """
 
 
 class CommitIncomplete(ClientError):
@@ -691,12 +707,13 @@ class CommitIncomplete(ClientError):
 
 
 class CommitUnknown(ClientError):
-    """Whether a transaction is committed is not known: the answer to the commit was lost, or the broker could not write
-    its decision. The messages are all visible, now or when the broker is restarted, or none ever is."""
+    """It is unknown whether a transaction is committed: the answer to the commit was lost, or the broker could not
+    write its decision. Either all messages are visible, now or when the broker is restarted, or none ever is.
+    """
 
 
 class XaError(ClientError):
-    """An XA verb failed; `code` is one of protocol.transactions.XaCode, or what else the broker said."""
+    """An XA verb failed; `code` is one of protocol.transactions.XaCode, or another code that the broker sent."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

@@ -1,14 +1,14 @@
 """The framed protocol's extFields: strings on the wire, the attributes of a dataclass here.
 
-A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute says what it is on the wire:
+A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute defines its form on the wire:
 
     @dataclass(slots=True)
     class OffsetReply(ExtFields):
         offset: Annotated[int, number("offset", 0, INT64_MAX)]
 
-Annotations are evaluated outside of their module's scope: functions in them are named ones, no lambdas. A field that is
-missing has the attribute's default, and without a default it is an error. A wrong or missing field
-raises RemoteProtocolError naming it, and a wrong name InvalidName; the broker answers these with MESSAGE_ILLEGAL.
+Annotations are evaluated outside of their module's scope: functions in them are named ones, no lambdas. A missing
+field has the attribute's default; without a default it is an error. A wrong or missing field raises RemoteProtocolError
+naming it, and a wrong name InvalidName; the broker answers these with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ INT64_MIN = -INT64_MAX - 1
 class Field(NamedTuple):
     """One field on the wire.
 
-    read: makes the value of the text, and raises RemoteProtocolError, InvalidName; None: the text is the value. write:
-    the inverse; None: a text or a number is written as it is. missing: what a missing field means, unless the
-    attribute's default says it. left_out: the field is not written while it has the attribute's default.
+    read: converts the text to the value, and raises RemoteProtocolError, InvalidName; None: the text is the value.
+    write: the inverse; None: a text or a number is written as it is. missing: the value of a missing field, unless the
+    attribute has a default. left_out: the field is not written while it has the attribute's default.
     """
 
     name: str
@@ -96,17 +96,17 @@ def _read_any_group(text: str) -> str:
 
 TopicField = Annotated[str, Field("topic", lru_cache(1024)(check_topic))]
 AnyTopicField = Annotated[str, Field("topic", _read_any_topic, missing="", left_out=True)]
-"""Of this topic; "": of all."""
+"""Only this topic; "": all."""
 GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
-"""Of this group; "": of all."""
+"""Only this group; "": all."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
-"""A group that nothing is made for; "": none."""
+"""A group for which nothing is created; "": none."""
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 
 
 def _check_text(name: str, text: str) -> None:
-    """JSON can write halves of surrogate pairs, which no file, page or answer can have."""
+    """Refuse halves of surrogate pairs, which JSON can write but no file, page or answer can hold."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -114,7 +114,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 class _Codec:
-    """What the annotations of a class say, in the form that reading and writing need."""
+    """The annotations of a class in a form for reading and writing."""
 
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind, include_extras=True)
@@ -131,12 +131,13 @@ class _Codec:
             else f"{field.name!r}: self.{attribute.name}"
             for attribute, field in found
         ]
-        # as dataclasses does for __init__: no loop over the fields at each call (docs/decisions/099-ext-fields.md)
+        # generated code, as dataclasses does for __init__: no loop over the fields at each call
+        # (docs/decisions/099-ext-fields.md)
         self.write: Callable[[Any], dict[str, str | int]] = eval(f"lambda self: {{{', '.join(items)}}}", writers)
 
 
 class _Codecs(dict[type[Any], _Codec]):
-    """Each is made when the class is first used."""
+    """Codecs by class, each made at the first use of its class."""
 
     def __missing__(self, kind: type[Any]) -> _Codec:
         self[kind] = _Codec(kind)
@@ -152,7 +153,7 @@ class ExtFields:
     __slots__ = ()
 
     def to_ext(self) -> dict[str, str | int]:
-        """What `encode_frame` takes."""
+        """Return the input of `encode_frame`."""
         codec = _CODECS[type(self)]
         ext = codec.write(self)
         for attribute, name, default in codec.left_out:
@@ -162,7 +163,7 @@ class ExtFields:
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """The values of a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
+        """Return the values of a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
         values: list[Any] = []
         for name, read, missing in _CODECS[cls].reading:
             text = ext.get(name)

@@ -1,5 +1,6 @@
-"""What the flag of a text put asks of a broker. 1.x looks at bit 0 alone and leaves the others to senders, so a bit of
-ours counts only in a record that has what belongs to it."""
+"""The meaning of a text put's flag for a broker. 1.x reads only bit 0 and leaves the others to senders, so a bit of
+ours counts only if the record has the matching content.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PRO
 
 
 def meant_of(flag: int, body: Buffer) -> int:
-    """DELAYED_FLAG, COMPRESSED_FLAG, both or none: those that are set and that the record bears out."""
+    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or none: the set flags that the record's content confirms."""
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:
         attribute = attribute_of(body, flag)

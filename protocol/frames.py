@@ -54,15 +54,16 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-# Python's own: simplejson takes six times as long for a megabyte of escapes, which no request may (docs/decisions/092)
+# Python's own: simplejson takes six times as long for a megabyte of escapes, too long for a request
+# (docs/decisions/092)
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _decode_json = json.JSONDecoder(parse_constant=_no_json).decode
-# one that never ends is a match, too: otherwise its end would be looked for again behind each of its quotation marks
+# an unterminated text matches, too: otherwise its end would be searched again from each of its quotation marks
 _texts_in = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL).finditer
 
 
 class Frame(NamedTuple):
-    """One decoded frame. `ext` are the extFields, always strings; `body` is a view into the bytes received."""
+    """One decoded frame. `ext` are the extFields, always strings; `body` is a view into the received bytes."""
 
     code: int
     opaque: int
@@ -89,11 +90,11 @@ def encode_frame(
     flag: int = 0,
     remark: str = "",
 ) -> bytes:
-    """Prefix and header of a frame whose body has `body_bytes` bytes; the caller sends the body after it.
+    """Return prefix and header of a frame with a body of `body_bytes` bytes; the caller sends the body after it.
 
     Integers in `ext` are written as strings. Raises LocalProtocolError if the frame would exceed MAX_FRAME_BYTES.
     """
-    # numbers need no escaping, and field names are ours: a third of what encoding the whole object costs
+    # numbers need no escaping, and field names are ours: this costs a third of encoding the whole object
     fields = ",".join(
         [
             f'"{name}":{_encode_json(value)}' if isinstance(value, str) else f'"{name}":"{value}"'
@@ -111,14 +112,14 @@ def encode_frame(
 
 
 def encode_prefix(header_bytes: int, body_bytes: int) -> bytes:
-    """What lies in front of a header of `header_bytes` bytes, of a frame within the limits."""
+    """Return the bytes in front of a header of `header_bytes` bytes, of a frame within the limits."""
     return _PREFIX.pack(_LENGTH_WORD + header_bytes + body_bytes, header_bytes)
 
 
 def frame_bytes(data: Buffer, position: int) -> int:
-    """Length in bytes of the frame that begins at `position`, prefix included; 0 if the prefix is not complete yet.
+    """Return the length in bytes of the frame at `position`, prefix included; 0 if the prefix is not complete yet.
 
-    Checked before anything is buffered for it. Raises RemoteProtocolError for lengths that cannot be.
+    Checked before anything is buffered for the frame. Raises RemoteProtocolError for impossible lengths.
     """
     if len(data) - position < PREFIX_BYTES:
         return 0
@@ -140,7 +141,9 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
-    """The same for a frame whose prefix, header and body were received one by one, so that nothing was joined."""
+    """As `parse_frame`, for a frame whose prefix, header and body were received one by one, so that nothing was
+    joined.
+    """
     return _decode(header, memoryview(body))
 
 
@@ -149,7 +152,7 @@ def _header_bytes(data: Buffer, position: int) -> int:
 
 
 def _check_large(header_json: bytes) -> None:
-    """Refuse what takes long to decode: a large header is one long text, not many values.
+    """Refuse a large header that is slow to decode: it must be one long text, not many values.
 
     Reading a million small values takes a hundred times as long as reading one of that size.
     """
@@ -205,11 +208,11 @@ T = TypeVar("T")
 
 
 class FrameStream(Generic[T]):
-    """Cuts a stream of bytes into frames and has each parsed; no I/O.
+    """Cuts a stream of bytes into frames and parses each; no I/O.
 
-    Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering.
-    Who receives exactly `wanted_bytes` each time has nothing joined at all, and knows each frame by its header before
-    its body is received.
+    Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering. A
+    receiver of exactly `wanted_bytes` each time avoids all joins, and sees each frame's header before its body is
+    received.
     """
 
     def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:
@@ -221,14 +224,14 @@ class FrameStream(Generic[T]):
 
     @property
     def wanted_bytes(self) -> int:
-        """What is missing of the prefix, the header or the body of the frame that has begun."""
+        """The number of missing bytes of the prefix, the header or the body of the current frame."""
         if len(self._chunks) == 1 and len(self._chunks[0]) == PREFIX_BYTES:
             return min(self._missing, _header_bytes(self._chunks[0], 0)) or PREFIX_BYTES
         return self._missing or PREFIX_BYTES
 
     @property
     def begun(self) -> T | None:
-        """The frame of which nothing but the body is missing (here it is empty), if it was received part by part."""
+        """The frame that is complete except for its body (empty here), if it was received part by part."""
         chunks = self._chunks
         return self._parse_parts(chunks[0], chunks[1], b"") if _are_prefix_and_header(chunks) else None
 

@@ -1,22 +1,22 @@
 """Half messages: sends whose transaction is not decided yet, and END_HALF, END_HALVES, CHECK_HALVES and LIST_HALVES.
 
 A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
-group, any of whose producers may be asked for the outcome. Perhaps it has `metaq.check-after`, too, and
-`metaq.half-producer`: the producer that sent it, which is asked before others are. All records of a batch are half
-messages or none is. The answer's msgId is the id of the first one, as that of a delayed message (delays.py): the
-time in it is that of the first check. Ids of a batch follow each other. The offset is -1.
+group, any of whose producers may be asked for the outcome. It may also have `metaq.check-after`, and
+`metaq.half-producer`: the producer that sent it, which is asked before others. All records of a batch are half messages
+or none is. The answer's msgId is the id of the first one, as for a delayed message (delays.py): the time in it is that
+of the first check. Ids of a batch follow each other. The offset is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 
     topic bytes u16 | topic | partition u32 | asked u32 | taken i64 | record: header, body            all big-endian
 
-The body of END_HALVES has an item for each half message, and that of its answer one for each of these, in their order:
+The body of END_HALVES has an item for each half message, and the body of its answer one for each of these, in order:
 
     message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
-asked: how often a producer was asked for it, with this time. taken: an ordinary message id, of when it came. The
-header's id is the half message's, its flag, checksum and body are as they were sent.
+asked: how often a producer was asked for it, including this time. taken: an ordinary message id with its arrival time.
+The header's id is the half message's; its flag, checksum and body are as they were sent.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 
 class HalfTerms(NamedTuple):
-    """What a half message says. group: its producer group. check_after_ms: from when the broker took it to its first
-    check; None: the broker says. producer: the one that sent it; "" if it does not say, as older ones do not."""
+    """The settings in a half message. group: its producer group. check_after_ms: from its arrival at the broker to its
+    first check; None: the broker decides. producer: the one that sent it; "" if missing, as from older producers.
+    """
 
     group: str
     check_after_ms: int | None
@@ -125,7 +126,7 @@ class HalfTerms(NamedTuple):
 
 
 def half_of(flag: int, body: Buffer) -> HalfTerms:
-    """What a half message says. Raises RemoteProtocolError: it is none, or says what cannot be."""
+    """Return the settings in a half message. Raises RemoteProtocolError if there are none, or if they are invalid."""
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is None:
         raise _no_half()
@@ -158,11 +159,13 @@ def _said(attribute: bytes) -> HalfTerms:
 
 
 _said_before = lru_cache(1024)(_said)
-"""Many messages say the same. Long ones do not, and would be kept: they have keys or properties of their own."""
+"""Many messages have the same settings. Long attributes, with keys or properties of their own, rarely repeat and are
+not cached.
+"""
 
 
 def _checked_producer(name: str) -> str:
-    """Interned: many half messages have the same one."""
+    """Return the name interned: many half messages have the same one."""
     if not _is_producer(name):
         raise RemoteProtocolError(f"{name[:40]!r} names no producer: 1 to 64 letters, digits, '-' and '_' do")
     return intern(name)
@@ -176,26 +179,27 @@ def _no_half() -> RemoteProtocolError:
 
 
 class HalfOutcome(StrEnum):
-    """What became of a half message."""
+    """The outcome of a half message."""
 
     COMMITTED = "committed"
     """It is in its partition."""
     ROLLED_BACK = "rolled-back"
     """No consumer ever sees it."""
     UNKNOWN = "unknown"
-    """In an answer of a broker: no such half message waits, and what became of it is not known any more. Of a
-    transaction: it is not decided yet, and a producer will be asked."""
+    """In a broker's answer: no such half message waits, and its outcome is no longer known. Of a transaction: it is not
+    decided yet, and a producer will be asked.
+    """
 
 
 class HalfState(StrEnum):
-    """Of a half message that waits."""
+    """The state of a waiting half message."""
 
     WAITING = "waiting"
-    """For the answer of its producer; nobody has been asked yet."""
+    """It waits for its producer's answer; nobody has been asked yet."""
     ASKED = "asked"
-    """Its first check is due, or was; it is asked for again until the outcome is known."""
+    """Its first check is or was due; producers are asked again until the outcome is known."""
     PARKED = "parked"
-    """It was asked for as often as may be: only an operator, or a late answer, decides it."""
+    """Producers were asked the maximum number of times: only an operator, or a late answer, decides it."""
 
 
 _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
@@ -203,7 +207,7 @@ _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
 
 @dataclass(slots=True)
 class EndHalfRequest(ExtFields):
-    """END_HALF: the outcome of a half message of this partition. Idempotent. message_id: that of the half message."""
+    """END_HALF: the outcome of a half message of this partition. Idempotent. message_id: of the half message."""
 
     topic: TopicField
     partition: PartitionField
@@ -213,8 +217,9 @@ class EndHalfRequest(ExtFields):
 
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
-    """Given when the decision is as safe as the topic's messages. outcome: what was decided, which may be something
-    else than was asked for. message_id, offset: of the message that consumers see; 0 and -1 if there is none."""
+    """Sent when the decision is as safe as the topic's messages. outcome: the decision, which may differ from the
+    request. message_id, offset: of the message that consumers see; 0 and -1 if there is none.
+    """
 
     outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
     message_id: Annotated[int, number("msgId", 0, INT64_MAX)] = 0
@@ -223,8 +228,10 @@ class EndHalfReply(ExtFields):
 
 @dataclass(slots=True)
 class EndHalvesRequest(ExtFields):
-    """END_HALVES: the outcomes of at most MAX_ENDED_HALVES half messages of this partition, which are in the body. As
-    END_HALF for each: answered when all are safe. A refusal leaves those waiting that could not be decided."""
+    """END_HALVES: the outcomes, in the body, of at most MAX_ENDED_HALVES half messages of this partition.
+
+    As END_HALF for each; answered when all are safe. After a refusal, those that could not be decided still wait.
+    """
 
     topic: TopicField
     partition: PartitionField
@@ -242,13 +249,13 @@ def _write_topics(topics: frozenset[str] | None) -> str:
 
 @dataclass(slots=True)
 class CheckHalvesRequest(ExtFields):
-    """CHECK_HALVES: half messages of this producer group whose outcome is to be found out, at most `limit`.
+    """CHECK_HALVES: ask for at most `limit` half messages of this producer group whose outcome is to be determined.
 
-    Answered when there is one, after wait_ms at the latest. They are given to nobody else for a while. The asker has
-    done with those of the answer before.
+    Answered when there is one, after wait_ms at the latest. Nobody else gets them for a while. The request also says
+    that the asker has finished those of the previous answer.
 
-    topics: half messages of these alone, not empty; on the wire with blanks in between. None, as of older producers: of
-    all. producer: who asks, as half messages name it that it has sent; "" if it does not say.
+    topics: only half messages of these topics, not empty; separated by blanks on the wire. None, from older producers:
+    all. producer: the asker, as named in the half messages that it has sent; "" if it does not say.
     """
 
     group: GroupField
@@ -260,15 +267,16 @@ class CheckHalvesRequest(ExtFields):
 
 @dataclass(slots=True)
 class ListHalvesRequest(ExtFields):
-    """LIST_HALVES: how many half messages wait, and those behind the id `after`, in the order of their first checks.
+    """LIST_HALVES: the number of waiting half messages, and those behind the id `after`, in the order of their first
+    checks.
 
-    topic, group, state: of these alone; "" of all. limit: at most so many, 0 for their number only. The answer's body
+    topic, group, state: only these; "": all. limit: maximum half messages, 0 for only their number. The answer's body
     is JSON: `count` and `states` (of all; state → count), `groups` (of those whose first check is due: group → asked,
     parked, and `askers`, producers that wait for questions), `halves` (each with id, state, group, topic, partition,
-    bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the request that goes
-    on, 0 if there is nothing more.
+    bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the next request, 0 at
+    the end.
 
-    whole: at most one, with its `flag` and, in base64, its `body`, as they were sent.
+    whole: return at most one, with its `flag` and, in base64, its `body`, as they were sent.
     """
 
     topic: AnyTopicField = ""
@@ -286,12 +294,12 @@ _NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(_OU
 
 
 def encode_ends(outcomes: Iterable[tuple[int, HalfOutcome]]) -> bytes:
-    """The body of the request: ids of half messages and what becomes of them."""
+    """Return the body of the request: ids and outcomes of half messages."""
     return b"".join([_END.pack(half_id, _NUMBERS[outcome]) for half_id, outcome in outcomes])
 
 
 def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
-    """The inverse. Raises RemoteProtocolError."""
+    """Decode `encode_ends`. Raises RemoteProtocolError."""
     if not data or len(data) % _END.size or len(data) > MAX_ENDED_HALVES * _END.size:
         raise RemoteProtocolError(
             f"{len(data)} bytes are not the outcomes of 1 to {MAX_ENDED_HALVES} half messages, {_END.size} each"
@@ -305,12 +313,12 @@ def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
 
 
 def encode_ended(replies: Iterable[EndHalfReply]) -> bytes:
-    """The body of the answer."""
+    """Return the body of the answer."""
     return b"".join([_ENDED.pack(_NUMBERS[each.outcome], each.message_id, each.offset) for each in replies])
 
 
 def decode_ended(data: Buffer) -> list[EndHalfReply]:
-    """The inverse. Raises RemoteProtocolError."""
+    """Decode `encode_ended`. Raises RemoteProtocolError."""
     if len(data) % _ENDED.size:
         raise RemoteProtocolError(f"{len(data)} bytes are no answers about half messages, {_ENDED.size} each")
     found = []
@@ -325,7 +333,7 @@ def decode_ended(data: Buffer) -> list[EndHalfReply]:
 
 
 class CheckedHalf(NamedTuple):
-    """An item. See the module."""
+    """An item of CHECK_HALVES' answer. See the module."""
 
     topic: str
     partition: int
@@ -338,7 +346,7 @@ class CheckedHalf(NamedTuple):
 
 
 def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
-    """The body, in pieces."""
+    """Return the body, in pieces."""
     pieces: list[Buffer] = []
     for topic, partition, asked, taken, half_id, bits, crc, body in halves:
         name = topic.encode("utf-8")
@@ -348,7 +356,7 @@ def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
 
 
 def decode_checked(data: Buffer) -> list[CheckedHalf]:
-    """The inverse. Raises RemoteProtocolError."""
+    """Decode `encode_checked`. Raises RemoteProtocolError."""
     found, start, view = [], 0, memoryview(data)
     try:
         while start < len(view):

@@ -1,6 +1,6 @@
 """Bounds of the wire, and the rules for names, in one place.
 
-They are checked before memory is taken: a header that announces more than a bound is refused at once.
+They are checked before memory is allocated: a header that announces more than a bound is refused at once.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ MANY_MARK = "many/1"
 """A broker whose `version` answer contains this word takes SEND_MANY; our first ones did not."""
 
 SEQUENCES_MARK = "sequences/1"
-"""A broker whose `version` answer contains this word stores a send with a producer's number once, however often it
-comes (sends.py); Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
+"""A broker whose `version` answer contains this word stores a send with a producer's number only once, even if it is
+repeated (sends.py). Java brokers, our older ones and both sides of 1.x's synchronous replication do not.
+"""
 
 DELAYS_MARK = "delays/1"
 """A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
@@ -92,38 +93,40 @@ HALVES_MARK = "halves/1"
 """A broker whose `version` answer contains this word keeps half messages until their outcome is known (halves.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Begins a word of the `version` answer of a broker that asks the producer of a half message before others (halves.py).
-Behind it: after how many milliseconds a half message is checked first that does not say it, decimal."""
+"""Prefix of a word of the `version` answer of a broker that asks a half message's own producer before others
+(halves.py). The rest, decimal, is the delay of the first check in milliseconds for half messages that do not set one.
+"""
 
 HALF_GRACE_SECONDS = 3.0
-"""So long after the first check is due, at least, another producer is asked than the one that sent the half message."""
+"""Another producer is asked at the earliest this long after the first check is due."""
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
-"""How long after a half message came its first check may be."""
+"""Maximum time from a half message's arrival to its first check."""
 
 MAX_ENDED_HALVES = 256
-"""Most half messages of one END_HALVES."""
+"""Maximum half messages of one END_HALVES."""
 
 MAX_CHECKED_HALVES = 256
-"""Most half messages of one answer to CHECK_HALVES."""
+"""Maximum half messages of one answer to CHECK_HALVES."""
 
 MAX_CHECK_WAIT_MS = 60_000
-"""How long a CHECK_HALVES may wait for its answer."""
+"""Maximum time that a CHECK_HALVES may wait for its answer."""
 
 MAX_LISTED_HALVES = 1000
-"""Most half messages of one answer to LIST_HALVES."""
+"""Maximum half messages of one answer to LIST_HALVES."""
 
 MAX_LISTED_GROUPS = 1000
-"""Most producer groups of one answer to LIST_HALVES."""
+"""Maximum producer groups of one answer to LIST_HALVES."""
 
 MAX_DELAY_SECONDS = 366 * 24 * 3600
-"""How far ahead the time of a delayed message may lie: a year."""
+"""Maximum delay of a delayed message: a year."""
 
 MAX_LISTED_DELAYED = 1000
-"""Most delayed messages of one answer to LIST_DELAYED."""
+"""Maximum delayed messages of one answer to LIST_DELAYED."""
 COMPRESSED_MARK = "compressed/1"
-"""A broker whose `version` answer contains this word takes compressed messages for the topics that allow it, and only
-for these, and gives them only to clients that can read them; all others would give them to anybody."""
+"""A broker whose `version` answer contains this word takes compressed messages only for topics that allow them, and
+gives them only to clients that can read them. All other brokers would give them to anybody.
+"""
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 SHARED_MARK = "shared/1"
@@ -137,49 +140,54 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of one message as its user made it. Java has no limit, but its own consumers stop at 2 MiB."""
 
 OWN_PROPERTIES_BYTES = 16 * 1024
-"""Room for what metaq adds to a message, as its time, or that it failed: it does not make it too large. A place,
-a cause and two names of a group are less than 6 KiB."""
+"""Room for metaq's own properties, such as a time or a failure: they do not make a message too large. A place, a cause
+and two names of a group are less than 6 KiB.
+"""
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
 """Largest body of a record in a frame. A text put has at most MAX_BODY_BYTES."""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
-"""Largest payload that is compressed, and so the most memory that a reader takes for a compressed one: a message of a
-few hundred bytes can say that it is gigabytes."""
+"""Largest payload that is compressed, and so the maximum memory that a reader takes for one: a message of a few hundred
+bytes can claim gigabytes.
+"""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
-"""Largest frame, length word included: its first byte is zero, which is how a frame is told from a text command."""
+"""Largest frame, length word included: its first byte is zero, which distinguishes a frame from a text command."""
 
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""A header above this size may have few values only: one of them is long, such as a list of topics."""
+"""A header above this size may have only few values: one of them is long, such as a list of topics."""
 
 MAX_HEADER_TEXTS = 256
-"""Most names and values of such a header; no request has more than fifty."""
+"""Maximum names and values of such a header; no request has more than fifty."""
 
 MAX_PULLED_TAGS = 1 << 13
-"""Most tags of a PULL, and of an ACQUIRE."""
+"""Maximum tags of a PULL, and of an ACQUIRE."""
 
 MAX_CHECKED_TOPICS = 1 << 12
-"""Most topics of a CHECK_HALVES."""
+"""Maximum topics of a CHECK_HALVES."""
 
 MAX_PULL_BYTES = 4 << 20
-"""Most data of one PULL's answer, unless the broker's maxTransferSize is more: larger ones would hold its loop up."""
+"""Maximum data of one PULL's answer, unless the broker's maxTransferSize is more: larger answers would block its
+loop.
+"""
 
 MAX_BATCH_RECORDS = 1 << 16
-"""Most records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
-step."""
+"""Maximum records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
+step.
+"""
 
 MAX_TX_BATCH_RECORDS = 1 << 10
-"""Most records in one SEND_BATCH frame of a transaction, which takes them one by one, in one step."""
+"""Maximum records in one SEND_BATCH frame of a transaction, which takes them one by one, in one step."""
 
 MAX_PARTS = 1 << 14
-"""Most parts in one SEND_MANY frame: each is an append of its own, whatever its size."""
+"""Maximum parts in one SEND_MANY frame: each is a separate append, regardless of its size."""
 
 MAX_FOUND_MESSAGES = 1024
-"""Most messages that one search by key gives."""
+"""Maximum messages in the answer to one search by key."""
 
 MAX_KEY_CHARACTERS = 64 * 1024
 """Longest key that is searched for."""
@@ -188,40 +196,42 @@ MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
-"""Bytes of the longest attribute that a filter by content looks into; of a message with a longer one it sees none."""
+"""Bytes of the longest attribute that a filter by content reads; for a message with a longer one it sees no
+attribute.
+"""
 
 MAX_WHERE_CHARACTERS = 4096
 """Longest filter by content."""
 
 MAX_WHERE_CONDITIONS = 64
-"""Most conditions of one, each of which costs something for every message; an IN is one."""
+"""Maximum conditions of one filter, each of which costs something for every message; an IN is one."""
 
 MAX_WHERE_DEPTH = 32
-"""Most parentheses around each other in one."""
+"""Maximum nesting of parentheses in one filter."""
 
 MAX_WHERE_NUMBER = 64
-"""Longest number in one, and longest text that counts as a number, in characters."""
+"""Longest number in one filter, and longest text that counts as a number, in characters."""
 
 MAX_NODE_NAME = 64
 """Longest name of a node of a broker set, characters."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
-"""Longest time for which a message is leased, and may be extended from now on, milliseconds."""
+"""Maximum time of a lease, and of its extension from now on, milliseconds."""
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""Longest time for which a released message is kept back, milliseconds."""
+"""Maximum time for which a released message is held back, milliseconds."""
 
 MAX_ACQUIRED = 1 << 12
-"""Most messages that one ACQUIRE leases."""
+"""Maximum messages that one ACQUIRE leases."""
 
 MAX_SETTLEMENTS = 1 << 16
-"""Most messages that one SETTLE is about."""
+"""Maximum messages of one SETTLE."""
 
 MAX_MEMBER_CHARACTERS = 128
 """Longest name of a shared consumer."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
-"""Topic of a synchronous slave to which its master writes while it looks whether the slave is well again (1.x)."""
+"""Topic to which a synchronous master writes on its slave while it checks whether the slave is well again (1.x)."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -233,12 +243,12 @@ _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be a directory and a wire token; raise InvalidName saying why not, TypeError for what is
-    no text.
+    """Return `topic` if it can be a directory and a wire token. Raises InvalidName saying why not, TypeError if it is
+    not a text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
-    a directory. `*` is refused because it is a pattern in server.ini. A topic that is stored needs no more;
-    check_zookeeper_topic is for those that are looked for in ZooKeeper, check_new_topic for those that are made.
+    a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a stored topic;
+    check_zookeeper_topic is for topics looked up in ZooKeeper, check_new_topic for topics to be created.
     """
     if not isinstance(topic, str):
         raise no_text("topic", topic, "give it a name")
@@ -258,8 +268,11 @@ def check_topic(topic: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return `label`, the group of a pull, which makes nothing for it, so that 1.x's rules for groups need not hold; ""
-    is none. Raises InvalidName for a long one, and for a blank or control character."""
+    """Return `label`, the group of a pull; "" is none. Raises InvalidName for a long one, and for a blank or control
+    character.
+
+    A pull creates nothing for its group, so 1.x's rules for groups do not apply.
+    """
     if len(label.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise InvalidName(f"group {label[:40]!r}… is longer than {MAX_NAME_BYTES} bytes: use a shorter name")
     if _CONTROL.search(label):
@@ -268,20 +281,21 @@ def check_label(label: str) -> str:
 
 
 def check_zookeeper_topic(topic: str) -> str:
-    """Return `topic` if it can be found in ZooKeeper. Raises as check_topic."""
+    """Return `topic` if ZooKeeper can hold it. Raises as check_topic."""
     return check_znode("topic", check_topic(topic))
 
 
 def check_new_topic(topic: str) -> str:
-    """Return `topic` if it can be made, and subscribed to. Raises as check_topic."""
+    """Return `topic` if it can be created, and subscribed to. Raises as check_topic."""
     if "," in check_zookeeper_topic(topic):
         raise InvalidName(f"topic {topic!r} has a ',', which separates the topics of a consumer: take another name")
     return topic
 
 
 def check_made_topic(topic: str) -> str:
-    """Return `topic` if a message of a client may make it, where a pattern of server.ini accepts it. Raises as
-    check_topic; operators see the name on their terminals."""
+    """Return `topic` if a client's message may create it, where a pattern of server.ini accepts it. Raises as
+    check_topic; operators see the name on their terminals.
+    """
     if has_control(check_new_topic(topic)):
         raise InvalidName(f"topic {topic!r} has a character that ends a line or turns the direction of text: remove it")
     return topic
@@ -304,23 +318,23 @@ def check_group(group: str) -> str:
 
 
 def check_zookeeper_group(group: str) -> str:
-    """Return `group` if check_group takes it, and ZooKeeper takes it and its topics. Raises as check_topic."""
+    """Return `group` if check_group accepts it, and ZooKeeper accepts it and its topics. Raises as check_topic."""
     return check_znode("group", check_group(group))
 
 
-# what ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so every character above U+FFFF, too
+# characters that ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so every one above U+FFFF, too
 _NO_ZNODE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
 def check_znode(what: str, name: str) -> str:
-    """Return `name`, of a topic, a group or a znode (`what`), if ZooKeeper takes it in a path. Raises InvalidName."""
+    """Return `name`, of a topic, a group or a znode (`what`), if ZooKeeper accepts it in a path. Raises InvalidName."""
     if (found := _NO_ZNODE.search(name)) is not None:
         raise InvalidName(f"{what} {name!r} has {found.group()!a}, which ZooKeeper does not take in a name: remove it")
     return name
 
 
 def check_node(name: str) -> str:
-    """Return `name` if it can be that of a node of a broker set: a znode, a word of a list. Raises InvalidName."""
+    """Return `name` if it can name a node of a broker set: a znode, a word of a list. Raises InvalidName."""
     if not name:
         raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
     if len(name) > MAX_NODE_NAME:
@@ -333,12 +347,12 @@ def check_node(name: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can hold it: no half of a surrogate pair is in it."""
+    """Whether UTF-8 can encode it: it contains no half of a surrogate pair."""
     return text.isascii() or not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
-    """The error for an argument `what` that has to be a text. none: what to do with None."""
+    """Return the error for an argument `what` that has to be a text. none: advice for None."""
     if value is None:
         remedy = none
     elif isinstance(value, bytes):

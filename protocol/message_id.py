@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 UNKNOWN_ID = -1
-"""In the place of an id that nobody knows."""
+"""Stands for an unknown id."""
 
 EPOCH_MS = 1303895660503
 MAX_BROKER_ID = 1023
@@ -38,34 +38,34 @@ _SEQUENCE_BITS, _BROKER_BITS = 12, 10
 _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
 TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
-"""Bits behind the milliseconds."""
+"""Number of bits below the milliseconds."""
 
 LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
 """Counter of the last positive id, in September 2080."""
 
 _AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
 _SURELY_PAST_MS = 1_767_225_600_000
-"""The beginning of 2026: a clock that says less has lost its date."""
+"""The beginning of 2026: a clock with an earlier time has lost its date."""
 _RESERVE_MS = 24 * 3600 * 1000
 
 
 def counter_at(time_ms: int) -> int:
-    """The lowest counter whose id carries the wall-clock time `time_ms` (milliseconds since 1970)."""
+    """Return the lowest counter whose id carries the wall-clock time `time_ms` (milliseconds since 1970)."""
     return (time_ms - EPOCH_MS) << _SEQUENCE_BITS
 
 
 def counter_of(message_id: int) -> int:
-    """The counter inside one of our ids (positive); the inverse of `message_id`."""
+    """Return the counter inside one of our ids (positive); the inverse of `message_id`."""
     return (message_id >> TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
 
 
 def message_id(counter: int, broker_id: int) -> int:
-    """The id with this counter (53 bits, see module) on this broker (0 … 1023)."""
+    """Return the id with this counter (53 bits, see module) on this broker (0 … 1023)."""
     return (counter >> _SEQUENCE_BITS) << TIME_SHIFT | broker_id << _SEQUENCE_BITS | counter & _SEQUENCE_MASK
 
 
 def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
-    """The `count` ids of a batch that begins with `first_id`, as int64."""
+    """Return the `count` ids of a batch that begins with `first_id`, as int64."""
     counters = np.arange(count, dtype=np.int64) + counter_of(first_id)
     ids = (counters >> _SEQUENCE_BITS) << TIME_SHIFT
     ids |= counters & _SEQUENCE_MASK
@@ -74,17 +74,17 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def message_id_list(first_id: int, count: int) -> list[int]:
-    """The same as numbers of Python; for few of them at a fraction of the cost."""
+    """As `message_ids_from`, but Python numbers: for a few ids a fraction of the cost."""
     if (first_id & _SEQUENCE_MASK) + count <= _SEQUENCE_MASK + 1:
         return list(range(first_id, first_id + count))
     return message_ids_from(first_id, count).tolist()  # type: ignore[no-any-return]
 
 
 def foreign_from(now_ms: int) -> int:
-    """The id from which on a stored id cannot be one that a broker of ours gave up to `now_ms` (Unix milliseconds).
+    """Return the lowest id that no broker of ours can have given up to `now_ms` (Unix milliseconds).
 
-    That is ten years ahead of the clock: a damaged or foreign record must not use up all ids that are left. A clock
-    that has lost its date is taken to be in 2026, so that a broker does not pass over its own ids.
+    It is ten years ahead of the clock: a damaged or foreign record must not use up all remaining ids. A clock that has
+    lost its date counts as 2026, so that a broker does not reject its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS
@@ -92,10 +92,12 @@ def foreign_from(now_ms: int) -> int:
 
 
 def store_time_ms(message_id: int) -> int | None:
-    """Wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no date)."""
+    """Return the wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no
+    date).
+    """
     return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
 
 
 def store_times_ms(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The same of many ids: int64 as they are. Of an id that is not ours the result means nothing."""
+    """As `store_time_ms`, for many ids in int64. For an id that is not ours the result is meaningless."""
     return (ids >> TIME_SHIFT) + EPOCH_MS

@@ -24,23 +24,25 @@ __all__ = [
 ]
 
 OWN_MARK = "%"
-"""The first character of each of these names. Lists of topics leave such names out unless they are asked for."""
+"""The first character of these names. Lists of topics leave them out unless requested."""
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_PREFIX = "%DEAD%"
 REPLY_TOPIC = "%REPLY%"
 
 OWN_PARTITIONS = 1
-"""Partitions of such a topic on a broker that has no section for it."""
+"""Partitions of such a topic on a broker without a section for it."""
 
 
 def retry_topic(group: str) -> str:
-    """Where the failed messages of `group` wait. Raises InvalidName, TypeError: also for a name that is too long."""
+    """Return the topic where failed messages of `group` wait. Raises InvalidName, TypeError: also for a name that is
+    too long.
+    """
     return check_topic(RETRY_PREFIX + check_group(group))
 
 
 def dead_topic(group: str) -> str:
-    """The dead letters of `group`. Raises as retry_topic."""
+    """Return the topic of the dead letters of `group`. Raises as retry_topic."""
     return check_topic(DEAD_PREFIX + check_group(group))
 
 

@@ -1,6 +1,6 @@
-"""What LIST_DELAYED and LIST_HALVES show of a waiting message, so that people can tell one from another.
+"""The preview of a waiting message in LIST_DELAYED and LIST_HALVES, so that people can tell messages apart.
 
-Two members of its JSON object: `keys`, a list of texts, the first ones, as far as PREVIEW_KEYS characters go, and
+It has two members of the message's JSON object: `keys`, a list of the first keys up to PREVIEW_KEYS characters, and
 `payload`, base64 of the first PREVIEW_BYTES bytes, or null if the payload is compressed.
 """
 
@@ -16,27 +16,27 @@ from .record import COMPRESSED_FLAG, PROPERTIES_FLAG, attribute_of, keys_of_attr
 __all__ = ["PREVIEW_BYTES", "PREVIEW_KEYS", "Preview", "encode_preview"]
 
 PREVIEW_BYTES = 60
-"""As many as a line of a table shows."""
+"""As many bytes as fit into a line of a table."""
 
 PREVIEW_KEYS = 1000
-"""Characters: a message may have millions of keys, and an answer a thousand messages."""
+"""Characters. The limit is needed: a message may have millions of keys, and an answer a thousand messages."""
 
 
 class Preview(NamedTuple):
-    """payload: the first bytes of it; None if it is compressed, or the broker does not say."""
+    """payload: its first bytes; None if it is compressed, or the broker does not send it."""
 
     keys: tuple[str, ...]
     payload: bytes | None
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Preview:
-        """said: the message's JSON object. Raises ValueError."""
+        """Decode the message's JSON object. Raises ValueError."""
         payload = said.get("payload")
         return cls(tuple(map(str, said.get("keys", ()))), None if payload is None else b64decode(str(payload)))
 
 
 def encode_preview(flag: int, body: bytes) -> dict[str, Any]:
-    """Of a record."""
+    """Return the preview of a record."""
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     keys = () if attribute is None else _first_keys(chain.from_iterable(keys_of_attribute(attribute)))
     start = payload_start(body, flag)

@@ -1,4 +1,4 @@
-"""Texts that others have chosen, for a terminal: without what a terminal obeys instead of showing it."""
+"""Prepare foreign texts for a terminal: escape characters that a terminal would obey instead of showing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 __all__ = ["has_control", "one_line", "printable"]
 
-# C0 but tab and newline, DEL and C1; ends of lines and paragraphs, and what turns the direction; halves of surrogate
-# pairs, which no stream takes
+# C0 except tab and newline, DEL and C1; ends of lines and paragraphs, and marks that change the direction; halves of
+# surrogate pairs, which no stream accepts
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -17,12 +17,12 @@ def has_control(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """`text` with `\\x1b` or `\\u202e` for each character that a terminal would obey. Tabs and newlines stay."""
+    """Return `text` with `\\x1b` or `\\u202e` for each character that a terminal would obey. Tabs and newlines stay."""
     return _OBEYED.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
-    """As `printable`, without tabs and newlines, too: for a cell of a table, which a text must not leave."""
+    """As `printable`, but also escape tabs and newlines: for a cell of a table, which the text must not leave."""
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 

@@ -8,7 +8,7 @@
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
-So text is written as it always was, and a reader that knows nothing of types shows the others readably.
+So text is written as before, and a reader without types shows the other values readably.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 PropertyValue = str | int | float | bool | bytes
-"""What a property may be. An int has 64 bits at most, signed; a float is finite."""
+"""The types of a property's value. An int has at most 64 bits, signed; a float is finite."""
 
 TYPE_MARK = "\x03"
-"""Begins a value that is no text, or a text that begins with it."""
+"""Begins a value that is not a text, or a text that begins with this character."""
 
 RESERVED_PREFIX = "metaq."
-"""Begins the names of metaq's own properties, which users' may not."""
+"""Prefix of metaq's own properties; users' properties may not have it."""
 
 _INT64_MIN = -INT64_MAX - 1
 _is_int = re.compile(r"-?[0-9]{1,19}").fullmatch
@@ -46,20 +46,20 @@ _BOOLS = {"0": False, "1": True}
 
 
 def plain_text(text: str) -> str:
-    """The same as a str itself: one that is a member of an Enum, too, would be formatted as Class.MEMBER."""
+    """Return the text as a plain str: a str that is also an Enum member would be formatted as Class.MEMBER."""
     return text if type(text) is str else str.__str__(text)
 
 
 def encode_value(value: PropertyValue, name: str = "value") -> str:
-    """As it is written in a property list. name: what errors call it.
+    """Return the value as it is written in a property list. name: its name in errors.
 
     Raises TypeError for a value of another type; LocalProtocolError for an int of more than 64 bits, and for NaN and
-    infinity, which neither JSON nor a filter's expression has a word for.
+    infinity, which neither JSON nor a filter's expression can express.
     """
     if isinstance(value, str):
         text = plain_text(value)
         return f"{TYPE_MARK}s{text}" if text.startswith(TYPE_MARK) else text
-    if isinstance(value, bool):  # before int, which it is, too
+    if isinstance(value, bool):  # before int: a bool is also an int
         return f"{TYPE_MARK}b{int(value)}"
     if isinstance(value, int):
         if not _INT64_MIN <= value <= INT64_MAX:
@@ -83,8 +83,9 @@ def encode_value(value: PropertyValue, name: str = "value") -> str:
 
 
 def decode_value(text: str) -> PropertyValue:
-    """The value that is written as `text`. What `encode_value` never writes is a text, and is returned as it is: other
-    programs may have written it."""
+    """Return the value that is written as `text`. A text that `encode_value` never writes is returned unchanged: other
+    programs may have written it.
+    """
     if not text.startswith(TYPE_MARK):
         return text
     kind, written = text[1:2], text[2:]
@@ -99,13 +100,13 @@ def decode_value(text: str) -> PropertyValue:
     if kind == "x":
         try:
             return b64decode(written.encode("ascii"), validate=True)
-        except ValueError:  # no ASCII, or no base64
+        except ValueError:  # not ASCII, or not base64
             return text
     return text
 
 
 def property_text(value: PropertyValue) -> str:
-    """A value for people, and for what knows only texts: true and false, numbers in decimal, bytes as base64."""
+    """Return a value for people and for text-only readers: true and false, numbers in decimal, bytes as base64."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -37,7 +37,7 @@ MAX_WAIT_MS = 60_000
 TAG_SEPARATOR = "||"
 
 TAG_EXPRESSION = "tags are compared as they are, so * and || match nothing: leave it out to get all messages, or write"
-"""What is said of RocketMQ's way of naming tags; ours follows."""
+"""Error text for RocketMQ's way of naming tags; advice for our way follows."""
 
 FOLLOWER = "follower"
 """The extField, 1 in a question about stored messages that an in-sync follower of a broker set may answer."""
@@ -61,18 +61,16 @@ TagsField = Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.j
 
 @dataclass(slots=True)
 class PullRequest(ExtFields):
-    """PULL: records from a byte offset on, at most `max_bytes` of them (the first one whole, whatever its size).
+    """PULL: records from a byte offset on, at most `max_bytes` of them (the first one is whole even if it is larger).
 
-    tags: only records with one of these tags (compared by hash; the client checks again), empty = all.
-    wait_ms: how long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS.
-    sequence: the client's own number, echoed.
-    sizes: whether the answer may begin with a table of record sizes (PullReply.records).
-    verify: whether the broker shall compare the checksum of the record at `offset` before it gives it: asked by who got
-    a record with a wrong one.
-    where: only records for which this filter by content holds (docs/filters.md; the client checks again), "" = all.
-    follower: whether an in-sync follower of a broker set may answer. A pull from where it shows nothing yet waits,
-    because another node has shown more.
-    last_id: id of the message that the client has met right in front of `offset`; UNKNOWN_ID if it does not ask.
+    tags: only records with one of these tags (compared by hash; the client checks again), empty = all. wait_ms: how
+    long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS. sequence: the client's own
+    number, echoed. sizes: whether the answer may begin with a table of record sizes (PullReply.records). verify:
+    whether the broker is to verify the checksum of the record at `offset` before it returns it: set by a client that
+    got a record with a wrong checksum. where: only records that match this filter by content (docs/filters.md; the
+    client checks again), "" = all. follower: whether an in-sync follower of a broker set may answer. If the follower
+    does not show the offset yet, the pull waits, because another node has shown more. last_id: id of the message right
+    in front of `offset` that the client has read; UNKNOWN_ID: do not check.
     """
 
     topic: TopicField
@@ -94,13 +92,14 @@ class PullRequest(ExtFields):
 class PullReply(ExtFields):
     """Answer to PULL, code SUCCESS, PULL_NOT_FOUND (nothing before the wait ended) or PULL_OFFSET_MOVED.
 
-    next_offset: where to go on (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds of
-    the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the log
-    from the asked offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n = the body
-    begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, though they were asked for.
-    damaged_from: of a PULL_OFFSET_MOVED answer, where damaged bytes begin that end at next_offset; NOT_DAMAGED if the
-    offset is moved for another reason. id_before: only if the request had a last_id, and another message lies in front
-    of the offset: its id; UNKNOWN_ID if it is the same, there is none (any more), or nobody knows now.
+    next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds
+    of the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the
+    log from the requested offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n =
+    the body begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, although they were
+    requested. damaged_from: in a PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset;
+    NOT_DAMAGED if the offset moved for another reason. id_before: only if the request had a last_id and another message
+    lies in front of the offset: its id. UNKNOWN_ID if the message is the same, there is none (any more), or its id is
+    unknown now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -116,10 +115,10 @@ class PullReply(ExtFields):
     def records_in(
         self, body: memoryview, offset: int
     ) -> tuple[list[tuple[int, memoryview]], npt.NDArray[np.int64] | None]:
-        """Runs of adjacent records in the body of an answer to a pull from `offset` on, each with its offset; and the
-        sizes of the records, headers included, if there is one run and the broker told them.
+        """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and the
+        record sizes.
 
-        Raises RemoteProtocolError.
+        The sizes include headers; None unless there is one run and the broker sent them. Raises RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)
@@ -134,18 +133,19 @@ RUN_BYTES = _RUN.size
 
 
 def encode_sizes(sizes: npt.NDArray[np.int32]) -> bytes:
-    """The table in front of records back to back: the size of each with its header, u32."""
+    """Return the table in front of back-to-back records: the size of each with its header, u32."""
     return sizes.astype(">u4").tobytes()
 
 
 def encode_runs(runs: list[tuple[int, int]]) -> bytes:
-    """The table in front of a filtered reply's records: per run of adjacent records `offset u64 | bytes u32`."""
+    """Return the table in front of a filtered reply's records: per run of adjacent records `offset u64 | bytes u32`."""
     return b"".join(_RUN.pack(offset, length) for offset, length in runs)
 
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
-    """(offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if it is cut,
-    or if a run is shorter than a record: a body could name a million of these."""
+    """Return (offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if it is
+    cut, or if a run is shorter than a record: a body could name a million of these.
+    """
     position = count * RUN_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")

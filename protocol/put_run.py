@@ -1,4 +1,4 @@
-"""Many `put` commands of one read, taken out of it together: what a single one costs the most is done once for all."""
+"""Parse many `put` commands of one read together: this shares most of the cost of a single one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .text import COMMON_PUT, Put
 __all__ = ["LEAST_PUTS", "MOST_PUTS", "PutRun", "parse_put_run"]
 
 LEAST_PUTS = 32
-"""Fewer puts than this are taken one by one, which costs less then."""
+"""Fewer puts than this are parsed one by one, which is then cheaper."""
 
 MOST_PUTS = 4096
-"""Served together at most: some milliseconds. A read that has more has tiny ones."""
+"""Maximum puts served together: some milliseconds. A read with more puts has tiny ones."""
 
 _MAX_PUT_BYTES = 4096
-"""Headers are looked for in all bytes; the length of a larger put leads over its body for less."""
+"""Headers are searched in all bytes; for larger puts it is cheaper to skip each body by its length."""
 
 _PIECES = 7  # of each put: the tokens of its header, and its body
-_HEADER_BYTES = len(b"put      \r\n")  # beside the tokens
+_HEADER_BYTES = len(b"put      \r\n")  # besides the tokens
 
 
 class PutRun(NamedTuple):
-    """Puts that followed each other, each for a partition, with a checksum and without a transaction; by columns."""
+    """Consecutive puts, each for a partition, with a checksum and without a transaction; by columns."""
 
     topics: list[str]
     partitions: list[int]
@@ -38,7 +38,7 @@ class PutRun(NamedTuple):
         return sum(map(len, self.bodies))
 
     def pieces(self) -> Iterator[PutRun]:
-        """The same in runs of at most MOST_PUTS."""
+        """Yield the puts in runs of at most MOST_PUTS."""
         if len(self.bodies) <= MOST_PUTS:
             yield self
             return
@@ -48,17 +48,17 @@ class PutRun(NamedTuple):
             yield PutRun(self.topics[part], *numbers, self.bodies[part])
 
     def puts(self) -> Iterator[Put]:
-        """The same one by one."""
+        """Yield the puts one by one."""
         for topic, partition, flag, checksum, opaque, body in zip(*self, strict=True):
             yield Put(topic, partition, flag, checksum, None, opaque, body)
 
 
 def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
-    """The puts that `data` begins with, as far as they are whole, valid and in the usual form, and where they end.
-    At most so many; 0: all.
+    """Return the puts at the beginning of `data` that are whole, valid and in the usual form, and where they end.
 
-    (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found at once, with whatever looks like one
-    in a body; so a put counts only if its body has the announced length, and the first that has not ends the run.
+    most: maximum number of puts; 0: all. (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found
+    at once, including bytes in a body that look like one. So a put counts only if its body has the announced length;
+    the first one without it ends the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:
@@ -69,7 +69,7 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     pieces = COMMON_PUT.split(data, most)
     lengths = list(map(int, pieces[3::_PIECES]))
     found = list(map(len, pieces[_PIECES::_PIECES]))
-    surplus = max(0, found[-1] - lengths[-1])  # behind the last put there is no header to end its body
+    surplus = max(0, found[-1] - lengths[-1])  # no header behind the last put ends its body
     if surplus:
         found[-1] = lengths[-1]
         pieces[-1] = pieces[-1][: lengths[-1]]

@@ -106,27 +106,27 @@ HEADER_BYTES = HEADER.size  # 20
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
 DELAYED_FLAG = 4
-"""The broker keeps the message until its time, and clears the bit when it delivers it (delays.py)."""
+"""The broker keeps the message until its time, and clears the bit on delivery (delays.py)."""
 
 DUE_PROPERTY = "metaq.due"
-"""Unix milliseconds, decimal: deliver not before."""
+"""Unix milliseconds, decimal: do not deliver earlier."""
 
 DELAY_PROPERTY = "metaq.delay"
-"""Milliseconds, decimal: as long after the broker took it."""
+"""Milliseconds, decimal: deliver this long after its arrival at the broker."""
 COMPRESSED_FLAG = 8
 EXPIRES_FLAG = 256
 
 EXPIRES = "metaq.expires"
-"""Property of ours: Unix ms in decimal, from which on the message is handed out no more."""
+"""Property of ours: Unix ms in decimal, from which on the message is no longer handed out."""
 TYPE = "metaq.type"
 """Property of ours: the content type of the payload, as a serializer names it."""
 REPLY_TO = "metaq.reply-to"
-"""Property of ours, of a request: `topic broker-partition inbox`, where its reply is sent to, and the tag it gets."""
+"""Property of ours, of a request: `topic broker-partition inbox`, the destination of its reply and the reply's tag."""
 CORRELATION = "metaq.correlation"
-"""Property of ours, of a request and of its reply: what tells the requester which request was answered."""
+"""Property of ours, of a request and of its reply: identifies the answered request for the requester."""
 
 PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
-"""Bits 4–7: how urgent the message is for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
+"""Bits 4–7: urgency of the message for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
 
 MAX_PRIORITY = 9
 
@@ -134,25 +134,25 @@ HALF_PROPERTY = "metaq.half"
 """The producer group of a half message, which the broker keeps until its transaction's outcome is known (halves.py)."""
 
 CHECK_AFTER_PROPERTY = "metaq.check-after"
-"""Milliseconds, decimal: a half message's first check is so long after the broker took it."""
+"""Milliseconds, decimal, from a half message's arrival at the broker to its first check."""
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
-"""A name that the producer of a half message has made up for itself: as long as it lives, it alone is asked."""
+"""A name that the producer of a half message chose for itself: while that producer lives, only it is asked."""
 
 MAX_OWN_PROPERTIES = 64
-"""Properties of metaq's own that a broker looks at in one list, from its front: many more than there are."""
+"""Maximum number of metaq's own properties that a broker reads at the front of a list: far more than exist."""
 
 LONG_LIST_BYTES = 4 << 10
-"""A longer list is looked through bit by bit, and no more often than is needed: it may have 8 MiB."""
+"""A longer list is searched piece by piece, and as rarely as possible: it may have 8 MiB."""
 
 _PIECE_BYTES = 64 << 10
-"""What is searched at once of a long one: less than a tenth of a millisecond, and in the processor's cache."""
+"""Bytes of a long list searched at once: less than a tenth of a millisecond, and in the processor's cache."""
 
 _KEYS_PIECE_BYTES = 16 << 10
-"""Keys that are taken out at once: less than a millisecond, if all have one character."""
+"""Bytes of keys extracted at once: less than a millisecond, if all have one character."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
-_COPY_BYTES = 512  # to copy a smaller body costs less than a view of it
+_COPY_BYTES = 512  # copying a smaller body costs less than a view of it
 _NAME_END, _VALUE_END = "\x01", "\x02"
 _TAGS, _KEYS, _ATTR = "TAGS", "KEYS", "ATTR"
 _ITEM_END = _VALUE_END.encode()
@@ -168,12 +168,12 @@ RESERVED_PROPERTIES = frozenset((_TAGS, _KEYS, _ATTR))
 
 
 def checksum(body: Buffer) -> int:
-    """CRC-32 (IEEE) of `body` with the sign bit cleared, 0 … 2**31-1."""
+    """Return the CRC-32 (IEEE) of `body` with the sign bit cleared, 0 … 2**31-1."""
     return crc32(body) & 0x7FFFFFFF
 
 
 class RecordHeader(NamedTuple):
-    """One record's header and where it starts: `start` is a position in the buffer it was read from, in bytes."""
+    """One record's header and its position: `start` is in bytes, in the buffer from which it was read."""
 
     start: int
     length: int
@@ -188,8 +188,9 @@ class RecordHeader(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What a record says beside its payload. properties: the user's. reserved: metaq's own, whose names begin with
-    `metaq.`, as they are written."""
+    """A record's data beside its payload. properties: the user's. reserved: metaq's own, whose names begin with
+    `metaq.`, as written.
+    """
 
     attribute: str | None = None
     tag: str | None = None
@@ -199,7 +200,7 @@ class Attributes(NamedTuple):
 
     @property
     def expires_ms(self) -> int | None:
-        """Unix ms from which on the message is handed out no more; None if it has no such time."""
+        """Unix ms from which on the message is no longer handed out; None if it does not expire."""
         text = self.reserved.get(EXPIRES, "")
         return int(text) if _is_time(text) else None
 
@@ -217,9 +218,9 @@ def encode_attributes(
     """Return (flag bits, attribute bytes) for these values; (0, b"") when there are none.
 
     A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
-    reserved: properties of metaq's own; EXPIRES sets its flag bit.
-    Raises LocalProtocolError for keys with blanks, for what is not valid UTF-8 (half of a surrogate pair), for names or
-    values with 0x01 or 0x02, for names that are reserved, and with TypeError what `encode_value` raises.
+    reserved: properties of metaq's own; EXPIRES sets its flag bit. Raises LocalProtocolError for keys with blanks, for
+    invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, for reserved names, and, with
+    TypeError, as `encode_value`.
     """
     if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
@@ -255,7 +256,7 @@ def encode_attributes(
 
 
 def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
-    """pairs: the names and values in `text`. Raises LocalProtocolError."""
+    """Encode `text`. pairs: the names and values in it. Raises LocalProtocolError."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -265,14 +266,16 @@ def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
 
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:
-    """What `encode_attributes` returns for this one key, at a tenth of the cost; None if it is not printable ASCII."""
+    """Return the result of `encode_attributes` for this one key, at a tenth of the cost; None if it is not printable
+    ASCII.
+    """
     if not _is_one_key(key):
         return None
     return ATTRIBUTE_FLAG | PROPERTIES_FLAG, _KEYS_ITEM[1:] + key + _ITEM_END
 
 
 def payload_bytes(payload: Buffer) -> bytes:
-    """A payload as it is now: what can change later and views of any layout are copied. Raises TypeError."""
+    """Return the current payload as bytes: mutable buffers and views of any layout are copied. Raises TypeError."""
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, Buffer):
@@ -282,30 +285,32 @@ def payload_bytes(payload: Buffer) -> bytes:
 
 
 def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
-    """The body of a record: `payload` itself, or preceded by the attribute if bit 0 of `flag` says so."""
+    """Return the body of a record: `payload`, preceded by the attribute if bit 0 of `flag` is set."""
     if flag & ATTRIBUTE_FLAG:
         return b"".join((_ATTRIBUTE_LENGTH.pack(len(attribute)), attribute, payload))
     return payload
 
 
 def priority_of(flag: int) -> int:
-    """How urgent a record is; what no producer of ours writes counts as the most urgent there is."""
+    """Return a record's urgency. Values that our producers never write count as the most urgent."""
     return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
 
 
 def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """`priority_of` each."""
+    """Return `priority_of` each flag."""
     urgent: npt.NDArray[np.int32] = np.minimum((flags & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.int32)
     return urgent
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
-    """One whole record. For many, join the parts yourself: this is for tests and single records."""
+    """Return one whole record. For many, join the parts yourself: this is for tests and single records."""
     return HEADER.pack(len(body), checksum(body), message_id, flag) + bytes(body)
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Position of the payload in `body`; 0 if the body has no attribute or one that does not fit (no broker checks)."""
+    """Return the payload's position in `body`; 0 if there is no attribute or one that does not fit (no broker
+    checks).
+    """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
     end: int = 4 + _ATTRIBUTE_LENGTH.unpack_from(body)[0]
@@ -313,14 +318,16 @@ def payload_start(body: Buffer, flag: int) -> int:
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:
-    """The attribute's bytes, or None if the record has none (or claims one that does not fit its body)."""
+    """Return the attribute's bytes, or None if the record has none (or one that does not fit its body)."""
     start = payload_start(body, flag)
     return bytes(body[4:start]) if start else None
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """How much of a body is there for properties of metaq's own: these, the list if it has no others, and the name of a
-    tag or attribute that would stand alone. The tag of a reply is metaq's, too: the inbox that its request names."""
+    """Return how many bytes of a body are due to metaq's own properties: these, the list if it has no others, and the
+    name of a tag or attribute that would otherwise stand alone. A reply's tag also counts: it is the inbox that the
+    request names.
+    """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
         return 0
@@ -339,7 +346,7 @@ def own_bytes(body: Buffer, flag: int) -> int:
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
-    """What a record says beside its payload. Bytes that are no UTF-8 are replaced, as Java does."""
+    """Decode a record's data beside its payload. Invalid UTF-8 is replaced, as Java does."""
     if attribute is None:
         return _NO_ATTRIBUTES
     is_list = flag & PROPERTIES_FLAG
@@ -369,8 +376,9 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
 
 
 def _texts_of(attribute: bytes) -> Iterator[str]:
-    """A property list as text; a long one in pieces with whole items, as no other thread runs while one is taken
-    apart."""
+    """Yield a property list as text; a long one in pieces of whole items, because no other thread runs while one is
+    decoded.
+    """
     start = 0
     while len(attribute) - start > _PIECE_BYTES:
         end = attribute.rfind(_ITEM_END, start, start + _PIECE_BYTES)
@@ -382,7 +390,7 @@ def _texts_of(attribute: bytes) -> Iterator[str]:
 
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
-    """The tag, as `decode_attribute` gives it, without decoding the rest: a message may have a million properties."""
+    """Return the tag as `decode_attribute` does, without decoding the rest: a message may have a million properties."""
     raw = _raw_tag(attribute, flag)
     return None if raw is None else raw.decode("utf-8", "replace")
 
@@ -394,7 +402,7 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
-    """What is behind the last `item` (a name and its end) of the property list data[start:end]."""
+    """Return the bytes behind the last `item` (a name and its end) of the property list data[start:end]."""
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
         if not data.startswith(item, start, end):
@@ -406,7 +414,7 @@ def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
 
 
 def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
-    """As `bytes.rfind`, in pieces: another thread may have the interpreter in between."""
+    """As `bytes.rfind`, in pieces: another thread may get the interpreter in between."""
     while end - start > _PIECE_BYTES:
         first = end - _PIECE_BYTES
         if (place := data.rfind(wanted, first, end)) >= 0:
@@ -426,8 +434,10 @@ def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
 
 
 def keys_of_attribute(attribute: bytes) -> Iterator[list[str]]:
-    """The keys of a property list, as `decode_attribute` gives them, without decoding the rest. Bit by bit: there may
-    be millions. One longer than any that is searched for is not given whole."""
+    """Yield the keys of a property list as `decode_attribute` does, without decoding the rest.
+
+    Yields piece by piece, because there may be millions. A key longer than any searchable one is not returned whole.
+    """
     value = _last_value(attribute, _KEYS_ITEM[1:], 0, len(attribute))
     return iter(()) if value is None else _keys_in(value)
 
@@ -445,8 +455,12 @@ def _keys_in(value: bytes) -> Iterator[list[str]]:
 
 
 def own_list(attribute: bytes) -> bytes:
-    """The property list without those of users, if it is a long one: then `property_of` costs little. It has the first
-    MAX_OWN_PROPERTIES of metaq's own, and of each so much as any of them that a broker looks at has."""
+    """Return a long property list without users' properties, so that `property_of` costs little; a short list is
+    unchanged.
+
+    It keeps the first MAX_OWN_PROPERTIES of metaq's own, each cut to a length that is enough for every property that a
+    broker reads.
+    """
     if len(attribute) <= LONG_LIST_BYTES:
         return attribute
     items: list[bytes] = []
@@ -460,20 +474,20 @@ def own_list(attribute: bytes) -> bytes:
 
 
 def _next_own(attribute: bytes, start: int) -> int:
-    """Where the next item of metaq's own begins, -1 if there is none."""
+    """Return where the next of metaq's own items begins, -1 if there is none."""
     place = _find(attribute, _NEXT_OWN_ITEM, start, len(attribute))
     return place + 1 if place >= 0 else -1
 
 
 def own_body(body: Buffer, flag: int) -> Buffer:
-    """The body with `own_list`, and no payload, if that is shorter."""
+    """Return the body with `own_list`, and no payload, if that is shorter."""
     if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
         return body
     return encode_body(b"", flag, own_list(attribute))
 
 
 def property_of(attribute: bytes, name: bytes) -> bytes | None:
-    """The value of one property of a property list, as it is written; None if it has none of this name."""
+    """Return the value of one property of a property list, as written; None if there is none of this name."""
     item = name + _NAME_END.encode()
     if attribute.startswith(item):
         start = 0
@@ -487,8 +501,9 @@ def property_of(attribute: bytes, name: bytes) -> bytes | None:
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
-    """`key_hash` of each key in the property list data[start:end]; made for calls by the million. For long lists:
-    `long_key_hashes`."""
+    """Return `key_hash` of each key in the property list data[start:end]; fast enough for millions of calls. For long
+    lists: `long_key_hashes`.
+    """
     place = data.rfind(_KEYS_ITEM, start, end) + 1
     if not place:
         if not data.startswith(_KEYS_ITEM[1:], start, end):
@@ -503,25 +518,26 @@ def key_hashes(data: bytes, start: int, end: int) -> list[int]:
 
 
 def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[np.uint32]]:
-    """The same bit by bit, of each bit every hash once."""
+    """Yield the hashes piece by piece, each once per piece."""
     value = _last_value(data, _KEYS_ITEM[1:], start, end)
     for keys in () if value is None else _keys_in(value):
         yield np.array([*map(key_hash, set(keys))], np.uint32)
 
 
 def key_hash(key: str) -> int:
-    """The number by which a key is found: the CRC-32 of its UTF-8 bytes."""
+    """Return the number by which a key is found: the CRC-32 of its UTF-8 bytes."""
     return crc32(key.encode("utf-8"))
 
 
 def tag_hash(tag: str) -> int:
-    """The number the index keeps for a tag: its CRC-32, never 0 (0 means: no tag)."""
+    """Return the number of a tag in the index: its CRC-32, never 0 (0 means: no tag)."""
     return crc32(tag.encode("utf-8")) or 1
 
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
-    """`tag_hash` of the tag, 0 if there is none. What is no UTF-8 counts as what it is decoded to, unless it is so long
-    that no request can name it: that would take 50 ms."""
+    """Return `tag_hash` of the tag, 0 if there is none. Invalid UTF-8 counts as decoded, unless it is too long for any
+    request to name it: that would take 50 ms.
+    """
     raw = _raw_tag(attribute, flag)
     if raw is None:
         return 0
@@ -531,7 +547,7 @@ def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
 
 
 def tag_hash_of_body(body: Buffer, flag: int) -> int:
-    """`tag_hash` of the record's tag, 0 if it has none."""
+    """Return `tag_hash` of the record's tag, 0 if it has none."""
     return tag_hash_of_attribute(attribute_of(body, flag), flag) if flag & ATTRIBUTE_FLAG else 0
 
 
@@ -542,34 +558,33 @@ _LEAST_ID = 1 << 56
 def is_blank(length: int, crc: int, message_id: int) -> bool:
     """Whether a stored header is 20 zero bytes, or begins with 9 or more.
 
-    That is no record, but what a file system leaves where data was lost, or what a disk has when it has written only
-    the sector that the header ends in.
-
-    They look like an empty message (the checksum of nothing is 0), but no message is stored with an id that begins with
-    a zero byte. A record that a client sends has no id yet, so there the same bytes are an empty message.
+    Such bytes are not a record. A file system leaves them where data was lost, or a disk when it has written only the
+    sector in which the header ends. They look like an empty message (the checksum of nothing is 0), but no stored
+    message has an id that begins with a zero byte. A record from a client has no id yet, so there the same bytes are an
+    empty message.
     """
     return not (length or crc) and 0 <= message_id < _LEAST_ID
 
 
 @cache
 def header_dtype() -> np.dtype[Any]:
-    """HEADER for NumPy."""
+    """Return HEADER for NumPy."""
     return np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), ("flag", ">i4")])
 
 
 def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """`is_blank` of each header (`header_dtype`)."""
+    """Return `is_blank` of each header (`header_dtype`)."""
     blank: npt.NDArray[np.bool_] = headers["length"] == 0
-    if blank.any():  # else, the usual case, the other fields need not be looked at
+    if blank.any():  # in the usual case the other fields need not be read
         ids = headers["id"]
         blank &= (headers["checksum"] == 0) & (ids >= 0) & (ids < _LEAST_ID)
     return blank
 
 
 def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterator[RecordHeader]:
-    """The headers of all records that lie completely in `data` from `start` on; a cut last record is left out.
+    """Yield the headers of all records that lie completely in `data` from `start` on; a cut last record is left out.
 
-    stored: the records have ids; False for those that a client sends. O(records); bodies are not touched. Raises
+    stored: whether the records have ids; False for a client's records. O(records); bodies are not read. Raises
     RemoteProtocolError for a negative length, and for a blank header among stored records.
     """
     end = len(data)
@@ -589,7 +604,7 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
 
 
 def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """A copy of the headers (`header_dtype`) at the positions `starts` of `data`; every one must lie inside."""
+    """Return a copy of the headers (`header_dtype`) at the positions `starts` of `data`; every one must lie inside."""
     if not len(starts):
         return np.empty(0, header_dtype())
     anywhere = np.ndarray(len(data) - HEADER_BYTES + 1, f"V{HEADER_BYTES}", data, 0, (1,))
@@ -598,7 +613,7 @@ def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 _BODIES = 64
-"""Records whose bodies one compiled struct takes out."""
+"""Number of records whose bodies one compiled struct extracts."""
 
 
 @lru_cache(maxsize=256)
@@ -607,9 +622,9 @@ def _bodies_struct(length: int, count: int) -> Struct:
 
 
 def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[bytes]:
-    """The bodies of records that lie back to back in `data` from `start` on; sizes: theirs, headers included.
+    """Return the bodies of back-to-back records in `data` from `start` on; sizes: of the records, headers included.
 
-    Costs a copy of each. No bytecode runs per record, and where all have one size, no slice object is made either.
+    Costs a copy of each. No bytecode runs per record, and if all have one size, no slice object is made either.
     """
     count = len(sizes)
     if count >= _BODIES and sizes.min() == sizes.max():
@@ -625,7 +640,7 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
 
 
 def checksums(bodies: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
-    """`checksum` of each."""
+    """Return the `checksum` of each."""
     return np.fromiter(map(crc32, bodies), np.uint32, len(bodies)) & np.uint32(0x7FFFFFFF)
 
 
@@ -639,7 +654,7 @@ def checksums_match(
 def matching_checksums(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """For each body data[start:end] whether it has the checksum `expected`; no bytecode runs per record."""
+    """Return for each body data[start:end] whether it has the checksum `expected`; no bytecode runs per record."""
     found = np.fromiter(map(crc32, _bodies(data, starts, ends)), dtype=np.uint32, count=len(starts))
     matching: npt.NDArray[np.bool_] = (found & 0x7FFFFFFF) == expected
     return matching
@@ -648,7 +663,7 @@ def matching_checksums(
 def _bodies(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterable[Buffer | npt.NDArray[np.uint8]]:
-    """The bodies one by one. Those of one size at one distance are taken by numpy, for a half of what slices cost."""
+    """Yield the bodies one by one. NumPy extracts equally sized ones at equal distances, at half the cost of slices."""
     count = len(starts)
     if count > 1:
         width, length = int(starts[1] - starts[0]), int(ends[0] - starts[0])

@@ -1,4 +1,4 @@
-"""How each protocol tells of an error, and what error its answers stand for."""
+"""How each protocol reports an error, and which error its answers stand for."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from .topic_partition import TopicPartition
 __all__ = ["LEADER", "frame_error", "is_success", "response_code", "text_error", "transaction_refusal"]
 
 LEADER = "leader"
-"""The extField with the URL of a broker set's leader, "" if it is not known."""
+"""The extField with the URL of a broker set's leader, "" if it is unknown."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
-"""How 1.x puts a number into an answer, for its clients to read (wire.md §4; errors.XaRefused writes it)."""
+"""1.x's form of a number in an answer for its clients (wire.md §4; errors.XaRefused writes it)."""
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
     TransactionRefused: ResponseCode.TRANSACTION_REFUSED,
@@ -89,17 +89,17 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
 
 
 def response_code(error: MetaqError) -> ResponseCode:
-    """How a frame is told of an error."""
+    """Return the response code of an error in a frame."""
     return _CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
 
 
 def is_success(frame: Frame) -> bool:
-    """Whether a frame's request was done."""
+    """Whether a frame's request succeeded."""
     return frame.code == ResponseCode.SUCCESS
 
 
 def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> MetaqError:
-    """The error that a frame's response code and remark stand for."""
+    """Return the error that a frame's response code and remark stand for."""
     code, remark = frame.code, frame.remark
     if code == ResponseCode.NO_PERMISSION:
         return PartitionClosed(partition.broker, partition.partition)
@@ -127,10 +127,10 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
 
 
 def text_error(result: Result, partition: TopicPartition, broker: object) -> MetaqError:
-    """The error that a `result` line's status stands for.
+    """Return the error that a `result` line's status stands for.
 
-    1.x answers most failures with 500 and a text for people; the texts are not matched on, except that a wrong
-    checksum has a text of its own which both brokers send unchanged.
+    1.x answers most failures with 500 and a text for people. The texts are not matched on, except a wrong checksum's
+    own text, which both brokers send unchanged.
     """
     if result.code == Status.FORBIDDEN:
         return PartitionClosed(partition.broker, partition.partition)
@@ -144,6 +144,6 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
 
 
 def transaction_refusal(text: str) -> TransactionRefused:
-    """What a broker's refusal of a transaction's verb stands for: with a code of XA's if there is one."""
+    """Return the error for a broker's refusal of a transaction's verb: with a code of XA's if there is one."""
     coded = _XA_REFUSAL.fullmatch(text)
     return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

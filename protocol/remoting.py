@@ -1,4 +1,4 @@
-"""What else the framed protocol asks and answers: bounds, searches, statistics, partitions' state.
+"""The framed protocol's other requests and answers: bounds, searches, statistics, partitions' state.
 
 Each class is one set of extFields (docs/protocol.md), written and read as fields.py says. Sending and pulling are in
 sends.py and pulls.py, transactions in transaction_requests.py.
@@ -60,7 +60,8 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: where one gets from `offset` by at most so many whole messages and so many bytes.
+    """SEARCH_OFFSET_BY_COUNT: the offset reached from `offset` by at most `messages` whole messages and `max_bytes`
+    bytes.
 
     messages and max_bytes: 0 … 2**63-1; `offset` is where a message begins.
     """
@@ -83,7 +84,7 @@ class OffsetReply(ExtFields):
 class MessageCountsRequest(ExtFields):
     """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`.
 
-    last_id: as of PullRequest.
+    last_id: as in PullRequest.
     """
 
     topic: TopicField
@@ -94,9 +95,9 @@ class MessageCountsRequest(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsReply(ExtFields):
-    """total: readable messages; before: those wholly before the asked offset; and the partition's bounds in bytes.
+    """total: readable messages; before: those wholly before the requested offset; and the partition's bounds in bytes.
 
-    id_before: as of PullReply.
+    id_before: as in PullReply.
     """
 
     total: Annotated[int, number("total", 0, INT64_MAX)]
@@ -107,7 +108,7 @@ class MessageCountsReply(ExtFields):
 
 
 def _check_item(item: str) -> str:
-    """An unknown one is named in the answer. Raises RemoteProtocolError."""
+    """Check the item; the answer names an unknown one. Raises RemoteProtocolError."""
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
     return item
@@ -150,14 +151,16 @@ def _read_node(text: str) -> str:
 
 @dataclass(slots=True)
 class HandOverRequest(ExtFields):
-    """HAND_OVER: have another in-sync node lead the broker set. node: its name; "": any."""
+    """HAND_OVER: let another in-sync node lead the broker set. node: its name; "": any."""
 
     node: Annotated[str, Field("node", _read_node)] = ""
 
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: look at a move of partitions in ZooKeeper and do what is due. The first that leaves is `broker`'s."""
+    """MOVE: read a move of partitions in ZooKeeper and do what is due. broker: the broker that the first partition
+    leaves.
+    """
 
     topic: TopicField
     broker: Annotated[int, number("broker", 0, INT32_MAX)]
@@ -181,7 +184,7 @@ SearchedPartition = Annotated[int, number("partition", ALL_PARTITIONS, INT32_MAX
 
 @dataclass(slots=True)
 class ViewMessageRequest(ExtFields):
-    """VIEW_MESSAGE_BY_ID: the message with an id. partition: -1 = look into all partitions that the broker has."""
+    """VIEW_MESSAGE_BY_ID: the message with an id. partition: -1 = search all partitions of the broker."""
 
     topic: TopicField
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -206,9 +209,9 @@ class QueryMessageRequest(ExtFields):
 
 @dataclass(slots=True)
 class FoundReply(ExtFields):
-    """Answer to both, SUCCESS or QUERY_NOT_FOUND; the body is `encode_found`'s, of `messages` rows.
+    """Answer to both, SUCCESS or QUERY_NOT_FOUND; the body is `encode_found`'s, with `messages` rows.
 
-    unsearched: bytes of data that were not looked at, 0 = everything was. more: there are more messages with the key.
+    unsearched: bytes of data that were not searched, 0 = all were. more: there are more messages with the key.
     """
 
     messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]
@@ -217,7 +220,7 @@ class FoundReply(ExtFields):
 
 
 class FoundRow(NamedTuple):
-    """Where a found record is. time_ms: when it was stored (Unix ms); negative: at -time_ms or earlier (Java's)."""
+    """The place of a found record. time_ms: when it was stored (Unix ms); negative: at -time_ms or earlier (Java's)."""
 
     partition: int
     offset: int
@@ -230,12 +233,12 @@ FOUND_ROW_BYTES = _ROW.size
 
 
 def encode_found(rows: Sequence[FoundRow]) -> bytes:
-    """The table in front of the records: `partition u32 | offset u64 | time i64 | bytes u32` for each."""
+    """Return the table in front of the records: `partition u32 | offset u64 | time i64 | bytes u32` for each."""
     return b"".join(_ROW.pack(*row) for row in rows)
 
 
 def decode_found(body: memoryview, count: int) -> list[tuple[FoundRow, memoryview]]:
-    """The rows and their records. Raises RemoteProtocolError if they do not fill the body."""
+    """Return the rows and their records. Raises RemoteProtocolError if they do not fill the body."""
     position = count * FOUND_ROW_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"{count} found records have a body of {len(body)} bytes only")

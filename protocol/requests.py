@@ -1,4 +1,4 @@
-"""What a broker reads from its port: frames and text commands mixed, told apart by each request's first byte."""
+"""A broker's input: frames and text commands mixed, distinguished by each request's first byte."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
-"""Memory that each piece of an incomplete request takes beside its bytes."""
+"""Memory for each piece of an incomplete request, besides its bytes."""
 
 FRAME_COST = 4
-"""Usual SENDs and text commands that are decoded in the time of one other frame, 20 µs: it has JSON in it."""
+"""Number of usual SENDs and text commands that are decoded in the time of one other frame, 20 µs: it has JSON in it."""
 
 _SPACE_BYTES = 1 << 20
-"""There is space for so many bytes of a large frame, or for twice what has come."""
+"""A large frame's space is this many bytes, or twice the received bytes if that is more."""
 
 _LARGE_FRAME_BYTES = 64 << 10
-"""Frames from here on get a buffer of their own, which the transport can receive into."""
+"""Frames of this size or more get a buffer of their own, into which the transport can receive."""
 
 
 def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
-    """The same requests with the puts of each run apart, for who takes puts one by one."""
+    """Yield the same requests with each run split into single puts, for a caller that takes puts one by one."""
     for request in requests:
         if isinstance(request, PutRun):
             yield from request.puts()
@@ -42,36 +42,37 @@ def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]
 class RequestReader:
     """Turns a stream of bytes into requests; no I/O.
 
-    Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. What may be buffered is bounded
-    before it is: a line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES. The body of a larger
-    put is dropped as it comes.
+    Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. Buffers are bounded in advance: a
+    line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES. The body of a larger put is dropped on
+    arrival.
 
-    The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and
-    call `received`. Such a frame's body is writable.
+    The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and call
+    `received`. Such a frame's body is writable.
 
     Wrong bytes set `failure` and end the stream: `receive` still returns the requests in front of them, because 1.x
     answers those before it closes.
     """
 
     def __init__(self, most: int = 0) -> None:
-        """most: requests that one call returns, 0: all. A run of puts counts as one, a frame that is no usual SEND as
-        FRAME_COST."""
+        """most: maximum requests that one call returns, 0: all. A run of puts counts as one, a frame other than a usual
+        SEND as FRAME_COST.
+        """
         self.failure: RemoteProtocolError | None = None
         self.more = False
-        """There may be further requests in what was received: `receive` nothing to get them."""
+        """Whether the received bytes may contain further requests: `receive` nothing to get them."""
         self.large: memoryview | None = None
-        """A large frame that is not looked at yet, as far as there is space for it."""
+        """A large frame that is not parsed yet, as far as there is space for it."""
         self._most = most
-        self._costs = 0  # what the requests of this call count beyond 1 each
+        self._costs = 0  # cost of this call's requests beyond 1 each
         self._looks_for_runs = True
-        self._rest = b""  # with `more`: what was received, and where the next request begins in it
+        self._rest = b""  # with `more`: the received bytes, and where the next request begins in them
         self._rest_start = 0
-        self._kept = b""  # or this, behind what is incomplete
+        self._kept = b""  # or these bytes, behind an incomplete request
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
-        self._missing = 0  # bytes to collect before it is worth looking again
-        self._dropping = 0  # bytes of a body that is too large, still to come
-        self._large_bytes = self._large_filled = 0  # all of it, and how much is there
+        self._missing = 0  # bytes to collect before the next parsing
+        self._dropping = 0  # bytes still to come of a body that is too large
+        self._large_bytes = self._large_filled = 0  # its total size, and the received part
 
     @property
     def buffered_bytes(self) -> int:
@@ -80,14 +81,16 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that they take: one that comes in single bytes takes many times its size. What is only not looked at
-        yet is none of it."""
+        """Memory of the incomplete request in bytes: arriving in single bytes, it takes many times its size. Bytes that
+        are merely unparsed are not included.
+        """
         return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
-        """Where the rest of a large frame belongs, some of it at least; None if the next bytes are to be given to
-        `receive`. There is never much more than has come: what the heap gives is resident if others had it before."""
+        """Where to receive the rest of a large frame, at least some of it; None if the next bytes go to `receive`. It
+        is never much more than what has arrived: memory from the heap is resident if it was used before.
+        """
         large, filled = self.large, self._large_filled
         if large is None or self.more:
             return None
@@ -98,17 +101,17 @@ class RequestReader:
         return large[filled:]
 
     def received(self, count: int) -> list[WireRequest]:
-        """`count` bytes, at least one, were received into `space`; return the frame if that completes it."""
+        """Take `count` bytes, at least one, that were received into `space`. Return the frame if that completes it."""
         self.fill(count)
         return self.receive(b"") if self.more else []
 
     def fill(self, count: int) -> None:
-        """The same, but a frame that is complete is not looked at yet: there is `more`."""
+        """As `received`, but do not parse a complete frame yet: set `more`."""
         self._large_filled += count
         self.more = self._large_filled == self._large_bytes
 
     def keep(self, data: bytes) -> None:
-        """Take the next bytes of the connection without a look at them. Not while there is `more`."""
+        """Take the next bytes of the connection without parsing them. Not while `more` is set."""
         self._kept, self.more = data, True
 
     def receive(self, data: bytes) -> list[WireRequest]:
@@ -149,7 +152,7 @@ class RequestReader:
         return self._requests(data, 0)
 
     def _whole(self, frame: memoryview) -> list[WireRequest]:
-        """The large one, which is complete."""
+        """Parse the large frame, which is complete."""
         self.large, self._large_filled = None, 0
         try:
             return [parse_frame(frame, 0, len(frame))]
@@ -158,7 +161,7 @@ class RequestReader:
             return []
 
     def _requests(self, data: bytes, position: int) -> list[WireRequest]:
-        """Those that begin at this position of `data`; keeps what follows them."""
+        """Return the requests that begin at this position of `data`; keep the bytes behind them."""
         requests: list[WireRequest] = []
         most = self._most
         self._costs = 0
@@ -190,7 +193,7 @@ class RequestReader:
         except RemoteProtocolError as failure:
             self._fail(failure)
             return requests
-        self._looks_for_runs = full or not self.more  # where others stand before the next run, each look costs the same
+        self._looks_for_runs = full or not self.more  # if others precede the next run, each look costs the same
         if self.more:
             self._rest, self._rest_start = data, position
         elif position < len(data):
@@ -199,7 +202,7 @@ class RequestReader:
         return requests
 
     def _fail(self, failure: RemoteProtocolError) -> None:
-        failure.__traceback__ = failure.__cause__ = failure.__context__ = None  # which keep the frame, up to 16 MiB
+        failure.__traceback__ = failure.__cause__ = failure.__context__ = None  # they keep the frame, up to 16 MiB
         self.failure = failure
 
     def _frame(self, data: bytes, position: int, requests: list[WireRequest]) -> int:

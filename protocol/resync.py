@@ -1,7 +1,7 @@
-"""Finding the next good record behind damaged bytes, wherever these bytes come from: a file, or a broker's answers.
+"""Find the next good record behind damaged bytes from any source: a file, or a broker's answers.
 
-Records carry no mark by which they could be recognised, so a position is believed only if a body with the right
-CRC-32 follows. A 4-byte checksum is right by chance once in four billion tries; what limits the search is its cost.
+Records carry no distinctive mark, so a position is trusted only if a body with the right CRC-32 follows. A 4-byte
+checksum is right by chance once in four billion tries; the limit of the search is its cost.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ from .record import HEADER, HEADER_BYTES, is_blank
 __all__ = ["Read", "RecordSearch", "next_record"]
 
 Read = Callable[[int, int], bytes]
-"""read(size, position): the bytes from `position` on, fewer than `size` only at the end. May raise what it likes."""
+"""read(size, position): the bytes from `position` on, fewer than `size` only at the end. May raise any error."""
 
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCKS = 20
-"""Kept while searching (20 MiB): a record's end lies up to 8 MiB behind its begin."""
+"""Blocks kept while searching (20 MiB): a record ends up to 8 MiB behind its beginning."""
 
 _WINDOW_BYTES = 4 << 20
-"""Positions that are looked at together."""
+"""Positions that are checked together."""
 
 _CRC_BYTES = 1 << 30
-"""Checksums of bodies with nothing like a record behind them, or eight times as many with one; then small ones only."""
+"""Bytes of bodies to checksum without anything like a record behind them, or eight times as many with; then only small
+ones.
+"""
 
 _SMALL_BYTES = 4 << 10
 _MAX_EMPTY = 1 << 12
-"""Empty records in a row, which prove nothing themselves, that are passed on the way to one that does."""
+"""Maximum consecutive empty records, which prove nothing themselves, to skip on the way to one that does."""
 
 
 class RecordSearch:
-    """Looks for the first good record that starts in (start, end). One thread; `step` until it says that it is done.
+    """Searches for the first good record that starts in (start, end). One thread; call `step` until it says that it is
+    done.
 
-    Tried first where the record at `start` would end, then at every byte. Empty records count only where the record at
+    First tries where the record at `start` would end, then every byte. Empty records count only where the record at
     `start` announces them, and only if a good one, or the end, follows: elsewhere twenty bytes prove nothing. Records
-    above MAX_RECORD_BODY_BYTES are not looked for.
+    above MAX_RECORD_BODY_BYTES are not searched for.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
-        """base: nothing in front of it is read, which a broker may not have any more."""
+        """base: no bytes in front of it are read, because a broker may no longer have them."""
         self.found: int | None = None
-        """Where the record starts; None as long as there is none."""
+        """Where the record starts; None until one is found."""
         self._read = read
         self._start = start
         self._end = end
@@ -64,7 +67,7 @@ class RecordSearch:
         return header is not None and self._has_checksum(self._start, header[0], header[1])
 
     def step(self) -> bool:
-        """Look at up to 4 MiB more; whether the search is over. Raises what `read` raises."""
+        """Search up to 4 MiB more. Return whether the search is over. Raises as `read`."""
         if not self._tried_announced:
             self._tried_announced = True
             self.found = self._announced()
@@ -87,7 +90,7 @@ class RecordSearch:
         return block
 
     def _bytes(self, position: int, size: int) -> bytes:
-        """As many of `size` bytes as there are before the end."""
+        """Return `size` bytes, or as many as there are before the end."""
         number, first = divmod(position - self._base, _BLOCK_BYTES)
         last = first + min(size, self._end - position)
         if last <= _BLOCK_BYTES:
@@ -96,7 +99,7 @@ class RecordSearch:
         return b"".join(blocks)[first:last]
 
     def _header(self, position: int) -> tuple[int, int, int, int] | None:
-        """The header at `position` if it may be one: it is not blank, and its body ends before the end."""
+        """Return the header at `position` if it may be one: it is not blank, and its body ends before the end."""
         data = self._bytes(position, HEADER_BYTES)
         if len(data) < HEADER_BYTES:
             return None
@@ -164,7 +167,7 @@ class RecordSearch:
 
 
 def next_record(read: Read, start: int, end: int) -> int | None:
-    """Where the first good record behind `start` starts, None if none does before `end`. See RecordSearch."""
+    """Return where the first good record behind `start` starts, None if none does before `end`. See RecordSearch."""
     search = RecordSearch(read, start, end)
     while not search.step():
         pass
@@ -172,8 +175,8 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
-    """Positions in the first _WINDOW_BYTES that could be the header of a record with a body that ends within `room`,
-    each with that body's length and checksum.
+    """Yield positions in the first _WINDOW_BYTES that could be a record header whose body ends within `room`, each with
+    that body's length and checksum.
     """
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:
@@ -190,7 +193,7 @@ def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _big_endian_words(raw: npt.NDArray[np.uint8], start: int, count: int) -> npt.NDArray[np.uint32]:
-    """The u32 at each of `count` byte positions from `start` on."""
+    """Return the u32 at each of `count` byte positions from `start` on."""
     words = raw[start : start + count].astype(np.uint32)
     for i in (1, 2, 3):
         words = (words << np.uint32(8)) | raw[start + i : start + i + count]

@@ -1,21 +1,21 @@
-"""What a message carries while it waits for another attempt, and as a dead letter. No I/O.
+"""The properties of a message while it waits for another attempt, and as a dead letter. No I/O.
 
 The record has the body of the original, with properties of ours behind those of the original. Its payload is not
-compressed, because topics of ours take no compressed messages; one that would be too large then stays compressed:
+compressed, because topics of ours take no compressed messages; a payload that would then be too large stays compressed:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
-    metaq.cause      what the last one raised, and in a second line where; at most MAX_CAUSE_CHARACTERS
+    metaq.cause      the last error, and in a second line its place; at most MAX_CAUSE_CHARACTERS
     metaq.failed     when that was, Unix ms, decimal
-    metaq.delay      ms, decimal, if it shall come again (delays.py)
+    metaq.delay      ms, decimal, if it is to come again (delays.py)
 
-An attribute of 1.x, which is no property list, becomes the properties TAGS and ATTR (a long one only ATTR). One that
-cannot stand in a list, as it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` makes the
-original of it, byte for byte but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and
-`metaq.check-after`, which were about its first delivery.
+An attribute of 1.x, which is not a property list, becomes the properties TAGS and ATTR (a long one only ATTR). One that
+cannot be in a list, because it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` recreates the
+original from it, byte for byte but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and
+`metaq.check-after`, which only concern its first delivery.
 
-A dead letter is done when it has been sent again or dropped. A log loses no single record, so another record without
-a payload, behind it in the same partition, says so:
+A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log, so another
+record without a payload, behind it in the same partition, marks it as done:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
@@ -78,13 +78,13 @@ DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
-"""Longest `metaq.cause`: enough for a sentence and a place, so that thousands of failures fit into memory."""
+"""Longest `metaq.cause`: enough for a sentence and a place, short enough for thousands of failures in memory."""
 
 MAX_DONE_OFFSETS = 1000
-"""Dead letters that one record says to be done."""
+"""Maximum dead letters that one record marks as done."""
 
 _MOST_TAG_BYTES = 4096
-"""A longer attribute of 1.x is no tag that anybody looks for: it is not repeated as TAGS."""
+"""A longer attribute of 1.x is not repeated as TAGS: nobody searches for it as a tag."""
 
 _NAME_END, _ITEM_END = b"\x01", b"\x02"
 _OURS = tuple(
@@ -118,9 +118,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How handling a message has failed so far. attempts: from 1 on. failed_ms: Unix ms, of the last one.
+    """How handling a message has failed so far. attempts: from 1 on. failed_ms: Unix ms, of the last failure.
 
-    cause: type and text of what was raised; behind a line end the place in the program.
+    cause: type and text of the error; behind a line end the place in the program.
     """
 
     origin: Origin
@@ -131,22 +131,21 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Dead letters that are done, by their byte positions in the partition in which this stands. how: `redriven` or
-    `dropped`."""
+    """Dead letters that are done, by their byte positions in this record's partition. how: `redriven` or `dropped`."""
 
     how: str
     offsets: tuple[int, ...]
 
 
 def encode_done(done: Done) -> tuple[int, bytes]:
-    """Flag and body of the record. At most MAX_DONE_OFFSETS."""
+    """Return flag and body of the record. At most MAX_DONE_OFFSETS."""
     assert 0 < len(done.offsets) <= MAX_DONE_OFFSETS
     value = f"{done.how} {','.join(map(str, done.offsets))}"
     return _LIST, encode_body(b"", _LIST, f"{DONE_PROPERTY}\x01{value}\x02".encode())
 
 
 def done_of(flag: int, body: Buffer) -> Done | None:
-    """What a record says to be done; None if it says nothing of that kind."""
+    """Return what a record marks as done; None if it is not such a record."""
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     value = None if attribute is None else property_of(attribute, DONE_PROPERTY.encode())
     found = None if value is None else _DONE.fullmatch(value)
@@ -154,17 +153,17 @@ def done_of(flag: int, body: Buffer) -> Done | None:
 
 
 def shortened(cause: str) -> str:
-    """`cause` as a property can hold it: no control characters but line ends, at most MAX_CAUSE_CHARACTERS."""
+    """Return `cause` as a property can hold it: no control characters but line ends, at most MAX_CAUSE_CHARACTERS."""
     clean = _MARKS.sub(" ", cause.encode("utf-8", "replace").decode("utf-8"))
     return clean if len(clean) <= MAX_CAUSE_CHARACTERS else clean[: MAX_CAUSE_CHARACTERS - 1] + "…"
 
 
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
-    """Flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
+    """Return flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
 
-    flag, body: of the original. 0.05 to 5 KB longer than the original: with it at most MAX_RECORD_BODY_BYTES, unless
-    an attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked; one that
-    cannot be, or would be too large then, is carried as it is, and `payload_in` unpacks it.
+    flag, body: of the original. 0.05 to 5 KB longer than the original: with it at most MAX_RECORD_BODY_BYTES, unless an
+    attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked. If that fails, or
+    the payload would be too large, it stays compressed, and `payload_in` unpacks it.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin
@@ -193,21 +192,22 @@ def _unpacked(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def payload_in(flag: int, body: bytes) -> bytes:
-    """The payload of the original of a failed record, as its producer had it. Raises PayloadUnreadable,
-    RemoteProtocolError."""
+    """Return the original's uncompressed payload from a failed record. Raises PayloadUnreadable,
+    RemoteProtocolError.
+    """
     found = _read(flag, body)
     packed = 0 if found is None else found[1] & COMPRESSED_FLAG
     return payload_of(body, flag | packed)
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
-    """What a record says of its failures; None if it says nothing, as it never failed. Raises RemoteProtocolError."""
+    """Return a record's failures; None if it never failed. Raises RemoteProtocolError."""
     found = _read(flag, body)
     return found and found[0]
 
 
 def restored(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Flag and body of the original of a failed record. Raises RemoteProtocolError for one that never failed."""
+    """Return flag and body of the original of a failed record. Raises RemoteProtocolError for one that never failed."""
     found = _read(flag, body)
     if found is None:
         raise RemoteProtocolError(f"the record has no property {ORIGIN_PROPERTY}: it is no message that failed")
@@ -227,7 +227,7 @@ def restored(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Flag and body of the same record without the time from which on it is handed out no more."""
+    """Return flag and body of the same record without its expiry time."""
     attribute = attribute_of(body, flag) if flag & EXPIRES_FLAG else None
     if attribute is None:
         return flag, body
@@ -237,7 +237,7 @@ def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def _items(flag: int, body: bytes) -> list[bytes]:
-    """The original's attribute as items of a property list."""
+    """Return the original's attribute as items of a property list."""
     attribute = attribute_of(body, flag)
     if attribute is None:
         return []
@@ -250,7 +250,7 @@ def _items(flag: int, body: bytes) -> list[bytes]:
 
 
 def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:
-    """The failure, the original's flag, and the property list."""
+    """Return the failure, the original's flag, and the property list."""
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     place = None if attribute is None else property_of(attribute, ORIGIN_PROPERTY.encode())
     if attribute is None or place is None:

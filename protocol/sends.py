@@ -1,7 +1,7 @@
 """SEND, SEND_BATCH and SEND_MANY of the framed protocol: extFields and bodies (docs/protocol.md).
 
-The plain forms are `encode_frame` of a SendRequest, and SendReply of a parsed frame. What costs most in a single send
-stands beside them: `SendHeaders` writes the same bytes, `parse_sent_reply` reads the same values.
+The plain forms are `encode_frame` of a SendRequest, and SendReply of a parsed frame. The most expensive steps of a
+single send have fast versions: `SendHeaders` writes the same bytes, `parse_sent_reply` reads the same values.
 """
 
 from __future__ import annotations
@@ -60,21 +60,22 @@ AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 
 
 MAX_REPLICAS = 255
-"""Of more nodes an answer says that there are so many."""
+"""An answer reports larger numbers of nodes as this one."""
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""Who counts its sends: 63 random bits. 0, which is not written: nobody, and the send is stored each time it comes.
+"""Identifies the producer that numbers its sends: 63 random bits. 0, which is not written: no producer, and the send is
+stored each time it arrives.
 
-A partition's sends of one producer have increasing numbers. One that comes again with the number of the last is stored
-once, and answered as the first was; one with a lower number is refused. The partition must be named.
+A producer's sends to a partition have increasing numbers. A repetition of the last number is stored once, and answered
+as the first time; a lower number is refused. The partition must be named.
 """
 
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
 RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
-"""How long ago a send that comes again was sent first, milliseconds. -1, which is not written: it does not come again.
+"""How long ago a repeated send was first sent, milliseconds. -1, which is not written: it is not repeated.
 
-A broker that has had to forget producers refuses such a send of one that it does not know: it may be stored already.
+A broker that has had to forget producers refuses such a send from an unknown producer: it may be stored already.
 """
 
 
@@ -109,7 +110,7 @@ class SendRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """As ExtFields; `ext` may know the values already (`parse_common_send`)."""
+        """As ExtFields; `ext` may already hold the values (`parse_common_send`)."""
         return ext.request if type(ext) is _SendExt else super(SendRequest, cls).from_ext(ext)  # type: ignore[return-value]
 
 
@@ -130,16 +131,16 @@ class SendReply(ExtFields):
 class CopiedReply(SendReply):
     """SendReply of a broker set's leader.
 
-    replicas: nodes that had the message when this was answered, the leader among them: on the disk with `ack=disk`,
-    otherwise in memory. In a transaction, and with `ack=leader`, the leader alone counts. A broker by itself does not
-    write the field.
+    replicas: nodes that had the message when this was answered, including the leader: on the disk with `ack=disk`,
+    otherwise in memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a set does
+    not write the field.
     """
 
     replicas: Annotated[int, number("replicas", 1, MAX_REPLICAS, left_out=True)] = 0
 
 
 def send_reply(message_id: int, partition: int, offset: int, replicas: int) -> SendReply:
-    """replicas: 0 for a broker by itself."""
+    """Return the reply. replicas: 0 for a broker outside a set."""
     if not replicas:
         return SendReply(message_id, partition, offset)
     return CopiedReply(message_id, partition, offset, min(replicas, MAX_REPLICAS))
@@ -162,10 +163,9 @@ class SendBatchRequest(ExtFields):
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """Record sizes and records of a SEND_BATCH body, or of an answer to PULL with `records`.
+    """Return record sizes and records of a SEND_BATCH body, or of an answer to PULL with `records`.
 
-    Raises RemoteProtocolError if the sizes do not fill the body. Whether they are those that the records have in their
-    headers is not looked at.
+    Raises RemoteProtocolError if the sizes do not fill the body. They are not compared with the records' headers.
     """
     table = 4 * count
     if len(body) < table:
@@ -177,7 +177,7 @@ def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], me
     return sizes, records
 
 
-# what the codec writes into a template, so that the two cannot differ
+# written by the codec into a template, so that the two cannot differ
 _OPAQUE, _FLAG, _CHECKSUM, _SEQUENCE = 1_900_000_001, 1_900_000_002, 1_900_000_003, 1_900_000_004
 _HOLES = (
     (b'"opaque":%d', _OPAQUE),
@@ -190,11 +190,11 @@ _HOLES = (
 class SendHeaders(dict[TopicPartition, bytes]):
     """SEND headers by partition, written once, with %d for opaque, flag, checksum and, of a producer, the sequence.
 
-    Encoding the same JSON again would cost more than everything else a blocking send does on the way out.
+    Encoding the same JSON again would cost more than all other outgoing work of a blocking send.
     """
 
     def __init__(self, producer: int = 0) -> None:
-        """producer: whose sends they are, 0 for those that are not counted."""
+        """producer: of the sends, 0 if they are not numbered."""
         super().__init__()
         self._producer = producer
 
@@ -210,7 +210,7 @@ class SendHeaders(dict[TopicPartition, bytes]):
     def encode(
         self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int, sequence: int = 0
     ) -> bytes:
-        """Prefix and header of a SEND frame, the same as `encode_frame` makes."""
+        """Return prefix and header of a SEND frame, equal to those of `encode_frame`."""
         holes = (opaque, flag, checksum, sequence) if self._producer else (opaque, flag, checksum)
         json = self[partition] % holes
         return encode_prefix(len(json), body_bytes) + json
@@ -237,7 +237,7 @@ class _SendExt(Mapping[str, str]):
         return name != TX_KEY and name in self.request.to_ext()
 
 
-# what SendHeaders.encode writes; numbers with more digits, and other forms, are left to parse_frame
+# the output of SendHeaders.encode; numbers with more digits, and other forms, are left to parse_frame
 _COMMON_SEND = re.compile(
     rb'.{8}\{"code":%d,"language":"[A-Z]{1,16}","version":[1-9]\d{0,8},"opaque":(0|[1-9]\d{0,8}),"flag":0,"remark":"",'
     rb'"extFields":\{"topic":"([!#-\[\]-~]{1,240})","partition":"(\d{1,9})","flag":"(\d{1,9})",'
@@ -248,8 +248,8 @@ _new_tuple = tuple.__new__
 
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
-    """As parse_frame, for a SEND in the form that our producers write: one regular expression instead of JSON and a
-    mapping of texts. None for everything else. `blocking-1`.
+    """As parse_frame, for a SEND in our producers' form: one regular expression instead of JSON and a mapping of texts.
+    None for all other forms. `blocking-1`.
     """
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
@@ -263,7 +263,7 @@ def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
         if not (0 < request.producer <= INT64_MAX and request.sequence):
             return None
     body = match.end()
-    # the header's length says where the body begins
+    # the header's length determines where the body begins
     if crc > INT32_MAX or body != position + PREFIX_BYTES + int.from_bytes(data[position + 5 : position + 8], "big"):
         return None
     fields = (int(RequestCode.SEND), int(opaque), 0, "", _SendExt(request), memoryview(data)[body : position + length])
@@ -293,7 +293,7 @@ _SENT_TEMPLATE, _COPIED_TEMPLATE = _sent_template(), _sent_template(1_900_000_00
 
 
 def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int, replicas: int = 0) -> bytes:
-    """The frame that answers a SEND or SEND_BATCH, the same as `encode_frame` makes of `send_reply`. `blocking-1`."""
+    """Return the frame that answers a SEND or SEND_BATCH, equal to `encode_frame` of `send_reply`. `blocking-1`."""
     if replicas:
         json = _COPIED_TEMPLATE % (opaque, message_id, partition, offset, min(replicas, MAX_REPLICAS))
     else:
@@ -301,7 +301,7 @@ def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int,
     return encode_prefix(len(json), 0) + json
 
 
-# exactly what frames.encode_frame writes for it
+# exactly the output of frames.encode_frame
 _SENT = re.compile(
     rb'.{8}\{"code":0,"language":"[A-Z]{1,16}","version":\d{1,9},"opaque":(\d{1,10}),"flag":1,"remark":"",'
     rb'"extFields":\{"msgId":"(\d{1,19})","partition":"(\d{1,9})","offset":"(-1|\d{1,19})"'
@@ -312,7 +312,9 @@ _LONGEST_SENT = 256
 
 
 def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
-    """The answer to a send if the frame that fills data[start:end] is one in the usual form; else parse_frame."""
+    """Return the answer to a send if the frame that fills data[start:end] has the usual form; else None: use
+    parse_frame.
+    """
     if end - start > _LONGEST_SENT:
         return None
     match = _SENT.fullmatch(data, start, end)
@@ -322,11 +324,11 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
 # --- many partitions in one frame -------------------------------------------------------------------------------------
 
 TOPIC_SEPARATOR = "/"
-"""No topic has one: it would be a path (limits.check_topic)."""
+"""No topic contains it: it would be a path (limits.check_topic)."""
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
-    if text.count(TOPIC_SEPARATOR) >= MAX_PARTS:  # each part names one
+    if text.count(TOPIC_SEPARATOR) >= MAX_PARTS:  # each part names one topic
         raise RemoteProtocolError(f"extFields.topics names more than {MAX_PARTS} topics")
     return tuple(text.split(TOPIC_SEPARATOR))
 
@@ -338,7 +340,7 @@ class SendManyRequest(ExtFields):
         body           parts × (topic u32 | partition i32 | records u32), with a producer parts × (sequence i64),
                        a u32 size for each record, then the records
         answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32), of a broker set's
-                       leader then parts × (replicas u8), as CopiedReply has it                         all big-endian
+                       leader then parts × (replicas u8), as in CopiedReply                           all big-endian
 
     Records lie as stored, with message id 0, those of a part together, parts in the order of the table. `topic` counts
     the names in `topics` from 0. parts: rows of the table; records: of all parts together. repeats: rows of the parts
@@ -354,7 +356,7 @@ class SendManyRequest(ExtFields):
 
 
 def announced_parts(ext: Ext) -> int:
-    """How many parts a request says it has; 0 if that is none of the numbers it may say."""
+    """Return how many parts a request announces; 0 if that is not a valid number."""
     try:
         return SendManyRequest.from_ext(ext).parts
     except RemoteProtocolError:
@@ -362,7 +364,7 @@ def announced_parts(ext: Ext) -> int:
 
 
 def announced_topics(ext: Ext) -> tuple[str | None, ...]:
-    """The topics that a request names, each once; None alone if it names none, or too many to be served."""
+    """Return the topics that a request names, each once; (None,) if it names none, or too many to be served."""
     text = ext.get("topics")
     try:
         return (None,) if text is None else tuple(dict.fromkeys(_read_topics(text)))
@@ -390,8 +392,9 @@ class Parts(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """What became of the parts, a list for each column: first message ids, byte offsets, the partitions (where the
-    broker chose them), response codes."""
+    """The results of the parts, one list per column: first message ids, byte offsets, the partitions (where the broker
+    chose them), response codes.
+    """
 
     ids: list[int]
     offsets: list[int]
@@ -414,13 +417,13 @@ def encode_parts(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     sequences: Sequence[int] = (),
 ) -> bytes:
-    """What lies in front of the records. parts: (number of the topic, partition or -1, records) of each."""
+    """Return the bytes in front of the records. parts: (number of the topic, partition or -1, records) of each."""
     numbers = np.array(sequences, ">i8").tobytes() if sequences else b""
     return np.array(parts, ">i4").tobytes() + numbers + np.asarray(sizes, dtype=">u4").tobytes()
 
 
 def split_many(body: memoryview, request: SendManyRequest) -> Parts:
-    """The parts of a request's body. Raises RemoteProtocolError if tables, sizes and body do not agree."""
+    """Return the parts of a request's body. Raises RemoteProtocolError if tables, sizes and body do not agree."""
     table_bytes = request.parts * _part().itemsize
     sequences_end = table_bytes + (request.parts * 8 if request.producer else 0)
     if len(body) < sequences_end:
@@ -443,25 +446,25 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
 
 
 def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:
-    """The answer's body, one row for each part."""
+    """Return the answer's body, one row for each part."""
     rows = np.empty(len(offsets), _row())
     rows["id"], rows["offset"], rows["partition"], rows["code"] = ids, offsets, partitions, codes
     return rows.tobytes()
 
 
 def encode_replicas(replicas: Sequence[int]) -> bytes:
-    """What follows the rows in the answer of a broker set's leader."""
+    """Return the bytes behind the rows in the answer of a broker set's leader."""
     return np.minimum(replicas, MAX_REPLICAS).astype(np.uint8).tobytes()
 
 
 def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
-    """Of each part; 0 from a broker by itself."""
+    """Return the replicas of each part; 0 from a broker outside a set."""
     found = memoryview(body)[parts * _row().itemsize :][:parts]
     return list(found) if len(found) == parts else [0] * parts
 
 
 def decode_rows(body: Buffer, parts: int) -> PartRows:
-    """The columns. Behind them are the replicas, and what a newer broker says.
+    """Return the columns. Behind them are the replicas, and any fields of a newer broker.
 
     Raises RemoteProtocolError if rows are missing.
     """

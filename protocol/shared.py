@@ -53,7 +53,7 @@ __all__ = [
 STARTS = "earliest", "latest"
 """Where a group may begin on a partition that it has never asked for."""
 
-_new = tuple.__new__  # a third of what the constructor of a NamedTuple costs
+_new = tuple.__new__  # costs a third of a NamedTuple's constructor
 _LEASED = Struct(">QQII")
 _SETTLED = Struct(">QQIB")
 
@@ -69,12 +69,13 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease at most `max_records` messages of `max_bytes` bytes together (one may be larger) to `member` for
-    `lease_ms`. 0 messages: this member wants none any more, and what it has waiting is to be answered at once.
+    `lease_ms`. 0 messages: this member wants no more, and its waiting requests are to be answered at once.
 
-    wait_ms: as in PullRequest. start: where the group begins, if it has never asked for this partition: one of STARTS.
-    ordered: whether messages with one key are leased one at a time, in their order. All members have to say the same.
-    where: a filter by content (docs/filters.md), "" = none: what it leaves out counts as acknowledged, for the group.
-    tags: only messages with one of these (compared by hash; the member checks again), empty = all; others as `where`.
+    wait_ms: as in PullRequest. start: where the group begins if it has never asked for this partition: one of STARTS.
+    ordered: whether messages with one key are leased one at a time, in order. All members have to use the same value.
+    where: a filter by content (docs/filters.md), "" = none: for the group, messages that do not match count as
+    acknowledged. tags: only messages with one of these (compared by hash; the member checks again), empty = all; others
+    as for `where`.
     """
 
     topic: TopicField
@@ -93,11 +94,12 @@ class AcquireRequest(ExtFields):
 
 @dataclass(slots=True)
 class AcquireReply(ExtFields):
-    """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND. records: rows in the body. waiting: messages that could be leased
-    at once, at least. damaged: bytes of the partition that were passed over for this answer, because they hold no
-    good record. suspect: 1 = a lease of this one message has ended without a word, so it may have killed its worker;
-    2 = and it is the only one of the group that the broker has leased to the member: if this lease ends so, that was an
-    attempt.
+    """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND.
+
+    records: rows in the body. waiting: minimum number of messages that could be leased at once. damaged: bytes of the
+    partition that were skipped for this answer, because they hold no good record. suspect: 1 = a lease of this one
+    message has ended without a word, so it may have killed its worker; 2 = as 1, and it is the only message of the
+    group that the broker has leased to the member: if this lease ends in the same way, that counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
@@ -107,7 +109,7 @@ class AcquireReply(ExtFields):
 
 
 class Leased(NamedTuple):
-    """A leased record. attempts: how often it was worked on, this time included."""
+    """A leased record. attempts: how often it was worked on, including this time."""
 
     offset: int
     token: int
@@ -120,7 +122,7 @@ encode_leased = _LEASED.pack
 
 
 def decode_leased(body: memoryview, count: int) -> list[Leased]:
-    """The rows and records of an answer to ACQUIRE. Raises RemoteProtocolError if they do not fill the body."""
+    """Return the rows and records of an answer to ACQUIRE. Raises RemoteProtocolError if they do not fill the body."""
     position = count * _LEASED.size
     if len(body) < position:
         raise RemoteProtocolError(f"{count} leased records have a body of {len(body)} bytes only")
@@ -136,27 +138,28 @@ def decode_leased(body: memoryview, count: int) -> list[Leased]:
 
 
 class SettleAction(IntEnum):
-    """What becomes of a leased message."""
+    """The action on a leased message."""
 
     ACK = 1
     """It is done, for good."""
     RELEASE = 2
-    """It may be leased again, in so many milliseconds."""
+    """It may be leased again after the given milliseconds."""
     EXTEND = 3
-    """The lease ends in so many milliseconds from now."""
+    """The lease ends the given milliseconds from now."""
     RETURN = 4
     """It may be leased again, and nobody has worked on it: the attempt does not count."""
 
 
 class SettleOutcome(IntEnum):
-    """What became of a settlement."""
+    """The outcome of a settlement."""
 
     DONE = 0
     LOST = 1
-    """The lease had ended and the message has been leased again since, or it never was one of this message: nothing was
-    changed."""
+    """The lease had ended and the message has been leased again since, or it never was a lease of this message: nothing
+    was changed.
+    """
     GONE = 2
-    """The message is not leased and waits for nobody who has it: it was acknowledged, or retention has taken it."""
+    """The message is neither leased nor waiting: it was acknowledged, or retention has taken it."""
 
 
 class Settlement(NamedTuple):
@@ -170,7 +173,7 @@ class Settlement(NamedTuple):
 
 @dataclass(slots=True)
 class SettleRequest(ExtFields):
-    """SETTLE: what becomes of `records` leased messages, the rows of the body."""
+    """SETTLE: the actions on `records` leased messages, the rows of the body."""
 
     topic: TopicField
     partition: PartitionField
@@ -179,7 +182,7 @@ class SettleRequest(ExtFields):
 
 
 def encode_settlements(settlements: Sequence[Settlement]) -> bytes:
-    """The body of a SETTLE."""
+    """Return the body of a SETTLE."""
     return b"".join([_SETTLED.pack(*each) for each in settlements])
 
 
@@ -187,7 +190,7 @@ _ACTIONS = frozenset(action.value for action in SettleAction)
 
 
 def split_settlements(body: Buffer, count: int, most: int) -> list[Buffer]:
-    """The body of a SETTLE with so many rows, in pieces with at most `most` rows each. Raises RemoteProtocolError."""
+    """Split the body of a SETTLE with `count` rows into pieces of at most `most` rows. Raises RemoteProtocolError."""
     if len(body) != count * _SETTLED.size:
         raise RemoteProtocolError(f"{count} settlements have a body of {len(body)} bytes")
     view = memoryview(body)
@@ -195,7 +198,7 @@ def split_settlements(body: Buffer, count: int, most: int) -> list[Buffer]:
 
 
 def decode_settlements(body: Buffer) -> list[Settlement]:
-    """The rows of such a piece. Raises RemoteProtocolError."""
+    """Return the rows of such a piece. Raises RemoteProtocolError."""
     rows = [_new(Settlement, row) for row in _SETTLED.iter_unpack(body)]
     for offset, token, ms, action in rows:
         if action not in _ACTIONS:
@@ -213,7 +216,7 @@ _OUTCOMES = {outcome.value: outcome for outcome in SettleOutcome}
 
 
 def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
-    """The answer to a SETTLE of so many rows. Raises RemoteProtocolError."""
+    """Return the answer to a SETTLE of `count` rows. Raises RemoteProtocolError."""
     outcomes = bytes(body)
     if len(outcomes) != count or not _OUTCOMES.keys() >= set(outcomes):
         raise RemoteProtocolError(f"the answer to {count} settlements has {len(outcomes)} outcomes, or others")
@@ -222,13 +225,13 @@ def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
 
 @dataclass(slots=True)
 class SharedStatusRequest(ExtFields):
-    """SHARED_STATUS: what shared groups have of this broker's partitions, as JSON. group: "" = all of them."""
+    """SHARED_STATUS: the shared groups' state of this broker's partitions, as JSON. group: "" = all groups."""
 
     group: AnyGroupField = ""
 
 
 @dataclass(slots=True)
 class SharedForgetRequest(ExtFields):
-    """SHARED_FORGET: forget what a shared group has of this broker's partitions. It must have no members."""
+    """SHARED_FORGET: forget a shared group's state of this broker's partitions. It must have no members."""
 
     group: GroupField

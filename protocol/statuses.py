@@ -24,7 +24,7 @@ class Status(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """What a frame asks for."""
+    """The request of a frame."""
 
     SEND = 10
     PULL = 11
@@ -39,7 +39,7 @@ class RequestCode(IntEnum):
     STATS = 1002
     SEARCH_OFFSET_BY_COUNT = 1003
     TRANSACTION = 1010
-    # for operators only: broker/assembly/admin.py says from where
+    # for operators only: broker/assembly/admin.py says from which addresses
     RELOAD_CONFIG = 1020
     CLOSE_PARTITIONS = 1021
     OPEN_PARTITIONS = 1022
@@ -52,9 +52,9 @@ class RequestCode(IntEnum):
     SEND_MANY = 1030
     # between the nodes of a broker set (stream.py)
     FOLLOW = 1040
-    # from every client: what a node says of its set
+    # from every client: a node's report on its set
     SET_STATUS = 1041
-    # between brokers, and from commands: look at a move of partitions in ZooKeeper
+    # between brokers, and from commands: read a move of partitions in ZooKeeper
     MOVE = 1042
     # from every client again
     TRANSACTION_OUTCOME = 1043
@@ -72,7 +72,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a frame's request ended."""
+    """The result of a frame's request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -63,19 +63,19 @@ __all__ = [
 ]
 
 COPY = 0
-"""The number of a block that is part of a copy."""
+"""The block number of a part of a copy."""
 
 UNIT_BYTES = 32
-"""Of an index unit (broker/store/index.py)."""
+"""Size of an index unit (broker/store/index.py)."""
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""A block has at most what a reactor's turn appended."""
+"""Maximum message size: a block has at most what one turn of the reactor appended."""
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
-"""Of a follower: READY names each partition."""
+"""Maximum message size from a follower: READY names each partition."""
 
 MAX_HELLO_BYTES = 256 << 10
-"""The body of FOLLOW: a thousand epochs are 50 KB."""
+"""Maximum body of FOLLOW: a thousand epochs are 50 KB."""
 
 _LENGTH = Struct("<I")
 _PREFIX = Struct("<IB")
@@ -98,34 +98,34 @@ _COMMITTED = Struct("<QQ")
 
 
 class Kind(IntEnum):
-    """Kinds of messages, and who sends them."""
+    """Kinds of messages, and their senders."""
 
     BLOCK = 1
     """Leader."""
     ACK = 2
-    """Follower: how far it is, and by the number of a ping that it grants the leader its time."""
+    """Follower: its position, and the number of a ping: it grants the leader that ping's time."""
     PING = 3
     """Leader, several times a second."""
     READY = 4
-    """Follower: it has cut; where its partitions begin and end, and size and digest of its transaction log."""
+    """Follower: it has cut. Contains where its partitions begin and end, and size and digest of its transaction log."""
     LIVE = 5
-    """Leader: the copy is complete up to this block; what follows is the live stream."""
+    """Leader: the copy is complete up to this block; the live stream follows."""
     DROP = 6
     """Leader: where partitions begin now (retention)."""
     BEGIN = 7
-    """Leader: partitions that begin anew, behind everything that the follower has."""
+    """Leader: partitions that begin anew, behind all data of the follower."""
     HAND_OVER = 8
-    """Leader: stand for election now, everything is there."""
+    """Leader: stand for election now, all data is there."""
     LEAVE = 9
     """Follower: it is about to stop, or its disk has failed: do not count on it any more."""
     WELCOME = 10
-    """Leader, first: its epoch, its history, and where its partitions ended with the last epoch that both know."""
+    """Leader, first: its epoch, its history, and where its partitions ended in the last epoch that both know."""
     REFUSED = 11
-    """Leader, instead: why."""
+    """Leader, instead of WELCOME: the reason."""
     CAUGHT_UP = 12
-    """Leader, once: the follower has everything that is committed."""
+    """Leader, once: the follower has all committed data."""
     COMMITTED = 13
-    """Leader: what is committed, when no block says so soon. It has no answer."""
+    """Leader: the committed blocks, if no block says so soon. It has no answer."""
 
 
 class Lane(IntEnum):
@@ -136,8 +136,9 @@ class Lane(IntEnum):
 
 
 class Hello(NamedTuple):
-    """What a follower says of itself in the body of FOLLOW. set: the broker id. node: its name. instance: of its data
-    directory. epoch: the highest one that it has seen. epochs: numbers and ids of those that its data went through."""
+    """A follower's description of itself in the body of FOLLOW. set: the broker id. node: its name. instance: of its
+    data directory. epoch: the highest one that it has seen. epochs: numbers and ids of the epochs of its data.
+    """
 
     set: int
     node: str
@@ -147,8 +148,9 @@ class Hello(NamedTuple):
 
 
 class StreamEntry(NamedTuple):
-    """name: `<topic>-<partition>` UTF-8. base: byte offset of the first record. segment: where the segment that has it
-    begins. units: packed index units, UNIT_BYTES each."""
+    """name: `<topic>-<partition>` UTF-8. base: byte offset of the first record. segment: where the segment that
+    contains it begins. units: packed index units, UNIT_BYTES each.
+    """
 
     name: bytes
     base: int
@@ -159,7 +161,7 @@ class StreamEntry(NamedTuple):
 
 
 class StreamBlock(NamedTuple):
-    """committed: the last block that is so, by lane."""
+    """committed: the last committed block, by lane."""
 
     number: int
     committed: tuple[int, int]
@@ -180,11 +182,11 @@ class Ping(NamedTuple):
 
 
 StreamMessage = tuple[Kind, memoryview]
-"""A message's kind, and what follows that byte."""
+"""A message's kind, and the bytes behind it."""
 
 
 def encode_block(number: int, committed: tuple[int, int], entries: Sequence[StreamEntry]) -> list[Buffer]:
-    """The message in buffers; the entries' own data is not copied."""
+    """Return the message in buffers; the entries' own data is not copied."""
     rows = np.zeros(len(entries), _ROW)
     names, bases, segments, lanes, units, data = zip(*entries, strict=True) if entries else ((),) * 6
     rows["base"], rows["segment"], rows["lane"] = bases, segments, lanes
@@ -203,7 +205,7 @@ def encode_block(number: int, committed: tuple[int, int], entries: Sequence[Stre
 
 
 def parse_block(payload: memoryview) -> StreamBlock:
-    """The entries' units and data are views of the payload. Raises RemoteProtocolError."""
+    """Return the block; the entries' units and data are views of the payload. Raises RemoteProtocolError."""
     try:
         (checksum,) = _CRC.unpack_from(payload)
         number, memory, disk, count, names_bytes = _HEAD.unpack_from(payload, _CRC.size)
@@ -305,7 +307,7 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
 
 
 class StreamReader:
-    """Cuts received bytes into messages. Each message is in a buffer of its own, so that its parts can be kept."""
+    """Cuts received bytes into messages. Each message has its own buffer, so that its parts can be kept."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._most = max_message_bytes
@@ -314,7 +316,7 @@ class StreamReader:
         self._filled = 0
 
     def receive(self, data: Buffer) -> list[StreamMessage]:
-        """What is complete now. Raises RemoteProtocolError."""
+        """Return the messages that are complete now. Raises RemoteProtocolError."""
         found: list[StreamMessage] = []
         rest = memoryview(data)
         while len(rest):
@@ -327,7 +329,7 @@ class StreamReader:
                 (size,) = _LENGTH.unpack(self._head)
                 if not 0 < size <= self._most:
                     raise RemoteProtocolError(f"a message of {size} bytes, and not of 1 to {self._most}")
-                # a bytearray would be filled with zeros first
+                # a bytearray would first be filled with zeros
                 self._body, self._filled, self._head = np.empty(size, np.uint8).data, 0, b""
             body = self._body
             taken = min(len(rest), len(body) - self._filled)

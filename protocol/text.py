@@ -2,8 +2,8 @@
 
 A frame is `header line CRLF [body]`; tokens are separated by one blank; trailing blanks are ignored, a double blank is
 an empty token. Every class below begins with its wire line. `parse_command` decodes header lines for the broker,
-`AnswerReader` reads what a broker answers. The body of `put`, `sync`, `value` and `result` follows the line; its length
-is a token, `RequestReader` (requests.py) and `AnswerReader` wait for it.
+`AnswerReader` reads a broker's answers. The body of `put`, `sync`, `value` and `result` follows the line; its length is
+a token, and `RequestReader` (requests.py) and `AnswerReader` wait for the body.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Put(NamedTuple):
 class Get(NamedTuple):
     """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
 
-    unpacks: the client can read compressed messages. Ours say so to our broker; all brokers ignore further tokens.
+    unpacks: the client can read compressed messages. Our clients tell our broker so; all brokers ignore further tokens.
     """
 
     topic: str
@@ -137,7 +137,7 @@ class IgnoredAnswer(NamedTuple):
 
 
 class TooLargePut(NamedTuple):
-    """A put whose body, of `body_bytes`, is above MAX_BODY_BYTES: it is refused; its body is dropped as it comes."""
+    """A put whose body, of `body_bytes`, is above MAX_BODY_BYTES: it is refused; its body is dropped on arrival."""
 
     topic: str
     partition: int
@@ -198,7 +198,7 @@ def _any_body_length(token: bytes) -> int:
 
 def _body_length(token: bytes) -> int:
     length = _any_body_length(token)
-    if length > MAX_RECORD_BODY_BYTES:  # a `sync` copies what came in a frame, too
+    if length > MAX_RECORD_BODY_BYTES:  # a `sync` also copies records that came in a frame
         raise RemoteProtocolError(f"body of {length} bytes is above the limit of {MAX_RECORD_BODY_BYTES}")
     return length
 
@@ -218,10 +218,10 @@ _new_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
-    """A whole put in the form that 1.4 clients send, at `position` of `data`, and where it ends.
+    """Return a whole put in the form that 1.4 clients send, at `position` of `data`, and where it ends.
 
-    (None, position) for everything else, also for what is not complete or not valid: parse_command sorts that out.
-    This is what a put costs the broker most, hence one regular expression and as few calls as possible.
+    Returns (None, position) for all other bytes, including incomplete or invalid puts: parse_command handles those.
+    This is the most expensive step of a put for the broker, hence one regular expression and as few calls as possible.
     """
     match = COMMON_PUT.match(data, position)
     if match is None:
@@ -248,8 +248,8 @@ def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
 def parse_command(line: bytes) -> tuple[TextCommand, int]:
     """Decode one header line (without CR LF); return the command and the length of the body that follows it.
 
-    The body of a Put or Sync is still b"": the reader fills it in. Raises RemoteProtocolError for everything the Java
-    decoder refuses; a broker then closes the connection without an answer.
+    The body of a Put or Sync is still b"": the reader fills it in. Raises RemoteProtocolError for all lines that the
+    Java decoder refuses; a broker then closes the connection without an answer.
     """
     tokens = line.rstrip(b" ").split(b" ")  # Java's split drops trailing empty tokens
     if not tokens[0]:
@@ -365,24 +365,24 @@ _PARSERS = {
 
 
 def encode_result(code: int, text: str, opaque: int) -> bytes:
-    """A whole `result` frame."""
-    body = text.encode("utf-8", "backslashreplace")  # of the name of a file, perhaps
+    """Return a whole `result` frame."""
+    body = text.encode("utf-8", "backslashreplace")  # it may contain the name of a file
     return encode_result_line(code, len(body), opaque) + body
 
 
 def encode_result_line(code: int, length: int, opaque: int) -> bytes:
-    """The header line of a `result` frame, CR LF included; `length` bytes of text follow it."""
+    """Return the header line of a `result` frame, CR LF included; `length` bytes of text follow it."""
     return b"result %d %d %d\r\n" % (code, length, opaque)
 
 
 def encode_put_result(opaque: int, message_id: int, partition: int, offset: int) -> bytes:
-    """A whole `result` frame for a put that is stored."""
+    """Return a whole `result` frame for a stored put."""
     body = b"%d %d %d" % (message_id, partition, offset)
     return b"result 200 %d %d\r\n%b" % (len(body), opaque, body)
 
 
 def encode_value_line(length: int, opaque: int) -> bytes:
-    """The header line of a `value` frame, CR LF included; `length` bytes of the log follow it."""
+    """Return the header line of a `value` frame, CR LF included; `length` bytes of the log follow it."""
     return b"value %d %d\r\n" % (length, opaque)
 
 
@@ -399,7 +399,7 @@ def _token(name: str) -> bytes:
 def encode_put(
     topic: str, partition: int, flag: int, checksum: int, opaque: int, body: bytes, tx_key: str | None = None
 ) -> bytes:
-    """A whole `put` frame in the form the 1.4.6 client sends: 7 tokens, 8 with the key of a transaction."""
+    """Return a whole `put` frame in the form the 1.4.6 client sends: 7 tokens, 8 with the key of a transaction."""
     key = b"" if tx_key is None else b" " + _token(tx_key)
     return b"put %b %d %d %d %d%b %d\r\n%b" % (_token(topic), partition, len(body), flag, checksum, key, opaque, body)
 
@@ -407,20 +407,20 @@ def encode_put(
 def encode_get(
     topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int, unpacks: bool = False
 ) -> bytes:
-    """A `get` line; offset and max_size in bytes. unpacks: only to a broker that says COMPRESSED_MARK."""
+    """Return a `get` line; offset and max_size in bytes. unpacks: only to a broker with COMPRESSED_MARK."""
     line = b"get %b %b %d %d %d %d" % (_token(topic), _token(group), partition, offset, max_size, opaque)
     return b"%b %b\r\n" % (line, _UNPACKS) if unpacks else line + b"\r\n"
 
 
 def encode_offset(topic: str, group: str, partition: int, offset: int, opaque: int) -> bytes:
-    """An `offset` line."""
+    """Return an `offset` line."""
     return b"offset %b %b %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, opaque)
 
 
 def encode_transaction(
     tx_key: str | None, session: str, kind: TransactionType, timeout: int, qualifier: str, opaque: int
 ) -> bytes:
-    """A `transaction` line. tx_key: None for RECOVER. timeout: seconds, 0 = none; qualifier: "" = none."""
+    """Return a `transaction` line. tx_key: None for RECOVER. timeout: seconds, 0 = none; qualifier: "" = none."""
     key = _token(NULL_KEY if tx_key is None else tx_key)
     # a qualifier of digits alone would be read as the timeout
     seconds = b" %d" % timeout if timeout or qualifier.isdigit() else b""
@@ -429,24 +429,24 @@ def encode_transaction(
 
 
 def encode_stats(item: str, opaque: int) -> bytes:
-    """A `stats` line; without an item in the Java client's form with two blanks."""
+    """Return a `stats` line; without an item in the Java client's form with two blanks."""
     return b"stats %b %d\r\n" % (_token(item) if item else b"", opaque)
 
 
 def encode_sync_line(
     topic: str, partition: int, length: int, flag: int, message_id: int, checksum: int, opaque: int
 ) -> bytes:
-    """The header line of a `sync`, CR LF included; a body of `length` bytes follows it."""
+    """Return the header line of a `sync`, CR LF included; a body of `length` bytes follows it."""
     return b"sync %b %d %d %d %d %d %d\r\n" % (_token(topic), partition, length, flag, message_id, checksum, opaque)
 
 
 def encode_version(opaque: int) -> bytes:
-    """A `version` line."""
+    """Return a `version` line."""
     return b"version %d\r\n" % opaque
 
 
 def parse_put_result(text: str) -> tuple[int, int, int]:
-    """(message id, partition, offset) of a successful put's body; surplus tokens are ignored, as Java does."""
+    """Return (message id, partition, offset) of a successful put's body; surplus tokens are ignored, as Java does."""
     tokens = text.split(" ")
     try:
         return int(tokens[0]), int(tokens[1]), int(tokens[2])
@@ -464,7 +464,7 @@ class AnswerReader:
     def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_body_bytes = max_body_bytes
         self._chunks: list[bytes] = []
-        self._missing = 0  # bytes still to come before it is worth looking again; 0 = look at once
+        self._missing = 0  # bytes still to come before the next parsing; 0 = parse at once
 
     def receive(self, data: bytes) -> list[Answer]:
         """Take the next bytes; return the answers they complete. Raises RemoteProtocolError: close the connection."""

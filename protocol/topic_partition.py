@@ -1,4 +1,4 @@
-"""What names one partition of a cluster."""
+"""The name of one partition of a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TopicPartition(NamedTuple):
 
     @classmethod
     def parse(cls, topic: str, text: str) -> TopicPartition:
-        """The inverse of str(): `parse("trades", "0-3")`. Raises InvalidName."""
+        """Return the inverse of str(): `parse("trades", "0-3")`. Raises InvalidName."""
         found = _NAME.fullmatch(text)
         if found is None:
             raise InvalidName(f"{text!r} is not a partition: write it as <broker>-<partition>, for example 0-3")

@@ -1,4 +1,4 @@
-"""What the framed protocol asks about transactions: 1.x's verbs, outcomes, and an operator's decisions.
+"""The framed protocol's requests about transactions: 1.x's verbs, outcomes, and an operator's decisions.
 
 Each class is one set of extFields (docs/protocol.md), written and read as fields.py says.
 """
@@ -54,7 +54,7 @@ class TransactionOutcomeRequest(ExtFields):
 
 @dataclass(slots=True)
 class TransactionOutcomeReply(ExtFields):
-    """committed: its messages can be read; otherwise nothing of it ever can."""
+    """committed: its messages can be read; otherwise none of them ever can."""
 
     committed: Annotated[bool, flag("committed")]
 
@@ -64,7 +64,7 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
-    """PREPARED_TRANSACTIONS. active: also transactions that are open and not prepared, those with most bytes."""
+    """PREPARED_TRANSACTIONS. active: also list open, unprepared transactions, those with most bytes."""
 
     active: Annotated[bool, flag("active", left_out=True)] = False
 
@@ -73,8 +73,8 @@ class PreparedTransactionsRequest(ExtFields):
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
 
-    action: commit, rollback (also of a transaction that is open and not prepared), complete (give it up without saying
-    which) or forget (drop the note of such a decision).
+    action: commit, rollback (also of an open, unprepared transaction), complete (give it up without saying which) or
+    forget (drop the note of such a decision).
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

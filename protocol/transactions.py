@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 NULL_KEY = "null"
-"""The key of RECOVER, which asks for no transaction in particular."""
+"""The key of RECOVER, which concerns no particular transaction."""
 
 TX_KEY = "txKey"
-"""The extField that names a transaction; it puts a message into one."""
+"""The extField that names a transaction and puts a message into it."""
 
 _LOCAL, _XA = "TX", "XID"
 
@@ -46,12 +46,12 @@ class TransactionType(Enum):
 
 
 class XaVote(IntEnum):
-    """What a broker answers to PREPARE (X/Open XA, ax_reg and xa_prepare)."""
+    """A broker's answer to PREPARE (X/Open XA, ax_reg and xa_prepare)."""
 
     OK = 0
     """Prepared: commit it or roll it back."""
     READ_ONLY = 3
-    """Nothing was sent in it; it is forgotten already."""
+    """No message was sent in it; it is forgotten already."""
 
 
 class XaCode(IntEnum):
@@ -75,10 +75,10 @@ class XaCode(IntEnum):
 
 
 def parse_key(key: str) -> str | None:
-    """The key in the one form 1.x writes, None for `null`.
+    """Return the key in the one form 1.x writes, None for `null`.
 
     `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
-    case. Raises RemoteProtocolError for everything else.
+    case. Raises RemoteProtocolError for all other texts.
     """
     if key == NULL_KEY:
         return None
@@ -96,17 +96,17 @@ def parse_key(key: str) -> str | None:
 
 
 def parse_own_key(text: str) -> str:
-    """The key of a request that is about one transaction: there `null` stays a key, one that nobody can have begun."""
+    """Return the key of a request about one transaction. Here `null` stays a key, which no transaction can have."""
     return parse_key(text) or NULL_KEY
 
 
 def is_xa(key: str) -> bool:
-    """Whether a parsed key is that of an XA transaction, which any connection may use."""
+    """Whether a parsed key belongs to an XA transaction, which any connection may use."""
     return key.startswith(_XA)
 
 
 def qualifier_of(key: str) -> str:
-    """The unique qualifier at the end of a parsed XA key."""
+    """Return the unique qualifier at the end of a parsed XA key."""
     return key.rpartition(":")[2]
 
 

@@ -1,12 +1,12 @@
-"""Filters by content: expressions on message properties, and which records they hold for (docs/filters.md). No I/O.
+"""Filters by content: expressions on message properties, and which records they match (docs/filters.md). No I/O.
 
 | file | what is there |
 |---|---|
-| values.py | truth values, and what a value means beside a text, a number, a truth value |
-| predicates.py | what can be asked of one property |
+| values.py | truth values, and the meaning of a value as a text, a number, a truth value |
+| predicates.py | predicates on one property |
 | expression.py | predicates joined by AND, OR, NOT, and their evaluation for one message: what an expression means |
 | parser.py | from the text to the expression, within bounds |
-| where.py | a parsed filter, and how it is asked about one record |
+| where.py | a parsed filter, and its answer for one record |
 | columns.py | the same answers for many records at once |
 """
 

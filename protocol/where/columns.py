@@ -1,10 +1,10 @@
-"""A filter on many records at once: what `Where.holds_for` says of each, without bytecode for each.
+"""Evaluate a filter on many records at once: the results of `Where.holds_for`, without bytecode for each record.
 
-The attributes of the records are copied into the rows of a matrix, those of similar length together; payloads are
-never looked at. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison, so where
-names and values begin and end are arrays too, and a condition is asked of a column of values. Comparisons with = and IN
-of texts, and of numbers of up to 15 digits, are arithmetic on arrays; anything else is asked of the predicate itself,
-once for each value that occurs. `python -m bench.where` says what that costs.
+The attributes of the records are copied into the rows of a matrix, those of similar length together; payloads are never
+read. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison. So the bounds of names
+and values are arrays, too, and a condition is evaluated on a column of values. Comparisons with = and IN of texts, and
+of numbers of up to 15 digits, are arithmetic on arrays; all others call the predicate itself, once for each distinct
+value. `python -m bench.where` measures the cost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .where import PropertyName, Where, value_of
 __all__ = ["matching"]
 
 _WIDTHS = np.array((64, 128, 256, 512, 1024))
-"""Of matrices, if attributes differ in length too much for one. A longer attribute is decoded by itself."""
+"""Widths of matrices, if attributes differ too much in length for one. A longer attribute is decoded by itself."""
 
 _WASTE = 2
-"""One matrix has all attributes if it is so many times as wide as they are on average, at most."""
+"""One matrix takes all attributes if its width is at most this many times their average."""
 
 _BLOCK_BYTES = 256 << 10
-"""Of one matrix: it and what is found in it stay in a core's cache."""
+"""Bytes of one matrix: it and the results of its searches stay in a core's cache."""
 
 _FEW = 24
-"""A matrix with fewer rows costs more than decoding each."""
+"""A matrix with fewer rows costs more than decoding each row."""
 
 _HEADER = header_dtype()
 _HEAD_DTYPE = np.dtype([*((name, _HEADER[name].str) for name in _HEADER.names or ()), ("attribute", ">i4")])
@@ -47,11 +47,11 @@ _TYPED, _INT, _FLOAT = ord(TYPE_MARK), ord("i"), ord("f")
 _ZERO, _DOT, _MINUS, _PLUS = ord("0"), ord("."), ord("-"), ord("+")
 
 _DIGITS = 15
-"""So many make an integer that a double holds exactly, and so does its quotient by a power of ten."""
+"""A double exactly holds an integer with this many digits, and its quotient by a power of ten."""
 _POWERS = 10.0 ** np.arange(_DIGITS + 1)
 
 _FEW_TEXTS = 8
-"""Texts of an IN that are compared with every value, one after the other."""
+"""Up to this many texts of an IN are compared with every value, one after the other."""
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -59,10 +59,10 @@ _Truths = npt.NDArray[np.uint8]
 
 
 def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_steps: int | None = None) -> _Bools:
-    """For each record data[start : start + size], header included, whether the filter holds for it.
+    """Return for each record data[start : start + size], header included, whether the filter matches it.
 
-    starts: ascending. Checksums are not compared, nor whether the header's length is that of the record. most_steps:
-    for a record whose LIKEs could take more steps (`Where.searched`) the answer is True without a look; None: no bound.
+    starts: ascending. Neither checksums nor the length in the header are checked. most_steps: a record whose LIKEs
+    could take more steps (`Where.searched`) gets True without evaluation; None: no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
@@ -90,8 +90,9 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
-    """Which of the rows go into a matrix of which width; 0: into none. widths: what each needs at least; the data has
-    `end` bytes."""
+    """Yield matrix widths and the rows that go into each; width 0: into none. widths: the minimum for each row; the
+    data has `end` bytes.
+    """
     if not len(widths):
         return
     widest = -(-int(widths.max()) // 16) * 16
@@ -105,15 +106,16 @@ def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _In
 
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
-    """Where each record's attribute begins, its length, and the flags. -1: there is none, or one that does not fit, or
-    that no filter looks into."""
+    """Return where each record's attribute begins, its length, and the flags. Length -1: there is none, it does not
+    fit, or it is too long for a filter.
+    """
     room = len(data) - _HEAD_DTYPE.itemsize + 1
     inside = int(np.searchsorted(starts, room))
     heads = np.zeros(len(starts), _HEAD_DTYPE)
     if inside:
         anywhere = np.ndarray(room, f"V{_HEAD_DTYPE.itemsize}", data, 0, (1,))
         heads[:inside] = anywhere[starts[:inside]].view(_HEAD_DTYPE)
-    for row in range(inside, len(starts)):  # its body, in front of the end of the data, is too short for an attribute
+    for row in range(inside, len(starts)):  # the body, near the end of the data, is too short for an attribute
         heads[row] = (*HEADER.unpack_from(data, int(starts[row])), 0)
     flags = heads["flag"].astype(np.int32)
     lengths = heads["attribute"].astype(np.int64)
@@ -124,9 +126,9 @@ def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints
 
 
 class _Column(NamedTuple):
-    """The values of one property, raw, in the rows that have it: flat[start : end] of the block.
+    """The raw values of one property, in the rows that have it: flat[start : end] of the block.
 
-    typed: of each, whether it is written as another value than a text.
+    typed: for each, whether it is written as another type than text.
     """
 
     asked: PropertyName
@@ -136,23 +138,24 @@ class _Column(NamedTuple):
     typed: _Bools
 
     def of(self, chosen: _Ints | _Bools) -> _Column:
-        """Of some of the rows."""
+        """Return the values of some of the rows."""
         return _Column(self.asked, self.rows[chosen], self.starts[chosen], self.ends[chosen], self.typed[chosen])
 
 
 class _Numbers(NamedTuple):
-    """The values of a column as numbers, NaN for none. sure: False where the value has to be looked at by itself."""
+    """The values of a column as numbers, NaN for none. sure: False where the value has to be evaluated by itself."""
 
     values: npt.NDArray[np.float64]
     sure: _Bools
 
 
 class _Block:
-    """Attributes as the rows of a matrix, which is `flat`, each behind and in front of a 0x02: so each item of a
-    property list is between two of them."""
+    """Attributes as the rows of a matrix, which is `flat`, each between two bytes 0x02: so each item of a property list
+    is between two of them.
+    """
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
-        """width: two more than each length at least; data has so many bytes from each begin - 1 on."""
+        """width: at least each length plus two; data has this many bytes from each begin - 1 on."""
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
         self._matrix = anywhere[begins - 1]
@@ -171,7 +174,9 @@ class _Block:
         self._bytes: bytes | None = None
 
     def truths(self, expression: Expression, where: Where, needed: _Bools | None = None) -> _Truths:
-        """What the expression says of each row. Rows that are not `needed` (None: all are) may have any answer."""
+        """Return the expression's result for each row. Rows that are not `needed` (None: all are) may have any
+        result.
+        """
         if isinstance(expression, Condition):
             return self._condition(expression, where, needed)
         if isinstance(expression, And | Or):
@@ -201,17 +206,17 @@ class _Block:
         item, marks = asked.item, self._marks
         behind = len(item) - 1
         found = np.flatnonzero(self._flat[marks - behind] == _VALUE_END)
-        # a name has no mark, so the mark in front of its end is the one in front of the name: what is compared does not
-        # overlap, however many marks there are, and no item lies in two rows, as a row begins with a 0x02
+        # A name has no mark, so the mark in front of its end is the one in front of the name: compared ranges do not
+        # overlap, however many marks there are. No item lies in two rows, because a row begins with a 0x02.
         found = found[marks[found - 1] == marks[found] - behind]
         found = found[self._texts(marks[found] - behind, len(item)) == item]
         name_ends = marks[found]
         rows = name_ends // self._width
         inside = name_ends < self._list_ends[rows]
-        if not inside.all():  # a payload looks so
+        if not inside.all():  # a payload may look like a property list
             found, name_ends, rows = found[inside], name_ends[inside], rows[inside]
         if len(rows) > 1 and not (last := np.append(rows[1:] != rows[:-1], True)).all():
-            # of a name that is there twice the last one counts
+            # of a repeated name the last one counts
             found, name_ends, rows = found[last], name_ends[last], rows[last]
         ends = marks[found + 1]
         if (self._flat[ends] != _VALUE_END).any():  # a value has a 0x01
@@ -229,14 +234,14 @@ class _Block:
         return _Column(asked, rows, starts, ends, typed)
 
     def _texts(self, starts: _Ints, length: int) -> npt.NDArray[np.bytes_]:
-        """flat[start : start + length], which must lie inside, of each."""
+        """Return flat[start : start + length], which must lie inside, of each."""
         if not len(starts):
             return np.empty(0, f"S{length}")
         texts: npt.NDArray[np.bytes_] = np.ndarray(len(self._flat) - length + 1, f"S{length}", self._flat, 0, (1,))
         return texts[starts]
 
     def _bytes_at(self, positions: _Ints) -> npt.NDArray[np.uint8]:
-        """A position behind the end has the last byte."""
+        """Return the bytes there; for a position behind the end, the last byte."""
         return self._flat[np.minimum(positions, len(self._flat) - 1)]
 
     # --- conditions ---------------------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ class _Block:
     def _compare_texts(
         self, column: _Column, texts: tuple[str, ...], predicate: Predicate, truths: _Truths, positive: bool
     ) -> None:
-        """Bytes that are no UTF-8 stand for characters that no filter has, so equal texts are equal bytes."""
+        """Compare raw bytes. Invalid UTF-8 stands for characters that no filter has, so equal texts are equal bytes."""
         lengths = column.ends - column.starts
         equal = np.zeros(len(lengths), np.bool_)
         for text in texts:
@@ -298,7 +303,7 @@ class _Block:
             self._ask_each(column.of(~numbers.sure), predicate, truths)
 
     def _as_numbers(self, column: _Column) -> _Numbers:
-        """Of values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; others are not sure."""
+        """Parse values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; others are not sure."""
         kinds = self._bytes_at(column.starts + 1)
         starts = column.starts + np.where(column.typed, 2, 0)
         typed_number = column.typed & ((kinds == _INT) | (kinds == _FLOAT))
@@ -329,7 +334,7 @@ class _Block:
         return _Numbers(values, sure)
 
     def _ask_each(self, column: _Column, predicate: Predicate, truths: _Truths) -> None:
-        """What the predicate says of each value, asked once for each that occurs."""
+        """Evaluate the predicate once for each distinct value."""
         if self._bytes is None:
             self._bytes = self._matrix.tobytes()
         raws = map(self._bytes.__getitem__, map(slice, column.starts.tolist(), column.ends.tolist()))

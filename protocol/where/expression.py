@@ -1,4 +1,4 @@
-"""Predicates joined by AND, OR and NOT. `truth` is what an expression means; columns.py must agree with it."""
+"""Predicates joined by AND, OR and NOT. `truth` defines what an expression means; columns.py must agree with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .values import FALSE, TRUE, NullableValue, Truth, negated
 __all__ = ["And", "Condition", "Constant", "Expression", "Not", "Or", "PropertyLookup", "truth"]
 
 PropertyLookup = Callable[[str], NullableValue]
-"""The value of a message's property by its name; None if the message does not have it."""
+"""Returns the value of a message's property by its name; None if the message does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Not:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class And:
-    """Of two or more."""
+    """AND of two or more expressions."""
 
     of: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Or:
-    """Of two or more."""
+    """OR of two or more expressions."""
 
     of: tuple[Expression, ...]
 
@@ -52,7 +52,7 @@ Expression = Constant | Condition | Not | And | Or
 
 
 def truth(expression: Expression, lookup: PropertyLookup) -> Truth:
-    """Whether the expression holds for the message whose properties `lookup` finds. Pure; raises nothing."""
+    """Whether the expression matches the message whose properties `lookup` returns. Pure; raises nothing."""
     if isinstance(expression, Condition):
         return expression.predicate.test(lookup(expression.name))
     if isinstance(expression, And):

@@ -12,7 +12,7 @@
     comparison  = "=" | "<>" | "!=" | "<" | "<=" | ">" | ">="
     literal     = text | number | TRUE | FALSE
 
-Each step looks at one token, so the cost is that of the text, whose length is bounded, as is how deep it may nest.
+Each step reads one token, so the cost is proportional to the text. Its length and its nesting are bounded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SHOWN: Final = 30
 
 
 class _Token(NamedTuple):
-    """kind: text, number, name, word (a keyword, in capitals), mark or end. value: what it stands for."""
+    """kind: text, number, name, word (a keyword, in capitals), mark or end. value: its meaning."""
 
     kind: str
     value: str
@@ -60,7 +60,7 @@ class _Token(NamedTuple):
 
 
 def parse_expression(text: str) -> Expression:
-    """Raises InvalidWhere with the position of what is wrong, and what was expected there."""
+    """Parse a filter. Raises InvalidWhere with the position of the error, and what was expected there."""
     if len(text) > MAX_WHERE_CHARACTERS:
         raise InvalidWhere(MAX_WHERE_CHARACTERS, f"the end: a filter has {MAX_WHERE_CHARACTERS} characters at most")
     for position, each in enumerate(text):
@@ -70,7 +70,7 @@ def parse_expression(text: str) -> Expression:
 
 
 class _Parser:
-    """token: the next one, which was not used yet."""
+    """token: the next, unused token."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -135,7 +135,7 @@ class _Parser:
         return token
 
     def _takes(self, kind: str, value: str) -> bool:
-        """Whether this is the next token, which is used then."""
+        """Use the next token if it is this one. Return whether it was."""
         found = self.token.kind == kind and self.token.value == value
         if found:
             self._next()
@@ -213,7 +213,7 @@ class _Parser:
         if negated:
             raise self._wrong("BETWEEN, IN or LIKE")
         if token.kind in ("mark", "word", "end") and token.value not in ("(", "ESCAPE", "NULL"):
-            return Condition(name, CompareBool(True))  # a property alone; what may not follow is refused by the caller
+            return Condition(name, CompareBool(True))  # a property alone; the caller refuses what may not follow
         raise self._wrong("a comparison, BETWEEN, IN, LIKE, IS, AND, OR or the end")
 
     def _literal(self, expected: str) -> Literal:
@@ -228,7 +228,7 @@ class _Parser:
         raise self._no_literal(expected)
 
     def _no_literal(self, expected: str) -> InvalidWhere:
-        """Many languages have texts in quotation marks."""
+        """Return the error for a missing literal, with a hint: many languages write texts in quotation marks."""
         if self._text.startswith('"', self.token.position):
             expected += "; texts stand in '…', names of properties in \"…\""
         return self._wrong(expected)

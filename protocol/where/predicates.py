@@ -1,4 +1,6 @@
-"""What can be asked of one property. `test(value)` answers; a value that cannot be compared is as unknown as none."""
+"""The predicates on one property. `test(value)` evaluates one; a value that cannot be compared counts as unknown, like
+a missing one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Predicate(Protocol):
     """Immutable. Any thread."""
 
     def test(self, value: NullableValue) -> Truth:
-        """What the predicate says of a property with this value; None: the message does not have it."""
+        """Return the predicate's result for a property with this value; None: the message does not have it."""
 
 
 class IsNull:
@@ -42,7 +44,7 @@ class IsNull:
 
 
 class CompareText:
-    """`name < 'text'`. Texts compare by their code points; with a number, the text must be one, too."""
+    """`name < 'text'`. Texts compare by their code points; a number is compared only if the text is one, too."""
 
     def __init__(self, comparison: str, text: str) -> None:
         self.comparison = comparison
@@ -78,7 +80,7 @@ class CompareNumber:
 
 
 class CompareBool:
-    """`name = TRUE`, which `name` alone says too."""
+    """`name = TRUE`, which `name` alone also means."""
 
     def __init__(self, flag: bool) -> None:
         self.flag = flag
@@ -89,7 +91,7 @@ class CompareBool:
 
 
 class In:
-    """`name IN (…)`: equal to one of the literals. As an OR of `=`, and at the cost of one."""
+    """`name IN (…)`: equal to one of the literals. Means an OR of `=`, but costs only one."""
 
     def __init__(self, literals: Iterable[Literal]) -> None:
         literals = tuple(literals)
@@ -118,16 +120,16 @@ class In:
 
 
 class Like:
-    """`name LIKE 'pattern'`: `%` is any text, `_` any one character; the escape character makes them themselves.
+    """`name LIKE 'pattern'`: `%` is any text, `_` any one character; the escape character makes them literal.
 
-    Each piece between two % is searched for once, from the left. One without _ is searched for as a plain text, which
-    costs a tenth of a search with _. In the worst case a test takes `searched` steps for each character of the value.
+    Each piece between two % is searched for once, from the left. A piece without _ is searched for as plain text, at a
+    tenth of the cost. In the worst case a test takes `searched` steps for each character of the value.
 
     searched: characters of all pieces between two %.
     """
 
     def __init__(self, pattern: str, escape: str = "") -> None:
-        """Raises ValueError if the escape character stands in front of something else than itself, % or _."""
+        """Raises ValueError if the escape character precedes anything but itself, % or _."""
         pieces: list[list[str]] = [[]]
         rest = iter(pattern)
         for each in rest:
@@ -171,7 +173,9 @@ def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
 
 
 def _searcher(piece: list[str]) -> Callable[[str, int], int]:
-    """Finds the end of the first match from a position on; -1: there is none. piece: one expression a character."""
+    """Return a function that finds the end of the first match from a position on; -1: there is none. piece: one
+    expression per character.
+    """
     if _ANY in piece:
         search = _compiled(piece).search
 

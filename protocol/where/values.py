@@ -1,4 +1,4 @@
-"""Truth values, and what the value of a property means beside a text, a number or a truth value."""
+"""Truth values, and the meaning of a property's value as a text, a number or a truth value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..properties import PropertyValue
 __all__ = ["FALSE", "TRUE", "UNKNOWN", "NullableValue", "Truth", "as_bool", "as_number", "negated", "truth_of"]
 
 Truth = Literal[0, 1, 2]
-"""SQL's three-valued logic as numbers in this order: AND is the least, OR the greatest, NOT is 2 less the value."""
+"""SQL's three-valued logic as numbers in this order: AND is the minimum, OR the maximum, NOT is 2 minus the value."""
 
 FALSE: Final = 0
 UNKNOWN: Final = 1
 TRUE: Final = 2
 
 NullableValue = PropertyValue | None
-"""Of a property; None: the message does not have it."""
+"""A property's value; None: the message does not have it."""
 
 _is_whole = re.compile(r"[+-]?[0-9]+").fullmatch
 _is_decimal = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?").fullmatch
@@ -28,18 +28,19 @@ _BOOLS = {"true": True, "false": False}
 
 
 def truth_of(condition: bool) -> Truth:
-    """TRUE or FALSE."""
+    """Return TRUE or FALSE."""
     return TRUE if condition else FALSE
 
 
 def negated(truth: Truth) -> Truth:
-    """NOT."""
+    """Return NOT of a truth value."""
     return _NEGATED[truth]
 
 
 def as_number(value: NullableValue) -> int | float | None:
-    """The value as a number; None if it is none. A text is one if it is a decimal number of at most MAX_WHERE_NUMBER
-    characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers so.
+    """Return the value as a number; None if it is not one. A text is one if it is a decimal number of at most
+    MAX_WHERE_NUMBER characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers
+    like this.
     """
     if isinstance(value, str):
         if len(value) > MAX_WHERE_NUMBER or not _is_decimal(value):
@@ -53,7 +54,9 @@ def as_number(value: NullableValue) -> int | float | None:
 
 
 def as_bool(value: NullableValue) -> bool | None:
-    """The value as a truth value; None if it is none. The texts true and false are, in upper or lower case."""
+    """Return the value as a truth value; None if it is not one. The texts true and false are, in upper or lower
+    case.
+    """
     if isinstance(value, bool):
         return value
     return _BOOLS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None

@@ -1,4 +1,4 @@
-"""A parsed filter, and how it is asked about one record."""
+"""A parsed filter, and its answer for one record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .values import TRUE, NullableValue
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
 
 _WHOLE = frozenset(("TAGS", "ATTR"))
-"""What an attribute without a property list is: 1.x's, which is the tag."""
+"""The properties that an attribute without a property list provides: 1.x's attribute, which is the tag."""
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 
 class PropertyName:
-    """A property that a filter asks for. is_typed: its value may be another than a text. is_whole: it is also what an
-    attribute without a property list says."""
+    """A property that a filter asks for. is_typed: its value may have another type than text. is_whole: an attribute
+    without a property list also provides it.
+    """
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
 
@@ -32,11 +33,12 @@ class PropertyName:
         self.is_typed = name not in RESERVED_PROPERTIES and not name.startswith(RESERVED_PREFIX)
         self.is_whole = name in _WHOLE
         self.item = b"".join((_VALUE_END, name.encode("utf-8"), _NAME_END))
-        """What is written in front of the value, the end of the property before it included."""
+        """The bytes in front of the value, including the end of the property before it."""
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
-        """The value as it is written in the attribute of a record with these flags; None if it is not there. Of a name
-        that is there twice the last one counts, as in `decode_attribute`."""
+        """Return the value as written in the attribute of a record with these flags; None if it is missing. Of a
+        repeated name the last one counts, as in `decode_attribute`.
+        """
         if not flag & PROPERTIES_FLAG:
             return attribute if self.is_whole else None
         item = self.item
@@ -50,7 +52,7 @@ class PropertyName:
 
 
 def value_of(raw: bytes, is_typed: bool) -> NullableValue:
-    """The value that is written so. Bytes that are no UTF-8 are replaced, as Java does."""
+    """Return the value that is written as these bytes. Invalid UTF-8 is replaced, as Java does."""
     text = raw.decode("utf-8", "replace")
     return decode_value(text) if is_typed else text
 
@@ -69,11 +71,13 @@ class Where:
         self.names = tuple(self._names.values())
         """The properties that it asks for, each once."""
         self.conditions = len(conditions)
-        """What it asks of them, each of which costs something for every message; 0: it holds for all, or for none."""
+        """The number of its conditions, each of which costs something for every message; 0: it matches all messages, or
+        none.
+        """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
-        """Steps that all LIKEs together take at most for each character of a message's attribute (predicates.py)."""
+        """Maximum steps of all LIKEs together for each character of a message's attribute (predicates.py)."""
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
-        """Whether it holds for a message without properties."""
+        """Whether it matches a message without properties."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
@@ -82,15 +86,15 @@ class Where:
         return f"Where({self.text!r})"
 
     def name(self, name: str) -> PropertyName:
-        """One of `names`."""
+        """Return one of `names`."""
         return self._names[name]
 
     def holds_for(self, body: Buffer, flag: int) -> bool:
-        """Whether it holds for the record with this body and flag. Costs some microseconds; for many: `matching`."""
+        """Whether it matches the record with this body and flag. Costs some microseconds; for many: `matching`."""
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """The same, by the attribute alone; None: there is none, or one that does not fit its body."""
+        """As `holds_for`, by the attribute alone; None: there is none, or one that does not fit its body."""
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none
         names = self._names
@@ -104,9 +108,9 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """The filter of this text, kept for the next times that it is asked for. Raises InvalidWhere.
+    """Return the filter of this text, cached for later calls. Raises InvalidWhere.
 
-    Who waits keeps the text: what it becomes takes up to 80 bytes for each of its characters.
+    A waiting request keeps only the text: its parsed form takes up to 80 bytes for each character.
     """
     return (_parse_short if len(text) <= _SHORT else _parse_long)(text)
 
