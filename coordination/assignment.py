@@ -1,7 +1,7 @@
-"""Which consumer of a group owns which partition: pure functions.
+"""Assignment of partitions to the consumers of a group: pure functions.
 
-All members of a group must use the same strategy. 1.x's two, which are equal to the Java classes
-(golden/assignment.json), are named nowhere in ZooKeeper; members that assign by zones say so beside their zone.
+All members of a group must use the same strategy. ZooKeeper does not record 1.x's two, which are equal to the Java
+classes (golden/assignment.json); members that assign by zones record this beside their zone.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ __all__ = [
 ]
 
 Strategy = Callable[[str, Sequence[str], Sequence[str]], list[str]]
-"""(my consumer id, all consumer ids, all partitions "b-p") -> my partitions. Order of the arguments does not matter."""
+"""(my consumer id, all consumer ids, all partitions "b-p") -> my partitions. The order within the arguments is
+irrelevant.
+"""
 
 _VIRTUAL_NODES = 40
 _RING_POINTS = struct.Struct("<4I")
 
 
 def java_sort_key(text: str) -> bytes:
-    """Sorts as Java's String.compareTo: by UTF-16 code units, so U+10000 and above come before U+E000."""
+    """Return a sort key for the order of Java's String.compareTo: UTF-16 code units, so U+10000 and above precede
+    U+E000.
+    """
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def java_sorted(texts: Iterable[str]) -> list[str]:
-    """`texts` in the order of Java's String.compareTo."""
+    """Return `texts` in the order of Java's String.compareTo."""
     listed = list(texts)
-    # of ASCII Python's own order is the same, and cheaper: each member of a group sorts all its members
+    # for ASCII, Python's own order is the same, and cheaper: each member of a group sorts all its members
     return sorted(listed) if all(map(str.isascii, listed)) else sorted(listed, key=java_sort_key)
 
 
@@ -57,7 +61,8 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
 
 
 def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """1.x's CONSIST: a hash ring with 160 points a consumer, so that a change moves few partitions; sorted as strings.
+    """1.x's CONSIST: a hash ring with 160 points per consumer, so that a change moves few partitions; sorted as
+    strings.
 
     On a collision the later consumer in sorted order keeps the point. Source: ConsisHashStrategy, metaq 1.4.6.2.
     """
@@ -85,12 +90,12 @@ def zone_assignment(
     consumer_zones: Mapping[str, str],
     broker_zones: Mapping[int, str],
 ) -> list[str]:
-    """Each partition to a consumer in the zone of its broker, if there is one; string-sorted.
+    """Assign each partition to a consumer in the zone of its broker, if there is one; string-sorted.
 
-    The consumers of a zone share the zone's partitions as range_assignment() does. A partition whose broker has no
-    zone, or a zone without consumers, goes to a consumer that has the fewest partitions. consumer_zones: of all
-    `consumers`. broker_zones: by broker id. A consumer that is not in the list gets nothing.
-    Model: RocketMQ's AllocateMachineRoomNearby, which does not count what consumers have when it shares out the rest.
+    The consumers of a zone share the zone's partitions as in range_assignment(). A partition whose broker has no zone,
+    or whose zone has no consumers, goes to a consumer with the fewest partitions. consumer_zones: of all `consumers`.
+    broker_zones: by broker id. A consumer that is not in the list gets nothing. Model: RocketMQ's
+    AllocateMachineRoomNearby, which ignores the partitions that consumers already have when it shares out the rest.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -117,7 +122,9 @@ def zone_assignment(
 
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
-    """How many of `count` each gets if the next one always goes to the one with the fewest, the first of equals."""
+    """Return how many of `count` each gets if the next one always goes to the one with the fewest, the first among
+    equals.
+    """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))
     for _ in range(count):
@@ -132,4 +139,4 @@ def _md5(text: str) -> bytes:
 
 
 STRATEGIES: Mapping[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
-"""1.x's, by the names that a consumer's configuration has for them."""
+"""1.x's strategies, by their names in a consumer's configuration."""

@@ -1,4 +1,4 @@
-"""Pauses between tries: exponential, with jitter, so that many processes never try again in step."""
+"""Pauses between tries: exponential, with jitter, so that many processes do not try again at the same time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Backoff:
         self.tries = 0
 
     def next(self) -> float:
-        """Seconds to wait before the next try."""
-        # 2**40 tries of the smallest pause is beyond every maximum; the bound keeps the power small
+        """Return the seconds to wait before the next try."""
+        # the smallest pause times 2**40 exceeds every maximum; the bound keeps the power small
         pause = min(self._high, self._low * 2.0 ** min(self.tries, 40))
         self.tries += 1
         return pause * (1.0 - self._random() / 2)

@@ -1,7 +1,8 @@
-"""What members of a group have begun to work on, for who takes over from one that died (decision 108).
+"""Records of the work that members of a group have begun, for the successor of a member that died (decision 108).
 
-One persistent node for each partition that a member whose run() sends failed messages back owns, or owned when it died.
-Removed when the partition is given up properly. Beside the offsets, in ZooKeeper wherever these are kept.
+There is one persistent node for each partition that a member whose run() sends failed messages back owns, or owned when
+it died. The node is removed when the partition is given up properly. It lies beside the offsets, and in ZooKeeper even
+if the offsets are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ __all__ = ["BegunMarks"]
 
 
 class BegunMarks:
-    """Of one group. Any thread but kazoo's. fence: as of OffsetStore.commit. Raises SessionLost,
-    CoordinationUnavailable, CoordinationError for damaged data.
+    """The marks of one group. Any thread but kazoo's. fence: as in OffsetStore.commit.
+
+    Raises SessionLost, CoordinationUnavailable, CoordinationError for damaged data.
     """
 
     def __init__(self, session: ZkSession, group: str) -> None:
@@ -29,20 +31,20 @@ class BegunMarks:
         self._group = group
 
     def load(self, partitions: Sequence[TopicPartitionName]) -> list[Begun | None]:
-        """Of each in order; None: its last owner gave it up properly, or keeps no marks."""
+        """Return each partition's mark in order; None: its last owner gave it up properly, or keeps no marks."""
         paths = [self._path(each) for each in partitions]
         nodes = self._nodes.get_many(paths)
         return [node and parse_begun(path, node.data) for path, node in zip(paths, nodes, strict=True)]
 
     def make(self, partitions: Iterable[TopicPartitionName], fence: int) -> None:
-        """An owner works on these from now on. A mark that is there stays."""
+        """Record that an owner works on these from now on. An existing mark stays."""
         partitions = list(partitions)
         self._nodes.ensure({self._paths.begun_of_topic(self._group, topic) for topic, _ in partitions})
         data = format_begun(Begun())
         self._nodes.write(fence, [create_persistent(self._path(each), data) for each in partitions], NodeExistsError)
 
     def write(self, partition: TopicPartitionName, begun: Begun, fence: int) -> None:
-        """It is about to begin a message."""
+        """Record that the owner is about to begin a message."""
         path, data = self._path(partition), format_begun(begun)
         (failure,) = self._nodes.write(fence, [set_data(path, data)], NoNodeError)
         if failure is not None:  # somebody has deleted it
@@ -50,7 +52,7 @@ class BegunMarks:
             self._nodes.write(fence, [create_persistent(path, data)])
 
     def remove(self, partitions: Mapping[TopicPartitionName, int]) -> None:
-        """They are given up, and nobody died. By the fence of each."""
+        """Remove the marks of partitions that are given up properly. partitions: with the fence of each."""
         for fence in set(partitions.values()):
             given = [each for each, of in partitions.items() if of == fence]
             self._nodes.write(fence, [delete(self._path(each)) for each in given], NoNodeError)

@@ -1,6 +1,6 @@
-"""One node's part in its broker set: its presence, what it sees of the others, and the changes of the set's state.
+"""One node's part in its broker set: its presence, its view of the others, and the changes of the set's state.
 
-Who may lead and when is decided elsewhere; here a decision is written, or is refused because another was faster.
+Other code decides which node may lead and when. Here a decision is written, or refused because another node was faster.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
 
 
 class BrokerSet:
-    """One node of the broker set `broker_id`: from start() to close(), over expired sessions.
+    """One node of the broker set `broker_id`: from start() to close(), across expired sessions.
 
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor; any thread but kazoo's. on_view is
-    called on the session's event thread, must not block, and gets the set as it is now: first after start(), then at
-    each change, and after each reconnection even if nothing has changed. The views come in order: the state of none is
-    older than that of one before, unless ZooKeeper itself was set back. It was if a new session shows an older state,
-    because a majority makes a session, or if a former one does for the time of a session.
+    called on the session's event thread, must not block, and gets the current set: first after start(), then at each
+    change, and after each reconnection even without a change. The views come in order: no view's state is older than
+    that of an earlier view, unless ZooKeeper itself was set back. It was set back if a new session shows an older
+    state, because a majority makes a session, or if an existing session shows one for as long as its timeout.
 
-    Every change happens on the session that holds the node's own znode, and on the version that it is based on. If it
-    raises CoordinationUnavailable or SessionLost it may have happened or not: read() tells. SessionLost is also raised
-    as long as the znode is not there yet on a new session.
+    Every change is made on the session that holds the node's own znode, and only if the state still has the version on
+    which it is based. After CoordinationUnavailable or SessionLost the change may or may not have happened: read()
+    tells. SessionLost is also raised while the znode is not there yet on a new session.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class BrokerSet:
         self._own_path = paths.set_node(broker_id, node.name)
         self._parents = [paths.set_nodes(broker_id), paths.broker(broker_id)]
         self._payload = format_set_node(node)
-        self._session_id = 0  # of the session that holds the own znode
+        self._session_id = 0  # the session that holds the own znode
         self._deposed = False  # another process has the own znode
         self._told: SetView | None = None
         self._clock = clock
-        self._newest = 0  # zxid of the newest state that was told
+        self._newest = 0  # zxid of the newest state passed to on_view
         self._newest_state: SetState | None = None
         self._older_since: float | None = None  # while ZooKeeper shows an older one
         self._looked_on = 0  # the session of the last look
         self._era: tuple[int, int | None] = 0, None  # and zxid of the state that was found set back
-        self._lost: SetState | None = None  # the newest one that was known when the era began
+        self._lost: SetState | None = None  # the newest state known when the era began
         self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
         self._watchers = (
             DataWatcher(session, self._state_path, self._changed),
@@ -87,7 +87,7 @@ class BrokerSet:
 
     @property
     def session_id(self) -> int:
-        """Of the session that this node's changes are made on; a `master` is this node's if its owner equals it.
+        """The session on which this node's changes are made; a `master` is this node's if its owner equals it.
 
         0 before start(). It stays that of the former session until the node is present on a new one.
         """
@@ -95,15 +95,16 @@ class BrokerSet:
 
     @property
     def present(self) -> bool:
-        """Whether others see this node, as far as is known here. Asks nobody."""
+        """Whether others see this node, as far as is known locally. Makes no request."""
         return self._session.is_current(self._session_id) and not self._deposed
 
     def start(self) -> None:
         """Make the node present and begin to watch the set.
 
-        A znode that an earlier life of this node left behind (same instance) is replaced. Another process's with the
-        same name is waited for, as long as its session may live without a connection; then ConfigError names both.
-        Raises CoordinationUnavailable, SessionLost; then nothing is kept up and start() may be called again.
+        A znode that an earlier life of this node left behind (same instance) is replaced. If another process has a
+        znode with the same name, this waits for as long as its session may live without a connection; then ConfigError
+        names both. Raises CoordinationUnavailable, SessionLost; then nothing is maintained and start() may be called
+        again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -115,12 +116,12 @@ class BrokerSet:
             watcher.start()
 
     def declare(self, node: SetNode) -> None:
-        """Replace the node's own znode in the background. node: of the same name and instance. Any thread."""
+        """Replace the node's own znode in the background. node: with the same name and instance. Any thread."""
         self.node, self._payload = node, format_set_node(node)
         self._presence.again()
 
     def close(self) -> None:
-        """Watch nothing any more, and remove the node's own znode. A leader calls release() before."""
+        """Stop watching, and remove the node's own znode. A leader calls release() first."""
         for watcher in self._watchers:
             watcher.close()
         self._session.off_session(self._session_changed)
@@ -128,14 +129,15 @@ class BrokerSet:
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [self._own_path]))
 
     def read(self) -> SetView:
-        """The set as it is now: whatever was written before the call is in it. Raises CoordinationError for a damaged
-        state."""
+        """Return the current set: it includes all writes made before the call. Raises CoordinationError for a damaged
+        state.
+        """
         era, older = self._era
         view = read_set(self._session, self.broker_id)
         return replace(view, era=era, set_back=view.state is not None and view.zxid == older)
 
     def create(self, state: SetState) -> bool:
-        """Write the first state of the set. False: it has one."""
+        """Write the first state of the set. False: it already has one."""
         self._nodes.ensure([self._state_path])
         found = self._nodes.get_versioned(self._state_path)
         if found is None or (found[0] or b"").strip():
@@ -143,20 +145,20 @@ class BrokerSet:
         return self.change(state, found[1]) is not None
 
     def change(self, state: SetState, version: int) -> int | None:
-        """Write `state` in the place of version `version`. Returns the new version, None if there is another one."""
+        """Replace version `version` by `state`. Return the new version, None if the state has another version."""
         return self._write([], state, version)
 
     def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
         """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
 
-        replacing: the master of the view that has the version `version`; None if that view had none, or if it must not
-        be deleted. Returns the new version; None if another node was faster, or if there is another master: nothing has
-        changed then.
+        replacing: the master in the view with the version `version`; None if that view had none, or if it must not be
+        deleted. Returns the new version; None if another node was faster, or if there is another master: then nothing
+        has changed.
 
-        No set's master but that of the view is ever deleted, because each one came with a new version of the state.
-        Brokers that are no set do not change the state; their master is told from a set's by the version of its data,
-        which is 0 and not 1. Only if two such brokers follow one another within the time between the view and this
-        call, the second one's master is taken for the first one's.
+        A set's master is only deleted if it is the one in the view, because each master came with a new version of the
+        state. Brokers outside a set do not change the state; their master differs from a set's by the version of its
+        data, which is 0 and not 1. Only if two such brokers follow one another between the view and this call is the
+        second one's master taken for the first one's.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -180,7 +182,7 @@ class BrokerSet:
 
     def _write(self, before: Sequence[FencedWrite], state: SetState, version: int) -> int | None:
         if version < 0:
-            return None  # the znode was missing; -1 would mean any version to ZooKeeper
+            return None  # the znode was missing; for ZooKeeper -1 would mean any version
         writes = [*before, set_data(self._state_path, format_set_state(state), version)]
         failure = self._nodes.write_atomically(self._session_id, writes)
         if failure is None:
@@ -198,7 +200,7 @@ class BrokerSet:
         self._nodes.ensure(self._parents)
 
     def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
-        """None if the znode is now ours. One of our instance and another session is an earlier life of ours."""
+        """Take the own znode; None on success. A znode of our instance on another session is from our earlier life."""
         creation = create_ephemeral(self._own_path, self._payload)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
@@ -244,10 +246,11 @@ class BrokerSet:
     # --- the task's thread ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Be present, and tell what the set is like."""
+        """Make the node present, and report the current set."""
         session_id = self._session.session_id
         if session_id != self._looked_on:
-            self._begin_era_if_set_back()  # before others see this node, and write what it must not take for old
+            # before others see this node, and before it writes a state that must not be taken for old
+            self._begin_era_if_set_back()
             self._revoke_if_set_back(session_id)  # at once: another node may be about to be elected by that state
             self._looked_on = session_id
         self._appear(session_id)
@@ -276,10 +279,10 @@ class BrokerSet:
             self._lost = self._newest_state
 
     def _revoke_if_set_back(self, session_id: int) -> bool:
-        """Take an older state out of force, so that nobody is elected by it; whether this has been tried.
+        """Revoke an older state, so that nobody is elected by it. Return whether this was tried.
 
-        What it says of who is in sync may be wrong, and a node that was away does not know that: it would stand. So it
-        is to be seen in the state itself, which an election compares. If an election or an operator was faster, the
+        Its in-sync nodes may be wrong, and a node that was away does not know that and would stand for election. So the
+        state itself must show it, because an election compares the state. If an election or an operator was faster, the
         version has changed, and nothing is written.
         """
         if self._era[1] is None or self._lost is None:
@@ -312,7 +315,7 @@ class BrokerSet:
             return
         self._ensure_parents()
         obstacle = self._take_own_node(session_id)
-        if isinstance(obstacle, ConfigError):  # it is only told: the set goes on, and this node must see it
+        if isinstance(obstacle, ConfigError):  # only log it: the set goes on, and this node must see it
             if not self._deposed:
                 log.error("%s", obstacle)
             self._deposed = True

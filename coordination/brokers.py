@@ -1,4 +1,4 @@
-"""The brokers and topics of a cluster, as ZooKeeper shows them: read, never written. registration.py writes them."""
+"""The brokers and topics of a cluster in ZooKeeper, read-only. registration.py writes them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ class TopicReplica:
 
 
 class ClusterView:
-    """Reads the cluster. Any thread but kazoo's; each call asks ZooKeeper and may raise CoordinationUnavailable.
+    """Reads the cluster. Any thread but kazoo's; each call makes requests to ZooKeeper and may raise
+    CoordinationUnavailable.
 
-    A single damaged entry is logged and left out, as Java clients do, so that it stops nobody and all members of a
+    A single damaged entry is logged and left out, as in Java clients, so that it stops nobody and all members of a
     group still see the same partitions.
     """
 
@@ -68,22 +69,22 @@ class ClusterView:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def broker_ids(self) -> list[int]:
-        """Ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
+        """Return the ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
         parent = self._paths.broker_ids()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
     def set_ids(self) -> list[int]:
-        """Ids of all broker sets that ever were, in order."""
+        """Return the ids of all broker sets that ever existed, in order."""
         parent = self._paths.broker_sets()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
     def set_leaders(self) -> dict[int, int | None]:
-        """By the id of each broker set that has a node: the ZooKeeper session of its leader, None while there is no
-        leader, or one that has not registered all its topics yet.
+        """Return by the id of each broker set that has a node: the ZooKeeper session of its leader, None while there is
+        no leader, or one that has not yet registered all its topics.
 
-        What is read between two calls with the same result, without None, has all topics of all sets.
+        Data read between two calls with the same result, without None, has all topics of all sets.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -96,11 +97,13 @@ class ClusterView:
         }
 
     def absent_brokers(self, registered: Container[int]) -> list[int]:
-        """Ids of brokers that were registered once and are not among `registered`, those of now; in order."""
+        """Return the ids, in order, of brokers that were once registered and are not in `registered`, the current
+        ones.
+        """
         return [each for each in self.broker_ids() if each not in registered]
 
     def brokers(self) -> dict[int, BrokerNodes]:
-        """Live brokers by id, in order."""
+        """Return the live brokers by id, in order."""
         ids = self.broker_ids()
         children = self._nodes.children_many([self._paths.broker(each) for each in ids])
         wanted = [
@@ -117,13 +120,13 @@ class ClusterView:
         )
 
     def broker_zones(self) -> dict[int, str]:
-        """Where the live brokers stand, by id; those without a zone are missing."""
+        """Return the zones of the live brokers by id, without brokers that have no zone."""
         parent = self._paths.broker_zones()
         found = self._texts(parent, self._nodes.children(parent), parse_zone)
         return {int(name): zone for name, zone in found.items() if name.isdecimal()}
 
     def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
-        """CRC-32 of each master's server.ini as it was registered, in order; None where there is none."""
+        """Return the CRC-32 of each master's server.ini as registered, in order; None where there is none."""
         paths = [self._paths.master_config_checksum(each) for each in broker_ids]
         nodes = self._nodes.get_many(paths)
         return [
@@ -134,12 +137,14 @@ class ClusterView:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of all topics that were ever published or subscribed, sorted; they may have no broker now."""
+        """Return the names of all topics ever published or subscribed, sorted; they may have no broker now."""
         names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
         return sorted({name for each in names for name in each})
 
     def live_topics(self) -> list[str]:
-        """Names of the topics that a live master publishes now, sorted; pipelined reads of all that ever were."""
+        """Return the names of the topics that a live master publishes now, sorted; by pipelined reads of all topics
+        ever known.
+        """
         names = self.topics()
         replicas = self.replicas_many(names)
         return [
@@ -149,7 +154,9 @@ class ClusterView:
         ]
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
-        """Brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters first."""
+        """Return the brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters
+        first.
+        """
         (found,) = self.replicas_many([topic], publish)
         return found
 
@@ -169,7 +176,9 @@ class ClusterView:
         ]
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
-        """(broker id, partition) in numeric order. publish: those of masters only, where messages can be sent."""
+        """Return (broker id, partition) in numeric order. publish: only those of masters, where messages can be
+        sent.
+        """
         (found,) = self.topic_partitions_many([topic], publish)
         return found
 
@@ -182,52 +191,57 @@ class ClusterView:
         return found
 
     def consumer_partitions(self, topic: str) -> list[str]:
-        """`<broker>-<partition>` of masters and slaves, in Java's string order: what a group shares out."""
+        """Return `<broker>-<partition>` of masters and slaves, in Java's string order: the partitions that a group
+        shares out.
+        """
         return partition_names(self.replicas(topic, publish=False))
 
     # --- groups -----------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """Names of all consumer groups that ever were, sorted."""
+        """Return the names of all consumer groups that ever existed, sorted."""
         return sorted(self._nodes.children(self._paths.groups()))
 
     def consumers(self, group: str) -> dict[str, list[str]]:
-        """Topics by consumer id of the live consumers."""
+        """Return the topics of the live consumers by consumer id."""
         names = self._nodes.children(self._paths.group_ids(group))
         paths = [self._paths.consumer(group, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
         return {name: consumer_topics(path, node) for name, path, node in nodes if node}
 
     def owners(self, group: str, topic: str) -> dict[str, str]:
-        """Consumer id by partition (`<broker>-<partition>`) of the owned partitions."""
+        """Return the owned partitions: consumer id by partition (`<broker>-<partition>`)."""
         parent = self._paths.owners(group, topic)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
 
     def consumer_zones(self, group: str) -> dict[str, str]:
-        """Zone by consumer id of the live consumers that assign by zones."""
+        """Return the zones, by consumer id, of the live consumers that assign by zones."""
         parent = self._paths.group_zones(group)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)
 
     def _texts(
         self, parent: str, names: Sequence[str], parse: Callable[[str, bytes | None], str | None]
     ) -> dict[str, str]:
-        """What `parse` makes of the children of `parent`; those that hold nothing are missing."""
+        """Return the children of `parent`, parsed by `parse`; empty ones are left out."""
         paths = [child_of(parent, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
         texts = {name: read_entry(parse, path, node.data) for name, path, node in nodes if node}
         return {name: text for name, text in texts.items() if text}
 
     def committed_topics(self, group: str) -> list[str]:
-        """Topics for which the group has committed an offset, sorted."""
+        """Return the topics for which the group has committed an offset, sorted."""
         return sorted(self._nodes.children(self._paths.group_offsets(group)))
 
     def committed_partitions(self, group: str, topic: str) -> list[str]:
-        """Partitions for which the group has committed an offset, in Java's string order."""
+        """Return the partitions for which the group has committed an offset, in Java's string order."""
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """The groups that have begun there, by (topic, `<broker>-<partition>`), of the wanted topics: with an offset or
-        a begun message. Three round trips altogether."""
+        """Return the groups by (topic, `<broker>-<partition>`) that have an offset or a begun message there, of the
+        wanted topics.
+
+        Three round trips altogether.
+        """
         places = [
             (group, above(group), path)
             for group in self.groups()
@@ -255,8 +269,9 @@ class ClusterView:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` on the event thread now, more than once, and whenever a broker's master or slave comes,
-        goes, or is another process. One watch per broker id that ever was."""
+        """Call `callback()` on the event thread now, more than once, and when a broker's master or slave comes, goes,
+        or becomes another process. One watch per broker id that ever existed.
+        """
 
         def ids_changed(_path: str, names: list[str]) -> None:
             for name in names:
@@ -268,7 +283,7 @@ class ClusterView:
     def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback(topic)` on the event thread now and whenever a broker begins or ends to publish `topic`.
 
-        Creates the topic's node below topics-pub as 1.x producers do, so that it can be watched. One watch per topic.
+        Creates the topic's node below topics-pub, as 1.x producers do, so that it can be watched. One watch per topic.
         """
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])
@@ -281,18 +296,18 @@ def is_process(name: str) -> bool:
 
 
 def process_address(broker_id: int, name: str, path: str, node: Znode) -> BrokerAddress | None:
-    """Where the process listens that registered `node` as `name`; None for a damaged entry."""
+    """Return where the process listens that registered `node` as `name`; None for a damaged entry."""
     url = read_entry(parse_broker_url, path, node.data)
     return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
 
 
 def consumer_topics(path: str, node: Znode) -> list[str]:
-    """What the consumer that registered `node` subscribes; nothing for a damaged entry."""
+    """Return the topics of the consumer that registered `node`; none for a damaged entry."""
     return read_entry(parse_topics, path, node.data) or []
 
 
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
-    """The union of the replicas' partitions, in Java's string order."""
+    """Return the union of the replicas' partitions, in Java's string order."""
     counts = _counts(replicas)
     return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
 
@@ -305,7 +320,7 @@ def _counts(replicas: Iterable[TopicReplica]) -> Mapping[int, int]:
 
 
 def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
-    """Live brokers by id, in order."""
+    """Return the live brokers by id, in order."""
     ordered = sorted(addresses, key=lambda each: (each.broker_id, each.slave_id or 0))
     return {
         broker_id: BrokerNodes(
@@ -317,7 +332,9 @@ def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
 
 
 def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
-    """What the nodes below a topic's node say, given as (path, node) by name, ordered as ClusterView.replicas()."""
+    """Return the replicas in the nodes below a topic's node, given as (path, node) by name, in the order of
+    ClusterView.replicas().
+    """
     found = []
     for name, (path, node) in entries.items():
         identity = read_entry(parse_replica_name, parent, name)
@@ -331,7 +348,7 @@ _A = TypeVar("_A")
 
 
 def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
-    """What `parse` makes of it; None, with a line in the log, for a damaged entry."""
+    """Return the parsed data; None, with a line in the log, for a damaged entry."""
     try:
         return parse(path, data)
     except CoordinationError as error:

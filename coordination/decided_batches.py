@@ -1,4 +1,4 @@
-"""Which batch of each Spark query was decided last: one node per query, replaced only in the version that was read."""
+"""The last decided batch of each Spark query: one node per query, replaced only in the version that was read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .znodes import FencedWrite, create_persistent, delete, set_data
 __all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
 
 _MAX_NODE_BYTES = 1_000_000
-"""What a ZooKeeper server takes by default (jute.maxbuffer, 1 MiB), with room for the request around it."""
+"""ZooKeeper's default limit (jute.maxbuffer, 1 MiB), minus room for the rest of the request."""
 
 
 class Versioned(NamedTuple):
@@ -34,7 +34,7 @@ class DecidedBatches:
         self._paths = session.paths
 
     def query_ids(self) -> list[str]:
-        """Queries that have a node, sorted."""
+        """Return the queries that have a node, sorted."""
         return sorted(self._nodes.children(self._paths.spark_writes()))
 
     def load(self, query_id: str) -> Versioned:
@@ -43,9 +43,10 @@ class DecidedBatches:
         return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
 
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
-        """Write `decided` where `found` still is; what there is then, or None if somebody else has changed it.
+        """Replace `found` by `decided` if it is still there. Return the new content, or None if somebody else has
+        changed it.
 
-        After CoordinationUnavailable it may have been written, or be written later, unless somebody replaces `found`.
+        After CoordinationUnavailable it may have been written, or may still be, unless somebody replaces `found`.
         """
         path = self._paths.spark_write(query_id)
         data = format_decided_batch(decided)
@@ -65,6 +66,6 @@ class DecidedBatches:
         self._write(delete(self._paths.spark_write(query_id)))
 
     def _write(self, write: FencedWrite) -> bool:
-        """Whether it was done; not if the node is another one than expected."""
+        """Carry out the write. Return False if the node has changed."""
         (failure,) = self._nodes.write(self._session.session_id, [write], BadVersionError, NodeExistsError, NoNodeError)
         return failure is None

@@ -1,5 +1,7 @@
-"""Why a ZooKeeper session cannot be opened: what each server of a connect string answers to `srvr`, ZooKeeper's request
-for its statistics. Every ZooKeeper answers that, even while it does not serve, or to say that it may not answer it.
+"""Why a ZooKeeper session cannot be opened: the answer of each server of a connect string to `srvr`, ZooKeeper's
+request for statistics.
+
+Every ZooKeeper answers that, even while it does not serve, or says that it may not answer it.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from .records import host_and_port
 __all__ = ["ServerFinding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
-"""A ZooKeeper reads four bytes; most of what it may be mistaken for, metaq's own brokers too, answers whole lines."""
+"""A ZooKeeper reads four bytes; most servers mistaken for one, including metaq's brokers, answer whole lines."""
 _BROKER_REQUEST = b"version 1\r\n"
-"""A metaq broker answers it, of either kind; to one that it does not know it only closes the connection."""
+"""Any metaq broker answers this; to an unknown request it only closes the connection."""
 _LONGEST_ANSWER = 4096
 
 _ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
@@ -31,9 +33,9 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 class ServerFinding:
     """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name.
 
-    waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of the last transaction that
-    it has, None if it does not say. decides: it is the leader, or has no ensemble. serves: it says no less than that it
-    serves sessions, or that it may not tell.
+    waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of its last transaction, None
+    if it does not say. decides: it is the leader, or has no ensemble. serves: it says that it serves sessions, or that
+    it may not answer.
     """
 
     text: str
@@ -45,7 +47,7 @@ class ServerFinding:
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
-    """The state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
+    """Return the state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
     servers, _ = collect_hosts(hosts)
     found: dict[int, ServerFinding] = {}
     deadline = time.monotonic() + seconds
@@ -59,7 +61,7 @@ def examine(hosts: str, seconds: float) -> list[ServerFinding]:
     ]
     for each in askers:
         each.start()
-    for each in askers:  # the look-up of a name cannot be given a time limit: it is left behind
+    for each in askers:  # the look-up of a name cannot have a time limit: it is abandoned
         each.join(max(0.0, deadline - time.monotonic()))
     return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
 
@@ -86,14 +88,14 @@ def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
 
 
 def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
-    """The first bytes of the answer; b"" if the server closes the connection instead. Raises TimeoutError, OSError."""
+    """Return the first bytes of the answer; b"" if the server closes the connection. Raises TimeoutError, OSError."""
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.sendall(request)
         answer = b""
         while len(answer) < _LONGEST_ANSWER and (more := connection.recv(_LONGEST_ANSWER)):
             answer += more
             if not answer.startswith(b"Zookeeper version"):
-                break  # what sends no statistics may stay connected
+                break  # a server that sends no statistics may keep the connection
         return answer
 
 
@@ -123,5 +125,5 @@ def _silent(where: str) -> ServerFinding:
 
 
 def sentence(findings: Sequence[ServerFinding]) -> str:
-    """All of them on one line, each once."""
+    """Return all findings on one line, each once."""
     return "; ".join(dict.fromkeys(each.text for each in findings))

@@ -18,7 +18,7 @@ from .ports import ready_port
 __all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-"""Runs a standalone server where the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
+"""Runs a standalone server if the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
 
 _JARS = (
     "zookeeper-3*.jar",
@@ -34,7 +34,7 @@ _JARS = (
 )
 
 QUICK_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a JVM that starts sooner, and in which nothing runs hot."""
+"""For a JVM that starts faster, and that runs no hot code."""
 
 _JVM_OPTIONS = (
     *QUICK_JVM_OPTIONS,
@@ -52,10 +52,10 @@ _LOGBACK = """<configuration>
 """
 
 MIN_VERSION = (3, 9, 6)
-"""In earlier ones anybody deletes any empty znode that is not ephemeral, without a login (CVE-2026-79993)."""
+"""In earlier versions anybody can delete any empty znode that is not ephemeral, without a login (CVE-2026-79993)."""
 
 MIN_JAVA = 17
-"""What PySpark 4 needs; ZooKeeper's server alone would do with less."""
+"""PySpark 4 needs this version; ZooKeeper's server alone would need less."""
 
 _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-headless, or point JAVA_HOME to one"
 _SERVER_JAR = re.compile(r"zookeeper-([0-9]+(?:\.[0-9]+)*)\.jar")
@@ -66,7 +66,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
     """start() it, use connect_string, stop() it. One thread at a time.
 
     data_dir: holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory with the
-    server's jars, of version MIN_VERSION or later; None: those of PySpark, whatever version they have, for our tests.
+    server's jars, of version MIN_VERSION or later; None: PySpark's, in any version, for our tests.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
             "4lw.commands.whitelist": "ruok,srvr,mntr",
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
-            "preAllocSize": 4096,  # KiB that the transaction log grows by
+            "preAllocSize": 4096,  # KiB by which the transaction log grows
         }
         config = self.data_dir / "zoo.cfg"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
         return config
 
     def _write_logback(self) -> Path:
-        """What logback is to log, which Apache's distribution logs with: it would tell of every step."""
+        """Write the configuration of logback, which Apache's distribution uses: by default it would log every step."""
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")
         return config
@@ -136,9 +136,9 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> str:
-    """Path of the java program: JAVA_HOME's, as PySpark chooses it, else the first on PATH.
+    """Return the path of the java program: JAVA_HOME's, as PySpark chooses it, else the first on PATH.
 
-    Raises ConfigError naming what was found when there is none, or it is older than MIN_JAVA.
+    Raises ConfigError naming the finding when there is none, or it is older than MIN_JAVA.
     """
     environment = os.environ if environment is None else environment
     home = environment.get("JAVA_HOME")
@@ -154,7 +154,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _java_version(java: str) -> int:
-    """Major version, 0 if it does not say: from the `release` file beside it, which costs no start of a JVM."""
+    """Return the major version, 0 if unknown: from the `release` file beside it, without starting a JVM."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""
     found = _VERSION.search(said) or _VERSION.search(_ask_java(java))
@@ -169,7 +169,7 @@ def _ask_java(java: str) -> str:
 
 
 def find_jars(patterns: Sequence[str]) -> list[Path]:
-    """The jars of PySpark that match `patterns`, found without importing it. Raises ConfigError."""
+    """Return the jars of PySpark that match `patterns`, found without importing it. Raises ConfigError."""
     spec = find_spec("pyspark")
     remedy = "these jars come with it: pip install 'metaq[spark]'"
     if spec is None or not spec.submodule_search_locations:
@@ -183,7 +183,7 @@ def find_jars(patterns: Sequence[str]) -> list[Path]:
 
 
 def server_jars(directory: Path) -> list[Path]:
-    """The jars of a ZooKeeper server. Raises ConfigError: there is none, or one older than MIN_VERSION."""
+    """Return the jars of a ZooKeeper server. Raises ConfigError: there is none, or one older than MIN_VERSION."""
     least = ".".join(map(str, MIN_VERSION))
     found = [_SERVER_JAR.fullmatch(each.name) for each in sorted(directory.glob("zookeeper-*.jar"))]
     versions = [tuple(map(int, each[1].split("."))) for each in found if each]

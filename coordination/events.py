@@ -1,8 +1,8 @@
 """The threads on which coordination runs callbacks and repeats work: never kazoo's own.
 
 kazoo calls state listeners on its connection thread and watches on its callback thread; a ZooKeeper call made there
-waits for an answer that the same thread would have to read. So listeners and watches only post here. Conditions wait
-here: nothing of this is called where an interrupt may come (interrupts.py), ZkSession sees to that.
+would wait for an answer that the same thread has to read. So listeners and watches only post here. Conditions wait
+here, so nothing in this file may be called where an interrupt may come (interrupts.py): ZkSession sees to that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class EventThread:
                 self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Drop what waits and end the thread; a call under way gets `timeout` seconds. May run on the thread itself."""
+        """Drop the waiting calls and end the thread; a running call gets `timeout` seconds. May run on the thread
+        itself.
+        """
         with self._changed:
             self._closed = True
             self._calls.clear()
@@ -93,7 +95,7 @@ class EventThread:
             return None
 
     def _post_due(self) -> float | None:
-        """Post the later calls whose time has come; return the seconds until the next one, None if there is none."""
+        """Post the later calls that are due; return the seconds until the next one, None if there is none."""
         while self._later:
             pause = self._later[0][0] - time.monotonic()
             if pause > 0:
@@ -106,8 +108,9 @@ class PersistentTask:
     """Repeats `attempt` on a thread of its own until it succeeds, for ever, with jittered backoff.
 
     trigger() asks for one success from now on; a trigger during an attempt leads to another one. Errors of coordination
-    are logged on one line with the pause; any other exception is a bug, logged with its traceback and tried again too,
-    because a broker or consumer that stops in silence is worse. The thread ends when there is nothing to try.
+    are logged on one line with the pause. Any other exception is a bug: it is logged with its traceback, and the
+    attempt is repeated too, because a broker or consumer that stops silently is worse. The thread ends when there is
+    nothing to try.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -129,7 +132,7 @@ class PersistentTask:
             self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Try no more; an attempt under way gets `timeout` seconds to end."""
+        """Make no more attempts; a running attempt gets `timeout` seconds to end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -144,7 +147,7 @@ class PersistentTask:
                 self._wait_to_retry(pause)
 
     def _take_wish(self) -> bool:
-        """Whether an attempt is wanted; if not, this thread is over, and the next trigger starts another one."""
+        """Whether an attempt is wanted; if not, this thread ends, and the next trigger starts another one."""
         with self._changed:
             wanted, self._wanted = self._wanted and not self._closed, False
             if not wanted:
@@ -152,7 +155,7 @@ class PersistentTask:
             return wanted
 
     def _wait_to_retry(self, pause: float) -> None:
-        """Returns early after a trigger: what made the attempt fail may be over."""
+        """Wait before the next attempt. Returns early after a trigger: the obstacle may be gone."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._closed, pause)
             self._wanted = True
@@ -163,7 +166,7 @@ class PersistentTask:
             self._attempt()
         except CoordinationError as error:
             pause = self._backoff.next()
-            if not self._closed:  # else there is no other try, and it failed because of the end
+            if not self._closed:  # otherwise there is no other try, and the end made it fail
                 log.warning("%s failed, again in %.1f s: %s", self._name, pause, error)
         except Exception:
             pause = self._backoff.next()

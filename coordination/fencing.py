@@ -1,11 +1,11 @@
 """Writes that can only happen on one ZooKeeper session.
 
-kazoo queues a request that is made while it reconnects and sends it on whatever session it has then; between a check of
-the session id and the sending, the session may have expired and been replaced. So the check is made where nothing can
-come between: `serialize()` runs on kazoo's connection thread, the only one that changes the session, right before the
-bytes go to the socket of that session. A transaction whose session has gone is sent as one that the server must refuse.
+kazoo queues a request made while it reconnects and sends it on the session that it then has. Between a check of the
+session id and the sending, the session may have expired and been replaced. So the check is made where nothing can come
+between: `serialize()` runs on kazoo's connection thread, the only one that changes the session, right before the bytes
+go to the socket of that session. A transaction whose session has gone is sent as one that the server must refuse.
 
-A version check would not do instead of the session: a re-created owner node starts at version 0 again.
+A version check could not replace the session check: a re-created owner node starts at version 0 again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kazoo.protocol.serialization import CheckVersion, Transaction
 __all__ = ["FencedTransaction", "Refusal"]
 
 _NO_VERSION = -(1 << 31)
-"""No node has it: ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
+"""No node has this version: ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
 
 
 class Refusal(Enum):
@@ -29,9 +29,9 @@ class Refusal(Enum):
 
 
 class FencedTransaction:
-    """Collects operations (create, set_data, delete, check as kazoo's TransactionRequest) for session `session_id`.
+    """Collects operations (create, set_data, delete, check as in kazoo's TransactionRequest) for session `session_id`.
 
-    deadline: in time.monotonic(); nobody waits for it any more then, so it is not sent later either.
+    deadline: in time.monotonic(). After it nobody waits for the transaction, so it is no longer sent.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:
@@ -43,7 +43,8 @@ class FencedTransaction:
     def send(self) -> Any:
         """Queue it; return kazoo's AsyncResult of the list of results, an exception in place of each failed operation.
 
-        The result's exception is kazoo's ConnectionLoss when the outcome is unknown. With the list, ask for `refusal`.
+        The result's exception is kazoo's ConnectionLoss when the outcome is unknown. If there is a list, check
+        `refusal`.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline
@@ -54,12 +55,12 @@ class FencedTransaction:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why it was sent as one that changes nothing; None if it was sent as it is. Known with the result."""
+        """Why it was sent as one that changes nothing; None if it was sent unchanged. Known when the result is."""
         return self._request.refusal
 
 
 class _Request(Transaction):  # type: ignore[misc]
-    """kazoo's Transaction, which decides its content at the last moment."""
+    """kazoo's Transaction, but with its content decided at the last moment."""
 
     zk: KazooClient
     session_id: int

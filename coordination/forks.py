@@ -1,8 +1,8 @@
-"""A process that was forked off (os.fork, multiprocessing's "fork") and what its parent has made.
+"""A process that was forked off (os.fork, multiprocessing's "fork"), and objects that its parent has made.
 
-The child has copies of sockets, sessions and locks, and none of the threads that work on them. What it sent on such a
-socket would get in between the parent's bytes; a lock may have been held by a thread that the child does not have. So
-whatever owns such things has a ForkGuard, asks it before it takes a lock, and does nothing in the child but refuse.
+The child has copies of sockets, sessions and locks, but none of the threads that work on them. Bytes that it sent on
+such a socket would mix with the parent's; a thread that the child does not have may have held a lock. So each owner of
+such things has a ForkGuard, checks it before it takes a lock, and only refuses in the child.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""How often this process, or one of its ancestors, was forked off: a look at it costs less than os.getpid()."""
+"""How often this process, or one of its ancestors, was forked off: reading it costs less than os.getpid()."""
 
 
 class ForkGuard:
@@ -29,7 +29,7 @@ class ForkGuard:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process was forked off the one that made it."""
+        """Whether this process was forked off the one that made the guard."""
         return self._generation != _generation
 
     def check(self) -> None:
@@ -42,8 +42,8 @@ class ForkGuard:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Have it never freed, not even when the interpreter ends."""
-    import ctypes  # only local stores keep anything
+    """Never free it, not even when the interpreter ends."""
+    import ctypes  # only local stores use this
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

@@ -1,7 +1,7 @@
 """A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
 
-Everything is a plain value or one step; the client decides which steps to take, and when. Every write is fenced
-to the session under which the consumer joined (fencing.py): after an expiry no old decision reaches ZooKeeper.
+Everything is a plain value or one step; the client decides which steps to take, and when. Every write is fenced to the
+session under which the consumer joined (fencing.py): after an expiry no old decision reaches ZooKeeper.
 """
 
 from __future__ import annotations
@@ -50,24 +50,26 @@ Partition = tuple[str, str]
 
 
 def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
-    """An id as 1.x makes it: `<group>_<ip>-<pid>-<millis>-<n>`."""
+    """Return an id in 1.x's form: `<group>_<ip>-<pid>-<millis>-<n>`."""
     return f"{group}_{local_address()}-{os.getpid()}-{int(now() * 1000)}-{next(_counter)}"
 
 
 def broadcast_group(group: str, address: str | None = None) -> str:
-    """The group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` made `-`."""
+    """Return the group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` replaced by
+    `-`.
+    """
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
 
 class GroupMembership:
     """One consumer in one group, from join() to leave(), across expired sessions.
 
-    consumer_id: 1.x's `consumerId`, the node is then `<group>_<consumerId>`; None makes a new one. topics: all that the
-    consumer subscribes, at least one. on_change: called on the session's event thread when a new rebalance may be due:
-    a consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session
-    expired, or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer
-    runs, if it assigns by zones: the group sees it then, and the snapshots have those of the others. takes: which
-    messages of its topics, None for all; the group sees it. Methods block on ZooKeeper; any thread but kazoo's.
+    consumer_id: 1.x's `consumerId`; the node is then `<group>_<consumerId>`; None makes a new one. topics: all topics
+    of the consumer, at least one. on_change: called on the session's event thread when a new rebalance may be due: a
+    consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session expired,
+    or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer runs, if
+    it assigns by zones: then the group sees it, and the snapshots have the others' zones. takes: a filter for messages
+    of its topics, None for all; the group sees it. Methods block on ZooKeeper; any thread but kazoo's.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class GroupMembership:
     ) -> None:
         self.group = check_zookeeper_group(group)
         self.topics = tuple(dict.fromkeys(map(check_new_topic, topics)))
-        """All that it subscribes to. `_lock` is held while this and its node change."""
+        """All its topics. `_lock` is held while this and its node change."""
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
         self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)
@@ -104,20 +106,19 @@ class GroupMembership:
         self._joined: int | None = None
         self._is_registered = False
         self._is_out = False
-        self._unfollowed: set[str] = set()  # topics that subscribe() has not come to the end with
+        self._unfollowed: set[str] = set()  # topics whose subscribe() has not finished
         self._held: set[Partition] = set()
-        self._awaited: set[str] = set()  # owner nodes of others whose end is waited for
+        self._awaited: set[str] = set()  # others' owner nodes whose end is awaited
         self._presence = Presence(session, f"consumer {self.consumer_id}", self._join_again, backoff, self._expired)
 
     # --- membership -------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Register, and look at the group for the first time; on_change follows. Later sessions join by
-        themselves.
+        """Register, and read the group for the first time; on_change follows. Later sessions join automatically.
 
-        A configured consumer id whose node another session holds is waited for, as long as a dead session can last;
-        then ConfigError says that it is in use. (1.x goes on with the other's node, and two own the same partitions.)
-        Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
+        If another session holds the node of a configured consumer id, this waits for as long as a dead session can
+        last; then ConfigError says that the id is in use. (1.x goes on with the other's node, and two own the same
+        partitions.) Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._is_out = False
         with self._presence.begun():
@@ -129,7 +130,7 @@ class GroupMembership:
                 )
 
     def leave(self) -> None:
-        """Give up all claims and the membership, which goes last. Idempotent.
+        """Give up all claims and then the membership. Idempotent.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
@@ -145,14 +146,14 @@ class GroupMembership:
     def session_id(self) -> int:
         """The session that holds the consumer's nodes; 0 while it is not registered on the current one.
 
-        It is the fence of OffsetStore.commit: take it before a claim, and keep it with what was claimed.
+        It is the fence of OffsetStore.commit: read it before a claim, and keep it with the claimed partitions.
         """
         joined = self._joined
         return joined if joined is not None and self._session.is_current(joined) else 0
 
     @property
     def session_timeout(self) -> float:
-        """As ZkSession's; so are last_session_id, set_backs, connections and seen_zxid."""
+        """As in ZkSession; so are last_session_id, set_backs, connections and seen_zxid."""
         return self._session.session_timeout
 
     @property
@@ -169,7 +170,7 @@ class GroupMembership:
 
     @property
     def connection(self) -> int | None:
-        """The number of the one that there is; None without one."""
+        """The number of the current connection; None without one."""
         return self._session.connections if self._session.connected else None
 
     @property
@@ -177,11 +178,11 @@ class GroupMembership:
         return self._session.seen_zxid
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe to one topic more, which need not exist yet, for as long as this lives. on_change follows.
+        """Subscribe to one more topic, which need not exist yet, until this ends. on_change follows.
 
-        The node of the consumer is deleted and made anew in one step, because members read a node once: all that look
-        see it with the former topics or with these. Raises as join(), InvalidName, ConfigError; then call it again:
-        it may be half done, or be done when the consumer registers next.
+        The node of the consumer is deleted and made anew in one step, because members read a node once: every reader
+        sees it with the former topics or with the new ones. Raises as join(), InvalidName, ConfigError; then call it
+        again: it may be half done, or be completed when the consumer registers next.
         """
         with self._lock:
             if topic not in self.topics:
@@ -210,15 +211,16 @@ class GroupMembership:
             ) from failure
 
     def rejoin(self) -> None:
-        """Register on the current session now: after step_out(), or instead of when the membership itself does. Raises
-        as join()."""
+        """Register on the current session now: after step_out(), or instead of waiting until the membership does so by
+        itself. Raises as join().
+        """
         self._is_out = False
         self._register()
 
     def step_out(self) -> None:
-        """Give up all claims and the membership until rejoin(); what the group looks like is followed meanwhile.
+        """Give up all claims and the membership until rejoin(), but keep following the group.
 
-        Raises CoordinationUnavailable: then it may be in the group still, and this may be called again.
+        Raises CoordinationUnavailable: then it may still be in the group, and this may be called again.
         """
         self._is_out = True
         with self._lock:
@@ -246,7 +248,7 @@ class GroupMembership:
             self._replace_own_node(session_id)
 
     def _ensure_topics(self) -> None:
-        """The nodes that members of the group watch, and those above owners."""
+        """Create the nodes that members of the group watch, and the parents of owner nodes."""
         topics = self.topics
         self._nodes.ensure(
             [
@@ -257,8 +259,9 @@ class GroupMembership:
         )
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
-        """All at once: nobody may see the consumer without its zone or its filter, and take it for one with another
-        strategy, or for one without a filter."""
+        """Create all nodes at once: nobody may see the consumer without its zone or its filter, and take it for one
+        with another strategy, or for one without a filter.
+        """
         missing = list(self._own_nodes)
         for _ in range(2):
             creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]
@@ -268,7 +271,7 @@ class GroupMembership:
             owned = missing if failure is None else self._nodes.owned(session_id, missing)
             missing = [path for path in missing if path not in owned]
             if not missing:
-                return None  # else some were here already: the others have been deleted by somebody
+                return None  # if some exist, somebody has deleted the others
             if not owned:
                 break
         return ConfigError(
@@ -277,13 +280,14 @@ class GroupMembership:
 
     def _remove(self, session_id: int, held: Iterable[Partition]) -> None:
         paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
-        # the membership goes last: without it others would claim what is still owned, and its zone with it or later
+        # The membership goes last: without it others would claim partitions that are still owned. Its zone goes with it
+        # or later.
         self._nodes.delete_owned(session_id, [*paths, *self._own_nodes])
 
     # --- what the group looks like ----------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """The group, its partitions and brokers as the watches have shown them. Call after join().
+        """Return the group, its partitions and brokers as the watches have shown them. Call after join().
 
         Raises SessionLost if this member is not registered, CoordinationUnavailable.
         """
@@ -294,21 +298,21 @@ class GroupMembership:
         snapshot = self._view.snapshot()
         if self._is_in(snapshot):
             return snapshot
-        self._is_registered = False  # somebody has removed its node; what it owns is still its own
+        self._is_registered = False  # somebody has removed its node; it still owns its partitions
         self._presence.again()
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
     def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
-        """Have the group plan with these zones of brokers, by broker id, unless it has agreed on others since `version`
-        of GroupZones. The next snapshot shows what holds; on_change of all members follows.
+        """Let the group plan with these zones of brokers, by broker id, unless it has agreed on others since `version`
+        of GroupZones. The next snapshot shows the agreed zones; on_change of all members follows.
 
         Raises SessionLost, CoordinationUnavailable.
         """
         path = self._paths.group_zones(self.group)
         failure: KazooException | None = NoNodeError()
-        if version >= 0:  # -1 would replace whatever is there
+        if version >= 0:  # -1 would replace any version
             failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
-        if isinstance(failure, NoNodeError):  # somebody has deleted it; the watch tells that it is back
+        if isinstance(failure, NoNodeError):  # somebody has deleted it; the watch reports when it is back
             self._nodes.ensure([path])
         elif failure is not None and not isinstance(failure, BadVersionError):
             raise CoordinationError(f"cannot write ZooKeeper node {path}: {failure!r}") from failure
@@ -321,7 +325,7 @@ class GroupMembership:
 
     @property
     def held(self) -> frozenset[Partition]:
-        """Partitions whose owner node may be ours: claimed, or claimed without our hearing the answer."""
+        """Partitions whose owner node may be ours: claimed, or claimed without an answer."""
         with self._lock:
             return frozenset(self._held)
 
@@ -333,9 +337,10 @@ class GroupMembership:
         return (topic, partition) in self.claim_many([(topic, partition)])
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """As claim(), in about two requests; returns those that are ours now. on_change is called when another is free.
+        """As claim(), in about two requests; return those that are ours now. on_change is called when another becomes
+        free.
 
-        It looks before it writes: what is refused would be written to the log of every server.
+        It reads before it writes: every server logs even a refused write.
         """
         wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
@@ -358,7 +363,7 @@ class GroupMembership:
         return set(paths).difference(existing).union(self._nodes.owned(session_id, existing))
 
     def _await_end(self, paths: Iterable[str]) -> None:
-        """Have on_change called when one of these owner nodes goes. After a reconnection it is called anyway."""
+        """Have on_change called when one of these owner nodes ends. After a reconnection it is called anyway."""
         with self._lock:
             added = set(paths) - self._awaited
             self._awaited |= added
@@ -367,8 +372,11 @@ class GroupMembership:
             answer.rawlink(partial(self._owner_looked_at, path))
 
     def hold_again(self, partitions: Sequence[Partition]) -> None:
-        """Add to `held` what this session owns of these: an older copy of ZooKeeper has owner nodes that were deleted
-        since, and nobody else could claim them. One look at each. Raises SessionLost, CoordinationUnavailable."""
+        """Add to `held` those of these partitions that this session owns. Reads each once.
+
+        An older copy of ZooKeeper may have owner nodes that were deleted since, and nobody else could claim their
+        partitions. Raises SessionLost, CoordinationUnavailable.
+        """
         owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
         with self._lock:
             self._held |= {each for each in partitions if self._paths.owner(self.group, *each) in owned}
@@ -385,7 +393,7 @@ class GroupMembership:
             self._held -= set(given_up)
 
     def owner(self, topic: str, partition: str) -> str | None:
-        """Consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
+        """Return the consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
         path = self._paths.owner(self.group, topic, partition)
         node = self._nodes.get(path)
         return parse_consumer_id(path, node.data) if node else None
@@ -427,7 +435,7 @@ class GroupMembership:
 
     def _owner_looked_at(self, path: str, answer: Any) -> None:
         if answer.exception is not None:
-            self._awaited_ended(path, tell=False)  # the next claim looks again
+            self._awaited_ended(path, tell=False)  # the next claim reads it again
         elif answer.value is None:
             self._awaited_ended(path, tell=True)
 
@@ -442,7 +450,7 @@ class GroupMembership:
     def _join_again(self) -> None:
         if self._presence.stopped or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
             return
-        self._session.ensure_chroot()  # it was there when this joined
+        self._session.ensure_chroot()  # it existed when this joined
         self._register()
         if self._presence.stopped:  # it began before leave(), which did not wait for its end
             self._remove(self.session_id, [])
@@ -458,10 +466,10 @@ class GroupMembership:
 
 
 def remove_group(session: ZkSession, group: str) -> None:
-    """Delete the group's node and all below it, which 1.x keeps for ever. Blocks; any thread but kazoo's.
+    """Delete the group's node and all nodes below it, which 1.x keeps for ever. Blocks; any thread but kazoo's.
 
-    Up to a thousand nodes go together or not at all. Above, a member that joins meanwhile may find some of the offsets.
-    Raises ClientError if the group has members or owners, SessionLost, CoordinationUnavailable.
+    Up to a thousand nodes go together or not at all. Above that, a member that joins meanwhile may find some of the
+    offsets. Raises ClientError if the group has members or owners, SessionLost, CoordinationUnavailable.
     """
     nodes, paths = session.nodes, session.paths
     levels = [[child_of(paths.groups(), group)]]
@@ -474,8 +482,8 @@ def remove_group(session: ZkSession, group: str) -> None:
     everything = [path for level in reversed(levels) for path in level]
     ids, owners = paths.group_ids(group), paths.group_owners(group)
     if any(parent_of(path) == ids or parent_of(parent_of(path)) == owners for path in everything):
-        raise _in_use(group)  # members, and owned partitions
-    if ids in everything:  # first: with a member that has come meanwhile it cannot be deleted, and nothing else is
+        raise _in_use(group)  # it has members, and owned partitions
+    if ids in everything:  # first: if a member has joined meanwhile this cannot be deleted, and nothing else is
         everything.remove(ids)
         everything.insert(0, ids)
     for start in range(0, len(everything), ATOMIC_WRITES):
@@ -488,7 +496,7 @@ def remove_group(session: ZkSession, group: str) -> None:
 
 
 def remove_offsets(session: ZkSession, group: str, partitions: Collection[tuple[str, str]]) -> None:
-    """Delete what a group has of partitions, by topic and name, that no member can own: offsets, and begun messages.
+    """Delete a group's offsets and begun messages of partitions, by topic and name, that no member can own.
 
     Raises SessionLost, CoordinationUnavailable.
     """

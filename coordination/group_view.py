@@ -1,7 +1,7 @@
-"""What a member sees of its group: the consumers, its topics and the brokers.
+"""A member's view of its group: the consumers, its topics and the brokers.
 
-It is kept current by watches, and costs ZooKeeper in proportion to what changed: the names come with the watches, and
-only the data of nodes that are new are read, all in one request. A consumer's nodes never change while it lives.
+Watches keep it current. Its cost for ZooKeeper is proportional to the changes: the names come with the watches, and
+only the data of new nodes is read, all in one request. A consumer's nodes never change while it lives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _SMALL_GROUP = 16
 
 
 def settle_seconds(members: int) -> float:
-    """How long a group of so many must be quiet before a change of its members counts; small groups do not wait.
+    """Return how long a group of `members` must be quiet before a change of its members counts; small groups do not
+    wait.
 
     Each change costs the group requests in proportion to its members, and consumers come and go together.
     """
@@ -49,9 +50,9 @@ def settle_seconds(members: int) -> float:
 class GroupZones:
     """The zones in a group whose members assign by zones.
 
-    members: by consumer id, whatever the consumer subscribes; members with another strategy are missing. agreed: by
-    broker id, what the group plans with. version: of the znode that says so, for compare-and-set; -1 if it is missing.
-    brokers: by broker id, as the brokers are registered now; those without a zone are missing.
+    members: by consumer id, regardless of the consumer's topics; members with another strategy are missing. agreed: by
+    broker id, the zones with which the group plans. version: of the znode with the agreed zones, for compare-and-set;
+    -1 if it is missing. brokers: by broker id, as the brokers are registered now; those without a zone are missing.
     """
 
     members: Mapping[str, str]
@@ -62,11 +63,11 @@ class GroupZones:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """What a rebalance decides upon, as the watches have shown it. Every list is in Java's string order.
+    """The basis of a rebalance, as the watches have shown it. Every list is in Java's string order.
 
     consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
-    masters and slaves by topic. brokers: the live processes by broker id. zones: None unless they were asked for.
-    filters: by consumer id and topic, which messages it takes; those that take all, or do not say, are missing.
+    masters and slaves by topic. brokers: the live processes by broker id. zones: None unless requested. filters: by
+    consumer id and topic, which messages it takes; those that take all, or do not say, are missing.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
@@ -84,14 +85,16 @@ class _Listing:
     born: int
     """zxid that created the parent."""
     changes: int
-    """Children that have come, and children that have gone, under this parent."""
+    """Number of children that have come and gone under this parent."""
 
     @classmethod
     def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:
         return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
-        """Names in both that stand for the same node: none if one may have gone and come again in between."""
+        """Return the names in both that stand for the same node: none if one may have gone and come again in
+        between.
+        """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
 
@@ -100,11 +103,11 @@ _NONE: frozenset[str] = frozenset()
 
 
 class GroupView:
-    """Call start() and then wait(), then snapshot() as often as you like; close() ends it.
+    """Call start(), then wait(), then snapshot() as often as you like; close() ends it.
 
     on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
-    methods, wait() not the event thread. The watches' side and snapshot() meet in `_lock`; `_reading` makes one read
-    at a time.
+    methods, but wait() not on the event thread. `_lock` protects the state that watches and snapshot() share;
+    `_reading` allows one read at a time.
     """
 
     def __init__(
@@ -126,12 +129,12 @@ class GroupView:
         self._reading = threading.Lock()
         self._watchers = ChildrenWatchers(session)
         self._all_seen = threading.Event()
-        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; as `_subscriptions` is of
+        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; the one to which `_subscriptions` belongs
         self._subscriptions: dict[str, list[str]] = {}
         self._consumers: dict[str, tuple[str, ...]] = {}
         self._topics_at = {self._paths.topic_sub(topic): topic for topic in topics}
         self._brokers_at: dict[str, int] = {}
-        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched nodes that have not been seen yet
+        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched nodes not yet seen
         self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
         self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
         self._addresses: dict[int, list[BrokerAddress]] = {}
@@ -159,18 +162,20 @@ class GroupView:
             self._watchers.watch(self._zones_of_brokers, self._data_changed)
 
     def add_topic(self, topic: str) -> None:
-        """Follow one topic more. The snapshots have its partitions once its watch was answered; on_change tells."""
+        """Follow one more topic. The snapshots have its partitions once its watch was answered; then on_change is
+        called.
+        """
         path = self._paths.topic_sub(topic)
         with self._reading:
             self._topics = (*self._topics, topic)
             self._partitions[topic] = ()
-            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # who has it is read anew
+            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # consumers are read anew for it
         with self._lock:
             self._topics_at[path] = topic
         self._watchers.watch(path, self._data_changed)
 
     def wait(self, seconds: float) -> bool:
-        """Until everything has been seen once; False if that takes longer."""
+        """Wait until everything has been seen once; False if that takes longer."""
         return self._all_seen.wait(seconds)
 
     def close(self) -> None:
@@ -185,13 +190,13 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """The data too may be others than before, of nodes that were made anew."""
+        """Nodes that were made anew may also have other data."""
         with self._lock:
             self._unread[path] = names
         self._seen(path)
 
     def _brokers_changed(self, path: str, names: list[str]) -> None:
-        """The ids of brokers are persistent: which of them live shows below each of them."""
+        """The ids of brokers are persistent: the nodes below each show which of them live."""
         for name in names:
             if name.isdecimal():
                 broker = self._paths.broker(int(name))
@@ -214,7 +219,9 @@ class GroupView:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """At most one request, none if nothing has changed since the last one. Raises CoordinationUnavailable."""
+        """Return the group. At most one request, none if nothing has changed since the last one. Raises
+        CoordinationUnavailable.
+        """
         with self._reading:
             self._read_changes()
             addresses = (address for each in self._addresses.values() for address in each)
@@ -240,13 +247,14 @@ class GroupView:
             self._listing = _Listing.of(names, stat)
 
     def look_at_zones(self) -> None:
-        """Read what the group has agreed on now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        """Read the group's agreed zones now, instead of waiting for the watch. Raises CoordinationUnavailable."""
         (found,) = self._nodes.get_with_stats([self._zones])
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """What was read last may arrive first: the watch and look_at_zones() read on two threads. On another connection
-        ZooKeeper may have come back from an older copy."""
+        """Keep the newest agreement. The later of two reads may arrive first: the watch and look_at_zones() read on two
+        threads. On another connection ZooKeeper may have come back from an older copy.
+        """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections
         with self._lock:
@@ -290,7 +298,9 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """What is read of a new member, side by side so that all are read at one moment: they come and go together."""
+        """Return the nodes to read for a new member. They are read together at one moment, because they come and go
+        together.
+        """
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
         return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths
 

@@ -13,7 +13,7 @@ NO_HOME = "this user has no home directory (HOME is not set, and the system know
 
 
 def in_home(path: str | PathLike[str], option: str, remedy: str) -> Path:
-    """`path` with its `~` replaced. Raises ConfigError, which names `option`, if there is no home directory for it."""
+    """Return `path` with its `~` replaced. Raises ConfigError naming `option` if there is no home directory for it."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Exceptions that come out of any line of a user's thread: KeyboardInterrupt, and what a signal's handler raises.
+"""Exceptions that may arise at any line of a user's thread: KeyboardInterrupt, and those raised by a signal's handler.
 
-CPython calls the handlers of signals on the main thread, behind each call of a C function, where a function begins and
-where a loop begins anew. So what one C function does is not divided, and neither are statements without a call.
+CPython calls signal handlers on the main thread: behind each call of a C function, where a function begins and where a
+loop begins anew. So one C function is never interrupted in the middle, and neither are statements without a call.
 """
 
 from __future__ import annotations
@@ -45,26 +45,34 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _begin_thread(action: Callable[..., object], *args: object) -> None:
-    """A thread that `threading` knows, or else a name that it makes up for it stays in its list for good."""
+    """Begin a thread that `threading` knows: otherwise the name that it makes up for the thread stays in its list for
+    good.
+    """
     threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
 
 
 begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new_thread, _begin_thread)
-"""`begin_elsewhere((action, argument, …))`: what must follow an interrupt, on a thread where no other one comes. It is
-one call of C functions, so it is made in any case if it is the first call behind `except`. Raises RuntimeError when no
-thread can be started."""
+"""`begin_elsewhere((action, argument, …))`: do what must follow an interrupt, on a thread where no other interrupt
+comes.
+
+It is one call of C functions, so it is certain to be made if it is the first call behind `except`. Raises RuntimeError
+when no thread can be started.
+"""
 
 
 def may_be_interrupted() -> bool:
-    """Whether the handlers of signals run on this thread. What concerns others than its caller is done elsewhere."""
+    """Whether signal handlers run on this thread. If so, work that concerns others than its caller is done
+    elsewhere.
+    """
     return threading.get_ident() == _main
 
 
 class Bell:
-    """Wakes one thread that waits, now or later; rung several times before that it wakes it once. Any thread.
+    """Wakes one waiting thread, now or later; rung several times before that, it wakes it once. Any thread.
 
-    No Event: one whose wait is interrupted may keep its lock. No SimpleQueue: `get(timeout=…)` of CPython 3.11 never
-    returns if a signal whose handler raises nothing, as a profiler's, meets it when its time is over.
+    It uses no Event: one whose wait is interrupted may keep its lock. It uses no SimpleQueue: `get(timeout=…)` of
+    CPython 3.11 never returns if a signal whose handler raises nothing, such as a profiler's, arrives when its time is
+    over.
     """
 
     __slots__ = ("_lock",)
@@ -74,7 +82,7 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> bool:
-        """Whether it had not rung yet."""
+        """Ring. Return whether it had not rung yet."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -82,37 +90,40 @@ class Bell:
         return True
 
     def wait(self, seconds: float | None) -> bool:
-        """At most `seconds`, 0 or less: not at all; None: for ever. Whether it has rung, which is forgotten then."""
+        """Wait at most `seconds`; 0 or less: not at all; None: for ever. Return whether it has rung, and forget
+        that.
+        """
         if seconds is None:
             return self._lock.acquire()
         return self._lock.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class Ending:
-    """Something ends once; any thread may wait for that."""
+    """Something ends once; any thread may wait for it."""
 
     def __init__(self) -> None:
         self._is_over = False
         self._bell = Bell()
 
     def tell(self) -> None:
-        """It is over. May be repeated."""
+        """Record that it is over. May be repeated."""
         self._is_over = True
         self._bell.ring()
 
     def wait(self, seconds: float) -> bool:
-        """At most `seconds`; whether it is over."""
+        """Wait at most `seconds`. Return whether it is over."""
         if not self._is_over and self._bell.wait(seconds):
-            self._bell.ring()  # for the thread that waits beside
+            self._bell.ring()  # for the next waiting thread
         return self._is_over
 
 
 class BackgroundThread:
-    """A daemon thread, where no signal is handled, that begins to do `action` soon. Raises RuntimeError when the
-    interpreter is about to exit.
+    """A daemon thread, where no signal is handled, that begins `action` soon. Raises RuntimeError when the interpreter
+    is about to exit.
 
     An interrupt of Thread.start() may leave a thread that ends at once. So another thread calls that, and beginning it
-    is one call of a C function. If the constructor is interrupted behind it, the action runs although nobody has this.
+    is one call of a C function. If the constructor is interrupted after that call, the action runs although nobody has
+    this object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -129,11 +140,11 @@ class BackgroundThread:
 
     @property
     def ident(self) -> int | None:
-        """As threading.get_ident() on it; None before it has begun."""
+        """Its threading.get_ident(); None before it has begun."""
         return self._thread.ident
 
     def join(self, timeout: float) -> bool:
-        """Wait for its end, at most `timeout` seconds; whether it has ended. Any thread but itself."""
+        """Wait for its end, at most `timeout` seconds. Return whether it has ended. Any thread but itself."""
         return self._ending.wait(timeout)
 
     def _run(self) -> None:
@@ -144,12 +155,13 @@ class BackgroundThread:
 
 
 class Aside:
-    """Does things where no interrupt comes: on another thread, if the caller's may be interrupted. That ends the
-    waiting then, not the action, which may hold locks and has steps that belong together. All of them in their order:
-    what an interrupted call asked for is done before what is asked for next. name: of those threads. drops: not what
-    had not begun when its caller was interrupted, so that what is asked for next waits for one of them at most.
-    lingers: seconds that its thread waits for more, so that many calls one after another begin one thread: where the
-    processors are busy, a new one waits for its turn for milliseconds. Not for what a forked process uses, too.
+    """Runs actions where no interrupt comes: on another thread, if the caller's may be interrupted.
+
+    An interrupt ends the waiting, but not the action, which may hold locks and has steps that belong together. Actions
+    run in order: those of an interrupted call run before later ones. name: of those threads. drops: discard queued
+    actions whose caller was interrupted, so that a later action waits for at most one of them. lingers: seconds that
+    its thread waits for more actions, so that many successive calls need one thread: on busy processors a new thread
+    waits milliseconds for its turn. Do not use it for objects that a forked process also uses.
     """
 
     def __init__(self, name: str, *, drops: bool = False, lingers: float = 0.0) -> None:
@@ -162,11 +174,14 @@ class Aside:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that it was asked for is not done yet."""
-        return not self._todo.empty() or self._lock.locked()  # in this order: what is taken out is done under the lock
+        """Whether some queued action is not finished yet."""
+        # in this order: an action is taken out and run under the lock
+        return not self._todo.empty() or self._lock.locked()
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
-        """Return or raise what `action` does. seconds: raise Empty if it is not done by then; it goes on."""
+        """Run `action` and return its result or raise its exception. seconds: raise Empty if it is not done by then; it
+        goes on.
+        """
         if not may_be_interrupted():
             return action(*args)
         outcome: list[tuple[T | None, BaseException | None]] = []
@@ -194,16 +209,16 @@ class Aside:
         return result  # type: ignore[return-value]  # None is one, too
 
     def start(self, action: Callable[[], None]) -> None:
-        """Have `action`, which raises nothing, done soon; does not wait for it."""
+        """Have `action`, which must not raise, run soon; does not wait for it."""
         try:
             self._todo.put(action)
             self._begin()
         except BaseException:
-            _thread.start_new_thread(self._begin_work, ())  # else what was put would wait for the next one
+            _thread.start_new_thread(self._begin_work, ())  # otherwise the action would wait for the next one
             raise
 
     def _begin(self) -> None:
-        if self._lingers and self._lock.locked():  # its holder looks for more once it has released it
+        if self._lingers and self._lock.locked():  # the holder checks for more after releasing the lock
             self._more.ring()
             return
         try:
@@ -215,7 +230,7 @@ class Aside:
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _work(self) -> None:
-        while not self._todo.empty() and self._lock.acquire(blocking=False):  # else another one does it all
+        while not self._todo.empty() and self._lock.acquire(blocking=False):  # otherwise another thread does it all
             try:
                 with suppress(Empty):
                     while True:
@@ -224,7 +239,7 @@ class Aside:
                 self._lock.release()
 
     def _next(self) -> Callable[[], None]:
-        """Raises Empty."""
+        """Return the next action. Raises Empty."""
         with suppress(Empty):
             return self._todo.get_nowait()
         self._more.wait(self._lingers)
@@ -232,16 +247,19 @@ class Aside:
 
 
 class Bells:
-    """Wakes threads that wait for a change; all methods on any thread. A Condition's lock, which is taken in Python
-    code, may stay locked for ever when its thread is interrupted; this has none.
+    """Wakes threads that wait for a change; all methods on any thread.
+
+    It replaces a Condition, whose lock, taken in Python code, may stay locked for ever when its thread is interrupted.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Bell] = []
-        """Not empty while somebody waits; a look at it costs no call."""
+        """Not empty while somebody waits; reading it costs no call."""
 
     def ring(self, most: int | None = None) -> None:
-        """Have those that wait look again. most: so many of them, those left out that are about to look anyway."""
+        """Have the waiting threads check again. most: only this many, not counting those that are about to check
+        anyway.
+        """
         for bell in list(self.waiting):
             if most is not None and most <= 0:
                 return
@@ -249,8 +267,10 @@ class Bells:
                 most -= 1
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
-        """Wait until `holds`; whether it did when no `seconds` were left. It is looked at on this thread now and
-        after each ring, also one that came during a look."""
+        """Wait until `holds`. Return whether it did when no `seconds` were left.
+
+        It is checked on this thread now and after each ring, also one during a check.
+        """
         bell = Bell()
         try:
             self.waiting.append(bell)
@@ -264,7 +284,9 @@ class Bells:
 
 
 def interrupted_frames() -> list[FrameType]:
-    """What a signal's handler, in which this is called, has interrupted, the innermost first; [] outside of one."""
+    """Call this in a signal's handler. Return the frames it has interrupted, the innermost first; [] outside of a
+    handler.
+    """
     if not may_be_interrupted():
         return []
     outer: list[FrameType] = []
@@ -278,8 +300,9 @@ def interrupted_frames() -> list[FrameType]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is none of the interrupted code's own: no Exception, or one that came out of a signal's handler, as
-    the TimeoutError or the soft limit of a web worker does."""
+    """Whether the error is not the interrupted code's own: it is no Exception, or it came out of a signal's handler, as
+    the TimeoutError or the soft limit of a web worker does.
+    """
     if not isinstance(error, Exception):
         return True
     handlers = _handlers()
@@ -292,12 +315,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _handlers() -> set[CodeType | None]:
-    """What runs when signals come."""
+    """Return the code of the signal handlers."""
     return {_code_of(each) for each in map(signal.getsignal, signal.valid_signals()) if callable(each)} - {None}
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """What runs when it is called, if that is Python."""
+    """Return the code of a handler, if it is Python."""
     while (inner := getattr(handler, "__func__", None) or getattr(handler, "func", None)) is not None:
         handler = inner
     code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -1,5 +1,5 @@
-"""kazoo's client with what ours needs besides: the session timeout that was granted, many reads in one request, why it
-cannot connect, attempts to connect that leave a session time for more, the end of a session that no server takes any
+"""kazoo's client with our additions: the granted session timeout, many reads in one request, the reason why it cannot
+connect, connection attempts that leave time for more within a session, the end of a session that no server accepts any
 more because ZooKeeper was set back, and one callback thread instead of two.
 """
 
@@ -42,22 +42,22 @@ _LONGEST_ANSWER = 256 << 20
 """Bytes."""
 
 _ERROR = -1
-"""Type of a result in an answer to many reads."""
+"""Type of an error result in an answer to many reads."""
 
 _LOOK_SECONDS = 1.0
-"""That a server gets to say how far it has come."""
+"""Seconds that a server gets to report its last transaction."""
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """Arguments as KazooClient's.
+    """Arguments as in KazooClient.
 
-    granted_timeout: seconds of the session that the server granted last; None before the first connection.
-    set_back_from: while kazoo's listeners hear that a session has ended because ZooKeeper was set back: the last zxid
-    that this session had seen, which they take away. Else None.
+    granted_timeout: seconds that the server last granted the session; None before the first connection. set_back_from:
+    the last zxid that the session had seen, set only while kazoo's listeners hear that it has ended because ZooKeeper
+    was set back; they take it away. Otherwise None.
     """
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
-        """clock: that sessions are measured by."""
+        """clock: for measuring sessions."""
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
         self.refusals = Refusals(clock)
@@ -67,7 +67,7 @@ class Client(KazooClient):  # type: ignore[misc]
     def get_many_async(self, paths: Sequence[str]) -> Any:
         """As get_async of each path, in one request; a result is (data, stat) or the exception of this path.
 
-        The whole fails with UnimplementedError by a server older than ZooKeeper 3.6.
+        A server older than ZooKeeper 3.6 fails the whole request with UnimplementedError.
         """
         return self._read_many(GetData, paths)
 
@@ -76,14 +76,14 @@ class Client(KazooClient):  # type: ignore[misc]
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
-        """End the connection, or an attempt to connect that waits for an answer."""
+        """End the connection, or a connection attempt that waits for an answer."""
         self._connection.interrupt()
 
     def _attempt_seconds(self) -> float:
-        """How long one server may keep us waiting, so that a session's time is enough to come to any that answers.
+        """Return how long one server may keep us waiting, so that a session's time is enough to reach any that answers.
 
         kazoo tries the rest of a round, and then all in a new order: at most 2 n - 1 of n. Its own limit is the whole
-        session timeout, so one server that was silent (switched off, or it lost the request while it started) cost the
+        session timeout, so one silent server (switched off, or it lost the request while it started) used to cost the
         session.
         """
         return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
@@ -95,9 +95,9 @@ class Client(KazooClient):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    _server: tuple[str, int] = ("", 0)  # that is tried, as it is listed
+    _server: tuple[str, int] = ("", 0)  # the server being tried, as listed
     _refused = False
-    _is_first = False  # the connection would be the first one since ZooKeeper was found set back
+    _is_first = False  # the connection would be the first since ZooKeeper was found set back
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         client = self.client
@@ -112,14 +112,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
                 client.refusals.unreachable(self._server)
             raise
         client.refusals.connected()
-        if self._is_first:  # this one may lag behind the others, and no zxid of ours keeps us from it
+        if self._is_first:  # this server may lag behind the others, and no zxid of ours prevents that
             self._xid = 1
             self._invoke(seconds[1] / 1000, Sync(_prefix_root(client.chroot, "/")), xid=self._xid)
             self._is_first = False
         return seconds
 
     def _session_refused(self) -> None:
-        """Raises SessionExpiredError if no server will ever take the session."""
+        """Raise SessionExpiredError if no server will ever accept the session."""
         client = self.client
         self._refused = True
         client.refusals.refused(self._server)
@@ -136,12 +136,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         raise SessionExpiredError(f"no server has come as far as 0x{seen:x}")
 
     def _read(self, length: int, timeout: float) -> Any:
-        if not 0 <= length <= _LONGEST_ANSWER:  # what answers is not a ZooKeeper; kazoo would make room for it all
+        # the peer is not a ZooKeeper; kazoo would allocate memory for the whole answer
+        if not 0 <= length <= _LONGEST_ANSWER:
             raise ConnectionDropped(f"an answer of {length} bytes")
         return super()._read(length, timeout)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        if isinstance(request, Connect) and request.session_id:  # a new session may take a server its time
+        if isinstance(request, Connect) and request.session_id:  # a new session may take a server longer
             timeout = min(timeout, self.client._attempt_seconds())
         try:
             answer = super()._invoke(timeout, request, xid)
@@ -149,19 +150,21 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             if isinstance(request, Connect) and request.session_id:
                 self._session_refused()
             raise
-        if isinstance(request, Connect) and answer[0].time_out > 0:  # else: that session has expired
+        if isinstance(request, Connect) and answer[0].time_out > 0:  # otherwise that session has expired
             self.client.granted_timeout = answer[0].time_out / 1000
         return answer
 
     def interrupt(self) -> None:
         connected = self._socket
         if connected is not None:
-            with suppress(OSError):  # it was closed in this moment
+            with suppress(OSError):  # it was closed at this moment
                 connected.shutdown(socket.SHUT_RDWR)
 
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo keeps answers and watches on two threads, so that a watch may wait for an answer. Ours never wait."""
+    """One callback thread. kazoo has two, for answers and watches, so that a watch may wait for an answer. Ours never
+    wait.
+    """
 
     _running: bool
 
@@ -183,7 +186,7 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 atexit.register(self.stop)
 
     def stop(self) -> None:
-        if not self._guard.is_elsewhere:  # else its locks may be held for ever; a child that ends calls this too
+        if not self._guard.is_elsewhere:  # a fork may hold its locks for ever; a child that ends calls this too
             super().stop()
 
 

@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one, chosen as metaq 1.x does (zookeeper.md §3)."""
+"""The address by which other hosts reach this one, chosen as in metaq 1.x (zookeeper.md §3)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def local_address() -> str:
-    """The first non-loopback IPv4 address of an interface, else what the host's name stands for, else 127.0.0.1."""
+    """Return the first non-loopback IPv4 address of an interface, else that of the host's name, else 127.0.0.1."""
     return _first(_candidates())
 
 
 def address_in_java() -> str:
-    """The same with the interfaces in the order in which Java lists them: by falling index.
+    """As local_address(), with the interfaces in Java's order: by falling index.
 
     With Docker on the host that is the address of its bridge. It is right only for names that Java processes of this
     host must find by themselves.

@@ -1,4 +1,4 @@
-"""What all ZooKeepers have in common that are started here, for development and tests: a directory, a port, a life."""
+"""The common part of all ZooKeepers started here, for development and tests: a directory, a port, a life."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .records import host_and_port
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
 APACHE_DIRECTORY = "data/version-2"
-"""Below `data_dir`, where Apache's server has its files."""
+"""Directory of Apache's server files, below `data_dir`."""
 
 STANDALONE_DIRECTORY = "standalone"
-"""Below `data_dir`, where the one in Python has its files."""
+"""Directory of the Python server's files, below `data_dir`."""
 
 _POLL = 0.03
 
 
 class LocalZooKeeper(ABC):
-    """A ZooKeeper server that `start` starts and `stop` stops. One thread at a time.
+    """A ZooKeeper server with `start` and `stop`. One thread at a time.
 
-    data_dir: made if missing. port: 0 chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms:
-    sessions are granted at least 2 ticks and at most that maximum, whatever they ask for.
+    data_dir: created if missing. port: 0 chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms:
+    sessions are granted at least 2 ticks and at most that maximum, regardless of their request.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LocalZooKeeper(ABC):
 
     @property
     def log(self) -> Path:
-        """What a server process says."""
+        """The log of a server process."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
@@ -82,7 +82,9 @@ class LocalZooKeeper(ABC):
         """Stop the server. Does nothing if it does not run."""
 
     def _take_directory(self) -> None:
-        """Two servers on one directory would destroy each other's log. Raises ConfigError, DirectoryInUse."""
+        """Lock the directory: two servers on one directory would destroy each other's log. Raises ConfigError,
+        DirectoryInUse.
+        """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             lock = (self.data_dir / "embedded.lock").open("a")
@@ -100,11 +102,13 @@ class LocalZooKeeper(ABC):
         self._lock_file = lock
 
     def _refuse_apache(self) -> None:
-        """For the standalone server: raises ConfigError if Apache's has its files here."""
+        """For the standalone server: raise ConfigError if Apache's server has files here."""
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raises ConfigError if there are files of another kind of server, beside which this one would start empty."""
+        """Raise ConfigError if there are files of another kind of server: this one would ignore them and start
+        empty.
+        """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
             remedy = f"it holds the data of {whose} ({directory}): go on with {which}, or choose another directory"
@@ -117,7 +121,7 @@ class LocalZooKeeper(ABC):
 
 
 class ZooKeeperProcess(LocalZooKeeper):
-    """One that is a child process. It ends with this process, even when that is killed (Linux)."""
+    """A server in a child process. It ends with this process, even when that is killed (Linux)."""
 
     _process: subprocess.Popen[bytes] | None = None
 
@@ -128,11 +132,11 @@ class ZooKeeperProcess(LocalZooKeeper):
 
     @property
     def pid(self) -> int | None:
-        """Of the server process, once it was started."""
+        """The pid of the server process, once it was started."""
         return self._process.pid if self._process else None
 
     def start(self, timeout: float = 30.0) -> None:
-        """Start the server and return once it serves. Raises what `launch` and `wait_until_serving` raise."""
+        """Start the server and return once it serves. Raises as `launch` and `wait_until_serving`."""
         self.launch()
         self.wait_until_serving(timeout)
 
@@ -141,8 +145,9 @@ class ZooKeeperProcess(LocalZooKeeper):
         """Start the server and return before it serves."""
 
     def wait_until_serving(self, timeout: float = 30.0) -> None:
-        """After `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout` seconds:
-        then it is stopped."""
+        """Wait after `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout`
+        seconds: then it is stopped.
+        """
         deadline = time.monotonic() + timeout
         try:
             while not _serves(self.host, self.port):
@@ -178,7 +183,7 @@ class ZooKeeperProcess(LocalZooKeeper):
 
 
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """What a server says to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
+    """Return a server's answer to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
     with socket.create_connection((host, port), timeout=timeout) as connection:
         connection.sendall(word)
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
@@ -193,9 +198,9 @@ def _serves(host: str, port: int) -> bool:
 
 
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` so that it ends with this process, its output appended to `log`.
+    """Start `command` so that it ends with this process, with its output appended to `log`.
 
-    The kernel binds a child to the life of the thread that started it, so one that waits for its end does.
+    The kernel binds a child to the life of the thread that started it, so a thread that waits for its end starts it.
     """
     run_bound = str(Path(__file__).with_name("run_bound.py"))
     bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]
@@ -206,7 +211,7 @@ def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     def start_and_wait() -> None:
         try:
             with log.open("ab") as output:
-                # its own session: Ctrl-C in a terminal goes to us alone, and we stop it last
+                # its own session: Ctrl-C in a terminal reaches only us, and we stop it last
                 started.append(
                     subprocess.Popen(
                         bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

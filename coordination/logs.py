@@ -1,7 +1,8 @@
-"""Loggers of what may run on a user's thread: an interrupt (interrupts.py) does not divide the writing of a line.
+"""Loggers for code that may run on a user's thread: an interrupt (interrupts.py) cannot cut the writing of a line in
+two.
 
-`logging` locks its handlers in Python code. An interrupt behind that leaves the lock held, and then every thread that
-writes to the log stops for good: those that fetch, rebalance and commit among them.
+`logging` locks its handlers in Python code. An interrupt after that leaves the lock held, and then every thread that
+writes to the log stops for good, including those that fetch, rebalance and commit.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from .interrupts import Aside, may_be_interrupted
 __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
-"""How long a line is waited for. A handler that itself sends with metaq is locked by whoever waits here: the line comes
-when it is free again."""
+"""How long to wait for a line. If a handler itself sends with metaq, the waiting caller may hold its lock: the line
+comes when the lock is free again.
+"""
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """Writes lines as the logger does, with the caller's place and thread; aside, if the caller may be interrupted."""
+    """Writes lines like the logger, with the caller's place and thread; aside, if the caller may be interrupted."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """As logging.Logger.log; of its keyword arguments exc_info alone. Raises what a handler raises."""
+        """As logging.Logger.log, with exc_info as the only keyword argument. Raises a handler's exceptions."""
         if not may_be_interrupted():
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
             return
@@ -53,12 +55,12 @@ _aside = Aside("metaq log")
 
 def _forked() -> None:
     global _aside
-    _aside = Aside("metaq log")  # the thread that wrote may have left the former one locked
+    _aside = Aside("metaq log")  # the thread that wrote may have left the old one locked
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 def get_log(name: str) -> Log:
-    """For a module's __name__."""
+    """Return the log for a module's __name__."""
     return Log(logging.getLogger(name), {})

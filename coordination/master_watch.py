@@ -1,4 +1,4 @@
-"""What an asynchronous slave must know of its master, and its presence as a consumer (zookeeper.md §6)."""
+"""An asynchronous slave's view of its master, and its presence as a consumer (zookeeper.md §6)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .znodes import create_ephemeral, delete
 __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
-"""How often the checksum of the master's server.ini is looked at: its data changes without any node coming or going."""
+"""How often the checksum of the master's server.ini is read: its data changes although no node comes or goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
     """The master of one broker id at one moment. address: None while it is not registered.
 
-    topics: what it offers to consumers, with its number of partitions. checksum: of its server.ini, None if unknown.
+    topics: those offered to consumers, with their numbers of partitions. checksum: of its server.ini, None if unknown.
     """
 
     address: BrokerAddress | None
@@ -39,9 +39,9 @@ class MasterView:
 class MasterWatch:
     """Follows the master of `broker_id`, and keeps the slave registered as a consumer of its topics.
 
-    1.x looks at the topics once; here every change is seen, so that new topics are copied without a restart. As in 1.x
-    the consumer owns nothing and commits nothing. on_view: called on a thread of its own, once and after every change;
-    it must not block. Any thread may call the methods; they block on ZooKeeper only in close().
+    1.x reads the topics once; here every change is seen, so that new topics are copied without a restart. As in 1.x the
+    consumer owns nothing and commits nothing. on_view: called on a thread of its own, once and after every change; it
+    must not block. Any thread may call the methods; only close() blocks on ZooKeeper.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class MasterWatch:
             self._poll()
 
     def close(self) -> None:
-        """Watch nothing any more, and take back the consumer's node."""
+        """Stop watching, and remove the consumer's node."""
         self._watchers.close()
         self._presence.stop()
         path = self._paths.consumer(self.group, self.consumer_id)
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [path]))
 
     def again(self) -> None:
-        """Look once more, and call on_view even if nothing has changed."""
+        """Read again, and call on_view even if nothing has changed."""
         self._view = None
         self._presence.again()
 
@@ -120,7 +120,7 @@ class MasterWatch:
         return MasterView(address, topics, checksum.data.decode() if checksum and checksum.data else None)
 
     def _present(self, topics: Iterable[str]) -> None:
-        """Be a consumer of `topics`, under the current session."""
+        """Be present as a consumer of `topics`, under the current session."""
         session_id = self._session.session_id
         path, data = self._paths.consumer(self.group, self.consumer_id), format_topics(sorted(topics))
         node = self._nodes.get(path)
@@ -129,4 +129,4 @@ class MasterWatch:
         self._nodes.ensure([self._paths.group_ids(self.group)])
         writes = [create_ephemeral(path, data)] if node is None else [delete(path), create_ephemeral(path, data)]
         if any(self._nodes.write(session_id, writes, NodeExistsError, NoNodeError)):
-            self._presence.again()  # the old session's node went, or came to its end, in this moment
+            self._presence.again()  # the old session's node, or the session itself, ended at this moment

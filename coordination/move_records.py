@@ -1,6 +1,6 @@
 """A move of partitions from one broker to another: the payload of its znode. Pure.
 
-What all payloads share is in records.py.
+records.py has the parts that all payloads share.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 class MoveState(Enum):
-    """How far a move has come, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
+    """The states of a move, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
 
     ASKED = "asked"
-    """The target has not looked at it yet."""
+    """The target has not read it yet."""
     COPYING = "copying"
-    """The target copies what the source goes on to take."""
+    """The target copies data while the source still takes messages."""
     CLOSING = "closing"
-    """The source takes nothing more; the target copies the rest."""
+    """The source takes no more messages; the target copies the rest."""
     PUBLISHING = "publishing"
-    """The target has everything: producers go over to it."""
+    """The target has everything: producers switch to it."""
     HANDING_OVER = "handing-over"
     """Consumers leave the source, and their offsets go to the target."""
     DONE = "done"
@@ -41,7 +41,7 @@ class MoveState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Partitions of a topic that go from one broker to another with their offsets.
+    """Partitions of a topic that move from one broker to another with their offsets.
 
     The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
     the target has chosen it. rate: bytes per second of copying, from 1 to INT64_MAX. ends: byte offsets where the
@@ -66,11 +66,11 @@ class Move:
 
     @property
     def name(self) -> str:
-        """Of its znode: the first partition that leaves, `<broker>-<partition>`."""
+        """The name of its znode: the first partition that leaves, `<broker>-<partition>`."""
         return f"{self.source}-{self.first}"
 
     def of_target(self, partition: int) -> int:
-        """The target's number of one of the source's partitions."""
+        """Return the target's number of one of the source's partitions."""
         return partition - self.first + self.target_first
 
     def __str__(self) -> str:
@@ -80,7 +80,9 @@ class Move:
 
 
 def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
-    """The target's partitions by the source's; those of a target that has not chosen any have no meaning."""
+    """Return the target's partitions by the source's. They are meaningless until the target has chosen its
+    partitions.
+    """
     return {
         TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
         for number in range(move.first, move.first + move.count)
@@ -88,13 +90,13 @@ def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
 
 
 def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
-    """Where each partition went by the moves that are done: the target's by the source's."""
+    """Return the destination of each partition by completed moves: the target's by the source's."""
     done = [places_of(move) for move in moves if move.state is MoveState.DONE]
     return {source: target for places in done for source, target in places.items()}
 
 
 def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
-    """The partition that has its messages now, behind every move of `moved_places`."""
+    """Return the partition that has its messages now, after all moves of `moved_places`."""
     now, passed = partition, {partition}
     while (after := moved.get(now)) is not None and after not in passed:
         passed.add(after)
@@ -103,7 +105,7 @@ def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPar
 
 
 def format_move(move: Move) -> bytes:
-    """A JSON object; the topic, the source and its first partition are in the path."""
+    """Return a JSON object; the topic, the source and its first partition are in the path."""
     to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
     fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
     if move.ends:
@@ -114,7 +116,7 @@ def format_move(move: Move) -> bytes:
 
 
 def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
-    """The move of `topic` whose znode is called `name`. Unknown fields are ignored."""
+    """Return the move of `topic` whose znode is called `name`. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -134,5 +136,5 @@ def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | N
                 note=note,
             )
     except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, '{"state":<state>,"count":<number>,"to":"<broker>-<partition>","rate":<bytes>}')

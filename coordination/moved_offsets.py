@@ -1,7 +1,7 @@
-"""Handing groups' offsets over with partitions that move: from the source's partition to the target's.
+"""Hand groups' offsets over with moving partitions: from the source's partition to the target's.
 
-The partition must have no owner meanwhile, and no member may claim it by an old picture of the cluster. So whoever
-hands over claims it, in each group, with an owner node of its own.
+The partition must have no owner meanwhile, and no member may claim it by an old view of the cluster. So the process
+that hands over claims it, in each group, with an owner node of its own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
 
 
 class OffsetHandOver:
-    """Of one move. Blocks: any thread but kazoo's, one at a time. Every method may raise CoordinationError.
+    """The hand-over for one move. Blocks: any thread but kazoo's, one at a time. Every method may raise
+    CoordinationError.
 
-    It may be begun again by another session at any time: what an offset says goes over in one transaction that deletes
-    it at the source.
+    Another session may begin it again at any time: each offset is moved in one transaction that deletes it at the
+    source.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -40,7 +41,9 @@ class OffsetHandOver:
         self._claimed: set[str] = set()
 
     def step(self) -> list[str]:
-        """Do what can be done now; what is still waited for, in words. Empty: every group's offsets have gone over."""
+        """Do what can be done now. Return the remaining obstacles in words; empty: every group's offsets have been
+        handed over.
+        """
         waiting = []
         for group in self._view.groups():
             for partition in self._partitions(group):
@@ -54,7 +57,7 @@ class OffsetHandOver:
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Those of the move that the group has something to do with."""
+        """Yield the partitions of the move that concern the group."""
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):
@@ -66,7 +69,7 @@ class OffsetHandOver:
         yield from sorted(mine[name] for name in mine.keys() & {*offsets, *owners})
 
     def _hand_over(self, group: str, partition: int) -> str | None:
-        """What is waited for; None if the group's offset has gone over, or there is none."""
+        """Return the obstacle; None if the group's offset has been handed over, or there is none."""
         move, session_id = self._move, self._session.session_id
         name = partition_name(move.source, partition)
         owner = self._paths.owner(group, move.topic, name)

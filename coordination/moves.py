@@ -1,4 +1,4 @@
-"""Moves of partitions from broker to broker, as ZooKeeper keeps them: read, begun, and changed by compare-and-set."""
+"""Moves of partitions from broker to broker in ZooKeeper: read, begun, and changed by compare-and-set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CANCELLABLE = (MoveState.ASKED, MoveState.COPYING, MoveState.CLOSING)
 
 class FoundMove(NamedTuple):
     """A move as it was read. version: of its znode's data. zxid: ZooKeeper's number of its last change, which rises
-    even if the znode was deleted and made anew. changed_ms: when that was, by ZooKeeper's clock, since 1970."""
+    even if the znode was deleted and made anew. changed_ms: time of that change, by ZooKeeper's clock, since 1970.
+    """
 
     move: Move
     version: int
@@ -31,8 +32,10 @@ class FoundMove(NamedTuple):
 
 
 class Moves:
-    """The moves of a cluster. Any thread but kazoo's; each call asks ZooKeeper and may raise CoordinationUnavailable
-    and SessionLost. Nobody knows then whether a change was made: read() tells."""
+    """The moves of a cluster. Any thread but kazoo's; each call makes requests to ZooKeeper.
+
+    May raise CoordinationUnavailable and SessionLost: then it is unknown whether a change was made, and read() tells.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -40,7 +43,7 @@ class Moves:
         self._paths = session.paths
 
     def read_all(self) -> list[FoundMove]:
-        """Everything that was written before the call, by topic, source and partition.
+        """Return all moves, including all writes made before the call, by topic, source and partition.
 
         Raises CoordinationError for a damaged entry: without it nobody may say which partitions a broker has.
         """
@@ -52,7 +55,9 @@ class Moves:
         return sorted(found, key=lambda each: (each.move.topic, each.move.source, each.move.first))
 
     def read(self, topic: str, name: str) -> FoundMove | None:
-        """The move whose znode has this name, with all that was written before the call. Raises as read_all()."""
+        """Return the move whose znode has this name, including all writes made before the call. Raises as
+        read_all().
+        """
         self._nodes.sync(self._paths.moves())
         return next(iter(self._read([(topic, name)])), None)
 
@@ -66,7 +71,7 @@ class Moves:
         return found
 
     def begin(self, move: Move, instead_of: FoundMove | None = None) -> bool:
-        """Write a new move, in the place of a former one of its name if there was one. False: somebody was faster."""
+        """Write a new move, in place of a former one with its name if there was one. False: somebody was faster."""
         path = self._paths.move(move.topic, move.name)
         self._session.ensure_chroot()
         self._nodes.ensure([self._paths.topic_moves(move.topic)])
@@ -75,7 +80,7 @@ class Moves:
         return self._write(path, [write])
 
     def change(self, found: FoundMove, move: Move, obsolete: Sequence[FoundMove] = ()) -> bool:
-        """Write `move` in the place of what was found, and delete those that are obsolete with it, or do nothing.
+        """Replace the found move by `move`, and delete the obsolete ones with it, or do nothing.
 
         False: one of them has changed since.
         """

@@ -1,4 +1,4 @@
-"""Where consumer groups keep how far they have come: in ZooKeeper, or, for broadcast consumers, in a local file."""
+"""Consumer groups' committed offsets: in ZooKeeper, or, for broadcast consumers, in a local file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""Nodes above which it is cheaper to ask once which of them exist."""
+"""Number of nodes above which it is cheaper to ask once which of them exist."""
 
 TopicPartitionName = tuple[str, str]
 """(topic, `<broker>-<partition>`)."""
@@ -36,7 +36,7 @@ class OffsetStore(Protocol):
     """Any thread. Raises CoordinationUnavailable if it cannot be reached, CoordinationError for damaged data."""
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        """The committed offset of `<broker>-<partition>`; None if the group never committed it."""
+        """Return the committed offset of `<broker>-<partition>`; None if the group never committed it."""
         return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
@@ -45,21 +45,22 @@ class OffsetStore(Protocol):
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
         """Store the offsets, each by itself.
 
-        fence: the ZooKeeper session that holds the owner nodes (GroupMembership.session_id at the claim); if it is not
-        the current session any more, SessionLost is raised and nothing is written on the later one: a new owner's
-        offsets stay. None, for tools that change a group without members: the session of this moment.
+        fence: the ZooKeeper session that holds the owner nodes (GroupMembership.session_id at the claim). If it is no
+        longer the current session, SessionLost is raised and nothing is written on the later one: a new owner's offsets
+        stay. None, for tools that change a group without members: the current session.
         """
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
-        """Whether ZooKeeper's transaction that wrote each committed offset is newer than `zxid`: False for what was
-        never committed. True for offsets that are kept elsewhere: they do not go back when ZooKeeper does."""
+        """Whether the transaction that wrote each committed offset is newer than `zxid`: False if it was never
+        committed. True for offsets that are kept outside ZooKeeper: they do not go back when ZooKeeper does.
+        """
         return [True] * len(partitions)
 
 
 class ZooKeeperOffsetStore(OffsetStore):
     """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
 
-    Reads are pipelined, writes go out in transactions of many. A failed commit may have stored some of the offsets;
+    Reads are pipelined, writes are sent in transactions of many. A failed commit may have stored some of the offsets;
     committing again is always right.
     """
 
@@ -67,8 +68,8 @@ class ZooKeeperOffsetStore(OffsetStore):
         self._nodes = session.nodes
         self._session = session
         self._paths = session.paths
-        self._known: set[str] = set()  # nodes that have been seen: they are set, others are made
-        self._absent: set[str] = set()  # nodes that were not there when they were read: they are made
+        self._known: set[str] = set()  # nodes that have been seen: they are set, others are created
+        self._absent: set[str] = set()  # nodes that were missing when read: they are created
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         paths = [self._paths.offset(group, *each) for each in partitions]
@@ -83,7 +84,7 @@ class ZooKeeperOffsetStore(OffsetStore):
         return [parse_offset(path, nodes[path].data) if path in nodes else None for path in paths]
 
     def _listed(self, group: str, partitions: Iterable[TopicPartitionName]) -> set[str]:
-        """The nodes that the group has for these topics."""
+        """Return the nodes that the group has for these topics."""
         topics = list(dict.fromkeys(topic for topic, _ in partitions))
         names = self._nodes.children_many([self._paths.offsets(group, topic) for topic in topics])
         return {
@@ -122,7 +123,7 @@ class ZooKeeperOffsetStore(OffsetStore):
         wanted: Mapping[str, bytes],
         expected: type[KazooException],
     ) -> dict[str, bytes]:
-        """Write the data; return what failed as `expected`."""
+        """Write the data; return the writes that failed as `expected`."""
         failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
         return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
 
@@ -131,8 +132,8 @@ class LocalOffsetStore(OffsetStore):
     """The file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8), shared by the processes of one user.
 
     Java rewrites the whole file from memory, so processes lose each other's groups. Here a commit changes only its own
-    entries, under a lock beside the file, and replaces the file by a rename after fsync. `fence` does not matter: the
-    file belongs to this host, and so do the partitions of a broadcast group.
+    entries, under a lock beside the file, and replaces the file by a rename after fsync. `fence` is ignored: the file
+    belongs to this host, and so do the partitions of a broadcast group.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -216,13 +217,13 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
 
 
 class OwnerCheckedStore(OffsetStore):
-    """Implements OffsetStore around one that knows nothing of ZooKeeper (a file, a database). Any thread.
+    """Implements OffsetStore around one that does not use ZooKeeper (a file, a database). Any thread.
 
     Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
     round trip. The check and the write are two steps, where ZooKeeperOffsetStore has one: a member whose session ends
-    just between them can still overwrite what the next owner commits at that moment. That may repeat messages and loses
-    none: whatever offset it writes, everything in front of it was consumed, or the group had not begun. Only if both
-    begin at "latest" in that moment, and nothing is committed after it, what came between their two ends is skipped.
+    just between them can still overwrite the next owner's commit of that moment. That may repeat messages but loses
+    none: all messages before the written offset were consumed, or the group had not begun. Only if both owners begin at
+    "latest" in that moment, and nothing is committed afterwards, are the messages between their two ends skipped.
     """
 
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:

@@ -27,8 +27,8 @@ DEFAULT_ROOT = "/meta"
 class Paths:
     """Builds paths below one root. Pure; every method documents its node in zk_paths.md.
 
-    root: as zk.zkRoot of 1.x: a missing leading "/" is added, a trailing one removed; "" and "/" mean the chroot.
-    Names come from users and from the wire: one that would leave its place in the tree raises InvalidName.
+    root: as zk.zkRoot of 1.x: a missing leading "/" is added, a trailing one removed; "" and "/" mean the chroot. Names
+    come from users and from the wire: one that would leave its place in the tree raises InvalidName.
     """
 
     def __init__(self, root: str = DEFAULT_ROOT) -> None:
@@ -171,33 +171,33 @@ class Paths:
 
 
 def replica_name(broker_id: int, slave_id: int | None = None) -> str:
-    """The node of one broker below a topic: `0-m` for a master, `0-s1` for its slave 1."""
+    """Return the node of one broker below a topic: `0-m` for a master, `0-s1` for its slave 1."""
     return f"{broker_id}-m" if slave_id is None else f"{broker_id}-s{slave_id}"
 
 
 def partition_name(broker_id: int, partition: int) -> str:
-    """The node of one partition below owners and offsets: `<brokerId>-<partition>`."""
+    """Return the node of one partition below owners and offsets: `<brokerId>-<partition>`."""
     return f"{broker_id}-{partition}"
 
 
 def child_of(path: str, name: str) -> str:
-    """The node `name` below `path`, as a list of its children gives it."""
+    """Return the node `name` below `path`, as a list of its children gives it."""
     return _join(path, name)
 
 
 def parent_of(path: str) -> str:
-    """The node above `path`; "" for one below the root of the tree."""
+    """Return the node above `path`; "" for one below the root of the tree."""
     return path.rpartition("/")[0]
 
 
 def ancestors(path: str) -> list[str]:
-    """The nodes above `path`, topmost first, without the root of the tree."""
+    """Return the nodes above `path`, topmost first, without the root of the tree."""
     parts = path.split("/")[1:-1]
     return [_join("", *parts[: n + 1]) for n in range(len(parts))]
 
 
 def split_connect_string(connect: str) -> tuple[str, str]:
-    """Cut `host:port,host:port/chroot` into the hosts and the chroot ("" when there is none)."""
+    """Split `host:port,host:port/chroot` into the hosts and the chroot ("" when there is none)."""
     hosts, slash, chroot = connect.partition("/")
     chroot = chroot.strip("/")
     return hosts, slash + chroot if chroot else ""

@@ -16,19 +16,20 @@ _FREE_PORTS = range(10_000, 32_768)
 _TRIES = 100
 
 _kept: list[socket.socket] = []
-"""Sockets that are bound to the free ports which this process has chosen. They never listen, so servers may listen
-there. Other processes that look for a free port skip these ports, also while no server listens. Each socket takes one
-descriptor until the process ends."""
+"""Sockets that are bound to the free ports that this process has chosen. They never listen, so servers may listen
+there. Other processes that look for a free port skip these ports, even while no server listens. Each socket takes one
+descriptor until the process ends.
+"""
 
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
-    """`port` if a server can listen there, or a free one if it is 0. Raises ConfigError naming `option`."""
+    """Return `port` if a server can listen there, or a free one if it is 0. Raises ConfigError naming `option`."""
     return ready_ports(option, port, 1, host)[0]
 
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` ports from `first` on that servers can listen on, or free ones if it is 0, which no other process gets
-    from here while this one runs.
+    """Return `count` ports from `first` on that servers can listen on; if `first` is 0, free ones. While this process
+    runs, this function gives the free ones to no other process.
 
     Raises ConfigError naming `option` and the port that is taken.
     """
@@ -54,8 +55,9 @@ def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
 
 
 def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int:
-    """Below those that the system gives to outgoing connections, if it can be: one of these could take it before the
-    server that it is for."""
+    """Choose a port below the system's ports for outgoing connections, if possible: such a connection could take the
+    port before its server does.
+    """
     holder = socket.socket(family)
     try:
         for _ in range(_TRIES):
@@ -64,7 +66,7 @@ def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int
                 break
         else:
             holder.bind((host, 0))
-        # only now: with it, a bind to the port of another holder would succeed. Servers have it, and may listen there
+        # only now: with it, a bind to another holder's port would succeed. Servers set it, and may listen there
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
         holder.close()

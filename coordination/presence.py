@@ -1,4 +1,4 @@
-"""Ephemeral nodes that a process keeps up over sessions: a broker's registration, a consumer's membership."""
+"""Ephemeral nodes that a process maintains across sessions: a broker's registration, a consumer's membership."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _STOP_SECONDS = 5.0
 
 
 class Presence:
-    """Has `appear` called on a thread of its own after each new session, and again until it succeeds.
+    """Calls `appear` on a thread of its own after each new session, and again until it succeeds.
 
-    name: of who is present, for errors and the log. Any thread, but none of kazoo's for those that block: take_over(),
-    stop() and leave().
+    name: of the present party, for errors and the log. Any thread, except kazoo's for the blocking methods:
+    take_over(), stop() and leave().
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Presence:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """From here on new sessions count, unless what is done with this raises."""
+        """Handle new sessions from here on, unless the `with` block raises."""
         self._session.on_session(self._session_changed)
         try:
             yield
@@ -68,8 +68,9 @@ class Presence:
         self._task.trigger()
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
-        """Repeat `take` until it returns None, for as long as a dead session may keep what it wants; then raise what it
-        returned. Raises CoordinationError after stop()."""
+        """Repeat `take` until it returns None, for as long as a dead session may keep the wanted node; then raise its
+        last result. Raises CoordinationError after stop().
+        """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False
         while (obstacle := take()) is not None:
@@ -82,14 +83,15 @@ class Presence:
                 raise CoordinationError(f"{self._name} left while it waited: {obstacle}")
 
     def stop(self) -> None:
-        """Appear no more. An attempt under way gets 5 s to end."""
+        """Make no more attempts to appear. A running attempt gets 5 s to end."""
         self._session.off_session(self._session_changed)
         self._stopping.set()
         self._task.close(_STOP_SECONDS)
 
     def leave(self, disappear: Callable[[], object]) -> None:
         """Call `disappear`, which removes the nodes. Without a connection or the session only log: the nodes are
-        ephemeral and end with the session."""
+        ephemeral and end with the session.
+        """
         try:
             self._session.require_connection()
             disappear()

@@ -2,8 +2,8 @@
 here; no other file formats or parses them. Pure.
 
 Formats: zookeeper.md §2. Payloads are UTF-8; null, empty and blank ones all mean "nothing" and parse to None, because
-1.x creates intermediate nodes with null and other tools with empty data. Everything else that does not follow its
-format raises CoordinationError with the path and the data.
+1.x creates intermediate nodes with null and other tools with empty data. All other payloads that do not follow their
+format raise CoordinationError with the path and the data.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 MAX_PARTITIONS = 1 << 20
-"""Most partitions one entry may announce: a larger number is damage, and would fill the memory of every client."""
+"""Maximum partitions of one entry: a larger number is damage, and would fill the memory of every client."""
 
 UNKNOWN_MESSAGE_ID = -1
 """Message id of an offset that was not reached by processing a message."""
@@ -75,7 +75,7 @@ _ZONE_STRATEGY = "zone"
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a group has come in one partition.
+    """A group's position in one partition.
 
     message_id: of the last processed message; UNKNOWN_MESSAGE_ID when there is none. Java's ids may be negative.
     offset: position in the partition, in bytes, of the next byte to read.
@@ -87,7 +87,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
-    """The last batch of a Spark query whose rows are in its topics, or will be whatever happens.
+    """The last batch of a Spark query whose rows are in its topics, or are certain to be.
 
     pending: names of its transactions that may not be committed yet. topic: one of those it wrote.
     """
@@ -98,7 +98,7 @@ class DecidedBatch:
 
 
 def payload_text(path: str, data: bytes | None) -> str | None:
-    """None for nothing. Raises CoordinationError if it is not UTF-8."""
+    """Return the text, None for nothing. Raises CoordinationError if it is not UTF-8."""
     try:
         text = (data or b"").decode()
     except UnicodeDecodeError as error:
@@ -107,12 +107,12 @@ def payload_text(path: str, data: bytes | None) -> str | None:
 
 
 def damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
-    """The error of a payload that does not follow its format."""
+    """Return the error for a payload that does not follow its format."""
     return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
 
 
 def host_and_port(host: str, port: int) -> str:
-    """`host:port`, or `[host]:port` for an IPv6 address."""
+    """Return `host:port`, or `[host]:port` for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -120,7 +120,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def format_broker_url(host: str, port: int) -> bytes:
-    """`meta://host:port`; an IPv6 host is put in brackets.
+    """Return `meta://host:port`; an IPv6 host is put in brackets.
 
     Raises ConfigError for a host that Java's URI class cannot parse: every 1.x client in the cluster would fail on it.
     """
@@ -132,7 +132,7 @@ def format_broker_url(host: str, port: int) -> bytes:
 
 
 def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
-    """(host, port) of `meta://host:port`; IPv6 hosts come without their brackets, a query is ignored."""
+    """Return (host, port) of `meta://host:port`, IPv6 hosts without their brackets; a query is ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -143,12 +143,12 @@ def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
 
 
 def format_checksum(crc32: int) -> bytes:
-    """CRC-32 of the bytes of server.ini, unsigned decimal."""
+    """Return the CRC-32 of the bytes of server.ini in unsigned decimal."""
     return str(crc32 & 0xFFFFFFFF).encode()
 
 
 def parse_checksum(path: str, data: bytes | None) -> int | None:
-    """The inverse of format_checksum()."""
+    """Parse the output of format_checksum()."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -158,25 +158,27 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 
 def parse_broker_id(path: str, name: str) -> int:
-    """A child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x clients."""
+    """Parse a child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x
+    clients.
+    """
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
     return int(name)
 
 
 def parse_slave_name(name: str) -> int | None:
-    """Slave id of a child `slave<n>` of a broker; None for the other children."""
+    """Return the slave id of a child `slave<n>` of a broker; None for the other children."""
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
 
 
 def format_zone(zone: str) -> bytes:
-    """Where a broker stands."""
+    """Return the payload of a broker's zone."""
     return zone.encode()
 
 
 def parse_zone(path: str, data: bytes | None) -> str:
-    """The inverse of format_zone(); "" for none."""
+    """Parse the output of format_zone(); "" for none."""
     return payload_text(path, data) or ""
 
 
@@ -184,20 +186,22 @@ def parse_zone(path: str, data: bytes | None) -> str:
 
 
 def format_plain_count(partitions: int) -> bytes:
-    """Payload below topics/, for clients older than 1.4.3: the number of partitions."""
+    """Return the payload below topics/, for clients older than 1.4.3: the number of partitions."""
     return str(partitions).encode()
 
 
 def format_partition_count(partitions: int, replica: str) -> bytes:
-    """Payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other key."""
+    """Return the payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other
+    key.
+    """
     return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
 
 
 def parse_partition_count(path: str, data: bytes | None) -> int | None:
-    """Number of partitions in a node below topics-pub/ or topics-sub/; None where there is nothing (JSON null too).
+    """Return the number of partitions in a node below topics-pub/ or topics-sub/; None for nothing (JSON null too).
 
-    Raises CoordinationError in each case where Java skips the entry (unknown key, no number): all members of a group
-    must see the same partitions.
+    Raises CoordinationError whenever Java skips the entry (unknown key, no number): all members of a group must see the
+    same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -220,7 +224,7 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
 
 
 def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
-    """(broker id, slave id; None for the master) of a child `0-m` or `0-s1` of a topic."""
+    """Return (broker id, slave id; None for the master) of a child `0-m` or `0-s1` of a topic."""
     found = _REPLICA.match(name)
     if not found:
         raise CoordinationError(
@@ -233,23 +237,25 @@ def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
 
 
 def format_topics(topics: Iterable[str]) -> bytes:
-    """Payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must not care)."""
+    """Return the payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must ignore the
+    order).
+    """
     return ",".join(topics).encode()
 
 
 def parse_topics(path: str, data: bytes | None) -> list[str]:
-    """Topics of a consumer, in the order they are written; empty entries are dropped as Java's split does."""
+    """Return a consumer's topics in the written order; empty entries are dropped as in Java's split."""
     text = payload_text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
 
 
 def format_consumer_zone(zone: str) -> bytes:
-    """A JSON object with the strategy, which is always `zone`, and the consumer's zone."""
+    """Return a JSON object with the strategy, which is always `zone`, and the consumer's zone."""
     return json.dumps({"strategy": _ZONE_STRATEGY, "zone": zone}, separators=(",", ":")).encode()
 
 
 def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
-    """The zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
+    """Return the zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -260,20 +266,21 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
         if type(zone := fields["zone"]) is str:
             return zone
     except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, '{"strategy":"zone","zone":<name>}')
 
 
 class ConsumerFilter(NamedTuple):
-    """Which messages of a topic a consumer takes. tags: one of these, sorted, () for any. where: a filter by content,
-    as it was written, "" for none."""
+    """A consumer's filter for a topic. tags: one of these, sorted, () for any. where: a filter by content, as written,
+    "" for none.
+    """
 
     tags: tuple[str, ...] = ()
     where: str = ""
 
 
 def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
-    """A JSON object with the filter of each topic; what it does not filter by is left out."""
+    """Return a JSON object with the filter of each topic; unused filters are left out."""
     fields = {
         topic: ({"tags": list(each.tags)} if each.tags else {}) | ({"where": each.where} if each.where else {})
         for topic, each in sorted(filters.items())
@@ -282,7 +289,7 @@ def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
 
 
 def parse_consumer_filter(path: str, data: bytes | None) -> dict[str, ConsumerFilter]:
-    """The inverse of format_consumer_filter(). Unknown fields are ignored."""
+    """Parse the output of format_consumer_filter(). Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return {}
@@ -300,21 +307,22 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 
 
 class Begun(NamedTuple):
-    """What the owner of a partition has begun. offset: of the message that it has written down before it began it, -1:
-    it handles messages without writing that. alone: how many owners in a row began this message alone in their process
-    and did not end it."""
+    """The work that the owner of a partition has begun. offset: of the message, written before its processing begins;
+    -1: the owner handles messages without writing it. alone: how many successive owners began this message alone in
+    their process and did not finish it.
+    """
 
     offset: int = -1
     alone: int = 0
 
 
 def format_begun(begun: Begun) -> bytes:
-    """A JSON object with the offset and the number; empty if there is no offset."""
+    """Return a JSON object with the offset and the number; empty if there is no offset."""
     return json.dumps(begun._asdict() if begun.offset >= 0 else {}, separators=(",", ":")).encode()
 
 
 def parse_begun(path: str, data: bytes | None) -> Begun:
-    """The inverse of format_begun(). Unknown fields are ignored."""
+    """Parse the output of format_begun(). Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return Begun()
@@ -324,17 +332,17 @@ def parse_begun(path: str, data: bytes | None) -> Begun:
         if type(offset) is int and type(alone) is int:
             return Begun(offset, alone)
     except (ValueError, AttributeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, '{"offset":<offset>,"alone":<number>}')
 
 
 def format_group_zones(zones: Mapping[int, str]) -> bytes:
-    """A JSON object with the zone of each broker id, in order of the ids."""
+    """Return a JSON object with the zone of each broker id, in order of the ids."""
     return json.dumps({str(each): zones[each] for each in sorted(zones)}, separators=(",", ":")).encode()
 
 
 def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
-    """The inverse of format_group_zones(); nothing where there is nothing."""
+    """Parse the output of format_group_zones(); empty for nothing."""
     text = payload_text(path, data)
     if text is None:
         return {}
@@ -343,27 +351,29 @@ def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
         if all(_COUNT.match(each) and type(zone) is str for each, zone in fields.items()):
             return {int(each): zone for each, zone in fields.items()}
     except (ValueError, AttributeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, "{<broker id>:<zone>}")
 
 
 def format_consumer_id(consumer_id: str) -> bytes:
-    """Payload of an owner node."""
+    """Return the payload of an owner node."""
     return consumer_id.encode()
 
 
 def parse_consumer_id(path: str, data: bytes | None) -> str | None:
-    """Consumer id in an owner node."""
+    """Return the consumer id in an owner node."""
     return payload_text(path, data)
 
 
 def format_offset(offset: Offset) -> bytes:
-    """`msgId-offset`."""
+    """Return `msgId-offset`."""
     return f"{offset.message_id}-{offset.offset}".encode()
 
 
 def parse_offset(path: str, data: bytes | None) -> Offset | None:
-    """Cut at the last `-`, because message ids may be negative; without one: the plain offset of clients before 1.4."""
+    """Split at the last `-`, because message ids may be negative; without one: the plain offset of clients before
+    1.4.
+    """
     text = payload_text(path, data)
     if text is None:
         return None
@@ -378,13 +388,13 @@ def parse_offset(path: str, data: bytes | None) -> Offset | None:
 
 
 def format_decided_batch(decided: DecidedBatch) -> bytes:
-    """A JSON object with the fields of DecidedBatch."""
+    """Return a JSON object with the fields of DecidedBatch."""
     fields = {"batch": decided.batch, "pending": decided.pending, "topic": decided.topic}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
-    """Unknown fields are ignored."""
+    """Parse the output of format_decided_batch(). Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -394,5 +404,5 @@ def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
         if type(batch) is int and type(topic) is str and all(type(each) is str for each in pending):
             return DecidedBatch(batch, tuple(pending), topic)
     except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, "a decided batch in JSON")

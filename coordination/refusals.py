@@ -1,7 +1,7 @@
-"""When a client gives its session up because no server takes it any more.
+"""When a client gives up its session because no server accepts it any more.
 
-A ZooKeeper closes the connection of a client that has seen a later transaction than it has itself: the client shall ask
-a server that has caught up. If ZooKeeper came back empty, or from an older copy, none ever will.
+A ZooKeeper closes the connection of a client that has seen a later transaction than its own last one: the client is to
+ask a server that has caught up. If ZooKeeper came back empty, or from an older copy, there is no such server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from .diagnosis import ServerFinding
 __all__ = ["Refusals", "is_set_back"]
 
 Server = tuple[str, int]
-"""Host and port, as they are listed."""
+"""Host and port, as listed."""
 
 
 class Refusals:
-    """Which servers took a connection and closed it without an answer to the session, since there was a connection.
+    """The servers that, since the last connection, accepted a connection and closed it without an answer to the
+    session.
 
     clock: in seconds, one that goes on while the machine is suspended. One thread.
     """
@@ -28,26 +29,26 @@ class Refusals:
         self._refusing: set[Server] = set()
 
     def connected(self) -> None:
-        """The session goes on, or there is a new one."""
+        """Record that the session goes on, or that there is a new one."""
         self._since = None
         self._refusing.clear()
 
     def unreachable(self, server: Server) -> None:
-        """It could not be connected to, or was silent."""
+        """Record that the server could not be reached, or was silent."""
         self._begin()
         self._refusing.discard(server)
 
     def refused(self, server: Server) -> None:
-        """It took the connection and closed it."""
+        """Record that the server accepted the connection and closed it."""
         self._begin()
         self._refusing.add(server)
 
     def lasted(self, seconds: float) -> bool:
-        """Whether the tries without a session began so long ago."""
+        """Whether the tries without a session began at least `seconds` ago."""
         return self._since is not None and self._clock() - self._since >= seconds
 
     def by_all(self, servers: Collection[Server]) -> bool:
-        """Whether each server refused when it was tried last."""
+        """Whether each server refused at its last try."""
         return self._refusing.issuperset(servers)
 
     def _begin(self) -> None:
@@ -58,9 +59,9 @@ class Refusals:
 def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all: bool) -> bool:
     """Whether ZooKeeper has lost transactions up to `seen`, the zxid of the last one that the client knows of.
 
-    A leader, or a server without an ensemble, that has not come so far proves it: all that is committed passes it. Else
-    every server must have refused the session, and none may tell that it has another reason: it waits for a majority,
-    or has come so far.
+    A leader, or a server without an ensemble, with a lower zxid proves it: all committed transactions pass it.
+    Otherwise every server must have refused the session, and none may report another reason: it waits for a majority,
+    or it has reached `seen`.
     """
     if any(each.waits for each in findings):
         return False

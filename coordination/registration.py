@@ -34,17 +34,19 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""How often all nodes are looked at. The broker's own is watched; a watch on each node of each topic would cost three
-requests per topic at every reconnection."""
+"""Interval between checks of all nodes. The broker's own is watched; a watch on each node of each topic would cost
+three requests per topic at every reconnection.
+"""
 
 SUCCESSOR_SECONDS = 2.0
-"""How long the topics of an elected broker stay registered until its successor has taken them over."""
+"""How long an elected broker's topics stay registered until its successor has taken them over."""
 
 _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
-"""Seconds between a change below the broker's id and the look at its nodes: a deletion of a whole tree comes to its end
-first, and the rate of registrations is bounded whoever deletes them."""
+"""Seconds between a change below the broker's id and the check of its nodes: the deletion of a whole tree ends first,
+and the rate of registrations is bounded whoever deletes them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,9 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """partitions: how many this broker has. publish, subscribe: whether it takes and serves messages.
+    """partitions: of this broker. publish, subscribe: whether it takes and serves messages.
 
-    readable: how many consumers are offered; None: `partitions`. A number of 0 is not registered.
+    readable: number of partitions offered to consumers; None: `partitions`. A number of 0 is not registered.
     """
 
     name: str
@@ -77,19 +79,18 @@ class TopicRegistration:
 
 
 class BrokerRegistration:
-    """Keeps a broker registered: from register() to unregister(), over expired sessions.
+    """Keeps a broker registered: from register() to unregister(), across expired sessions.
 
-    A node that somebody else has deleted is made anew, unless another process has taken the broker's own meanwhile.
+    A node that somebody else has deleted is created again, unless another process has taken the broker's own meanwhile.
 
-    The broker's own node comes first and its topics afterwards, so no client ever sees a topic without its broker.
+    The broker's own node is created first and its topics afterwards, so no client ever sees a topic without its broker.
     Methods block on ZooKeeper: call them on a worker thread, never on a reactor. They may be called from any thread.
-    config_checksum: CRC-32 of the bytes of server.ini. zone: where the broker stands, "" for none. A slave registers
-    neither.
+    config_checksum: CRC-32 of the bytes of server.ini. zone: of the broker, "" for none. A slave registers neither.
 
     elected: the broker leads a broker set, whose elections make and delete the broker's own node (BrokerSet.take_over,
     release). It is never made, replaced or deleted here. While another process or session has it, or nobody, nothing is
-    registered; once this session has it again, everything is. Its checksum is registered behind all topics and taken
-    back in front of them: while one session has both, all topics of the set are there (ClusterView.set_leaders).
+    registered; once this session has it again, everything is. Its checksum is registered after all topics and removed
+    before them: while one session has both, all topics of the set are there (ClusterView.set_leaders).
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class BrokerRegistration:
         self._zone = zone
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
-        self._session_id = 0  # of the session that holds the nodes
+        self._session_id = 0  # the session that holds the nodes
         self._behind = False  # a change could not be registered
-        self._intact = False  # the nodes were all there when they were looked at last
+        self._intact = False  # all nodes were there at the last check
         self._deposed = False  # another process has the broker's own node
         self._look_is_due = False
         self._watcher = ChildrenWatcher(session, session.paths.broker(address.broker_id), self._changed)
@@ -126,17 +127,17 @@ class BrokerRegistration:
     def register(self, topics: Iterable[TopicRegistration] = ()) -> None:
         """Register the broker with `topics` and those of add_topic(); stay registered until unregister().
 
-        A node that an earlier life of this broker left behind (same URL) is replaced. Another broker's node is waited
-        for, as long as its session may live without a connection; then ConfigError names the broker that has the id.
-        An elected broker must have been elected before: CoordinationError if its own node is not that of this session.
-        Raises CoordinationUnavailable, SessionLost; then nothing is kept up and register() may be called again.
-        After unregister() it cannot.
+        A node that an earlier life of this broker left behind (same URL) is replaced. If another broker has the node,
+        this waits for as long as its session may live without a connection; then ConfigError names the broker that has
+        the id. An elected broker must have been elected before: CoordinationError if its own node does not belong to
+        this session. Raises CoordinationUnavailable, SessionLost; then nothing is maintained and register() may be
+        called again. After unregister() it cannot.
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
             if self._registered:
                 return
-            with self._presence.begun():  # before: a session that expires meanwhile is seen by one of the two
+            with self._presence.begun():  # before: one of the two sees a session that expires meanwhile
                 self._register_all()
             self._registered = True
         self._watcher.start()
@@ -144,13 +145,14 @@ class BrokerRegistration:
 
     @property
     def registered(self) -> bool:
-        """Whether clients see the broker, as far as is known here. Any thread; asks nobody."""
+        """Whether clients see the broker, as far as is known locally. Any thread; makes no request."""
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def offer(self, topic: TopicRegistration) -> None:
-        """Register a topic as it is now: clients see that when this returns.
+        """Register a topic in its current state: clients see it when this returns.
 
-        Raises CoordinationError, also if the broker is not registered now; it is registered in the background then.
+        Raises CoordinationError, also if the broker is not registered now; then the topic is registered in the
+        background.
         """
         with self._lock:
             self._topics[topic.name] = topic
@@ -163,9 +165,9 @@ class BrokerRegistration:
     def add_topic(
         self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True, readable: int | None = None
     ) -> None:
-        """Register a topic, or change how it is registered. Before register() it is only remembered.
+        """Register a topic, or change its registration. Before register() it is only remembered.
 
-        Raises CoordinationUnavailable, SessionLost; it is registered in the background then.
+        Raises CoordinationUnavailable, SessionLost; then the topic is registered in the background.
         """
         added = TopicRegistration(topic, partitions, publish, subscribe, readable)
         with self._lock:
@@ -176,9 +178,9 @@ class BrokerRegistration:
                     self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
-        """Publish the checksum of a server.ini that was loaded again, which slaves watch, and then what it changed.
+        """Publish the checksum of a reloaded server.ini, which slaves watch, and then its changes.
 
-        Raises CoordinationUnavailable, SessionLost; all of it is published in the background then.
+        Raises CoordinationUnavailable, SessionLost; then all of it is published in the background.
         """
         with self._lock:
             self._checksum = config_checksum
@@ -198,8 +200,8 @@ class BrokerRegistration:
         """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
 
         An elected broker's own node stays until BrokerSet.release() or the end of the session. If another broker has
-        been elected, the topics stay until that one has taken them over, so that no client misses them meanwhile: this
-        takes 2 s at most.
+        been elected, the topics stay until it has taken them over, so that no client misses them meanwhile: this takes
+        at most 2 s.
 
         Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
         """
@@ -220,7 +222,7 @@ class BrokerRegistration:
 
     @contextmanager
     def _made_good(self) -> Iterator[None]:
-        """A change that cannot be registered now is registered in the background."""
+        """If the change in this block cannot be registered now, register it in the background."""
         try:
             yield
         except CoordinationError:
@@ -233,7 +235,7 @@ class BrokerRegistration:
             if not self._registered or self._session.closed:
                 return
             if self._elected and not self._leads(self._session.session_id):
-                return  # the watch tells when it is elected again
+                return  # the watch reports the next election
             if self._session.is_current(self._session_id) and not self._behind:
                 self._restore()
                 return
@@ -247,7 +249,7 @@ class BrokerRegistration:
         wanted = self._registered_nodes()
         nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
         deposed_before, self._deposed = self._deposed, (holder := nodes[own]) is not None and holder.owner != session_id
-        # an older copy of ZooKeeper that has the session may have what the nodes said before
+        # an older copy of ZooKeeper that has the session may have the nodes' former data
         deleted = [path for path, node in nodes.items() if node is None or (path != own and node.data != wanted[path])]
         self._intact = not (deleted or self._deposed)
         if self._deposed and not deposed_before:
@@ -290,11 +292,11 @@ class BrokerRegistration:
         self._intact, self._deposed = True, False
 
     def _checksum_node(self) -> dict[str, bytes]:
-        """Payload by path."""
+        """Return the payload by path."""
         return {self._paths.master_config_checksum(self.address.broker_id): format_checksum(self._checksum)}
 
     def _zone_node(self, session_id: int) -> dict[str, bytes]:
-        """Payload by path; a former leader of the set may have had a zone where this one has none."""
+        """Return the payload by path. A former leader of the set may have had a zone although this one has none."""
         path = self._paths.broker_zone(self.address.broker_id)
         if self._zone:
             self._nodes.ensure([self._paths.broker_zones()])
@@ -306,7 +308,7 @@ class BrokerRegistration:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _changed(self, path: str, children: list[str]) -> None:
-        """A node below the broker's id came, went or was made anew."""
+        """Handle a node below the broker's id that came, went or was made anew."""
         if self._own_path() not in [child_of(path, name) for name in children]:
             self._intact = False
         if not self._look_is_due:
@@ -331,7 +333,7 @@ class BrokerRegistration:
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
 
     def _leads(self, session_id: int) -> bool:
-        """Whether the own node is one that an election made on this session."""
+        """Whether an election made the own node on this session."""
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
         if self._registered and led and not leads:
             log.warning("broker %s leads its set no more: it registers nothing until it is elected again", self._name)
@@ -340,12 +342,14 @@ class BrokerRegistration:
         return leads
 
     def _require_election(self, session_id: int) -> None:
-        """A former leader must not take the topics from the present one."""
+        """Prevent a former leader from taking the topics from the present one."""
         if self._elected and not self._leads(session_id):
             raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
-        """None if the node is now ours. One of our URL and another session is an earlier life of ours: replaced."""
+        """Take the own node; None on success. A node with our URL on another session is from our earlier life:
+        replaced.
+        """
         creation = create_ephemeral(path, self._url)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
@@ -362,7 +366,7 @@ class BrokerRegistration:
         return CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
 
     def _other_user(self, path: str, node: Znode) -> ConfigError:
-        """An error that names the other owner of our node."""
+        """Return an error that names the other owner of our node."""
         url = parse_broker_url(path, node.data)
         user = f"{url[0]}:{url[1]}" if url else "another process"
         remedy = "stop that broker or choose another id"
@@ -373,7 +377,7 @@ class BrokerRegistration:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def _topic_nodes(self, topic: TopicRegistration) -> dict[str, bytes | None]:
-        """Payload by path; None: this broker must have no such node."""
+        """Return the payload by path; None: this broker must have no such node."""
         published = topic.partitions
         readable = published if topic.readable is None else topic.readable
         return {
@@ -387,7 +391,7 @@ class BrokerRegistration:
         }
 
     def _registered_nodes(self) -> dict[str, bytes]:
-        """Payload of all nodes of this process by path, its own first."""
+        """Return the payload of all nodes of this process by path, its own first."""
         master = self.address.slave_id is None
         checksum = self._checksum_node() if master else {}
         zone = {self._paths.broker_zone(self.address.broker_id): format_zone(self._zone)} if self._zone else {}
@@ -400,7 +404,7 @@ class BrokerRegistration:
         return {self._own_path(): self._url, **checksum, **(zone if master else {}), **offered}
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
-        """Some round trips altogether, however many topics there are."""
+        """Register topics. Some round trips altogether, however many topics there are."""
         self._ensure_parents(topics)
         wanted = {path: data for topic in topics for path, data in self._topic_nodes(topic).items()}
         unwanted = [delete(path) for path, data in wanted.items() if data is None]
@@ -423,7 +427,7 @@ class BrokerRegistration:
         self._nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create the nodes; one of another payload or session is made anew.
+        """Create the nodes; one with another payload or session is made anew.
 
         Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5). Both
         are in one transaction, so that no client sees the topic without its broker in between.
@@ -434,7 +438,7 @@ class BrokerRegistration:
         nodes = zip(existing, self._nodes.get_many(existing), strict=True)
         stale = [path for path, node in nodes if not node or node.owner != session_id or node.data != wanted[path]]
         anew = [write for path in stale for write in (delete(path), create_ephemeral(path, wanted[path]))]
-        self._nodes.write(session_id, anew, NoNodeError)  # one may end with its session in this moment
+        self._nodes.write(session_id, anew, NoNodeError)  # one may end with its session at this moment
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 
@@ -451,7 +455,9 @@ class BrokerRegistration:
         log.warning("broker %s: its successor has not registered the topics within %g s", self._name, SUCCESSOR_SECONDS)
 
     def _unregister_all(self) -> None:
-        """The broker's own node last, or in one transaction: no client sees a topic without its broker in between."""
+        """Remove the broker's own node last, or in one transaction: no client sees a topic without its broker in
+        between.
+        """
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
             self._nodes.delete_owned(session_id, list(self._registered_nodes())[1:])
@@ -462,13 +468,13 @@ class BrokerRegistration:
             self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
-        """The persistent node of the broker id: deleted, or emptied while slaves are registered below it."""
+        """Delete the persistent node of the broker id, or empty it while slaves are registered below it."""
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
             self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)
 
     def _empty_legacy_node(self, session_id: int) -> None:
-        """Unless it is the next leader's by now."""
+        """Empty it unless the next leader already has it."""
         path = self._paths.broker(self.address.broker_id)
         found = self._nodes.get_versioned(path)
         if found is not None and found[0] == self._url:

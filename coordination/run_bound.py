@@ -1,8 +1,8 @@
 """`python run_bound.py PARENT_PID SIGNAL PROGRAM …`: become PROGRAM, and get SIGNAL, a number, when the parent ends.
 
-A program of its own instead of subprocess's `preexec_fn`, which may deadlock in a process with threads. It imports
-nothing of metaq, so that it starts in milliseconds. The parent may end by SIGKILL. Linux only (prctl(2)); elsewhere
-PROGRAM outlives a killed parent.
+This is a separate program instead of subprocess's `preexec_fn`, which may deadlock in a process with threads. It
+imports nothing of metaq, so that it starts in milliseconds. The parent may end by SIGKILL. Linux only (prctl(2));
+elsewhere PROGRAM outlives a killed parent.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""One ZooKeeper session of this process, kept for as long as the process needs it, and told apart from its successors.
+"""One ZooKeeper session of this process, maintained for as long as needed, and distinguished from its successors.
 
-Two threads of kazoo's (connection, callbacks) must never wait for ZooKeeper; whatever they see is posted to our event
-thread. ZkSession itself is safe on any thread. kazoo is not made for exceptions that a signal's handler raises (it
-takes one for a closed connection): what may change its state is done aside (interrupts.py).
+Two threads of kazoo's (connection, callbacks) must never wait for ZooKeeper; they post their events to our event
+thread. ZkSession itself is safe on any thread. kazoo does not support exceptions raised by a signal's handler (it takes
+one for a closed connection): calls that may change its state run aside (interrupts.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "SessionProof", "ZkSession
 
 log = get_log(__name__)
 
-# kazoo warns at each try to connect; we say once that the connection is lost and how long that may last
+# kazoo warns at each connection attempt; we report once that the connection is lost and how long that may last
 _kazoo_log = logging.getLogger("metaq.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())
 
@@ -51,12 +51,13 @@ _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "m
 _CLOSE_TIMEOUT = 10.0
 
 _GIVE_UP_TIMEOUT = 0.5
-"""Seconds that close() takes if there was never a session to end."""
+"""Seconds that close() takes if there never was a session to end."""
 
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
-"""Seconds without a session until it is found out why, and from there until the next look. After two looks without
-a server that could open one it gives up: a server that is restarted has come back by then, or takes much longer."""
+"""Seconds without a session until the reason is examined, and then until the next examination. After two without a
+server that could open one it gives up: a restarted server has come back by then, or takes much longer.
+"""
 
 _LOOK_SECONDS = 1.0
 """Seconds that a server gets to identify itself."""
@@ -65,7 +66,9 @@ _LOOK_SECONDS = 1.0
 if sys.platform == "linux":
 
     def session_clock() -> float:
-        """Seconds since some moment, those included in which the machine was suspended: the servers count them too."""
+        """Return the seconds since some moment, including those while the machine was suspended: the servers count them
+        too.
+        """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:
@@ -74,17 +77,17 @@ else:
 
 class SessionEvent(Enum):
     CONNECTED = "connected"
-    """A new session: nothing ephemeral of an earlier one exists any more, no watch is left."""
+    """A new session: no ephemeral nodes of an earlier one exist any more, and no watch is left."""
     SUSPENDED = "suspended"
-    """The connection is lost. The session may expire within its timeout; we hear of that only when we reconnect."""
+    """The connection is lost. The session may expire within its timeout; we only learn that when we reconnect."""
     RECONNECTED = "reconnected"
     """The same session again: ephemeral nodes are still there, but kazoo has dropped every watch."""
     EXPIRED = "expired"
-    """The session has ended; others may own what it owned. CONNECTED follows."""
+    """The session has ended; others may own its former nodes. CONNECTED follows."""
 
 
 def check_connect(connect: str) -> str:
-    """`connect`, if it is `host:port[,host:port…][/chroot]`. Raises ConfigError; asks nobody."""
+    """Return `connect`, if it is `host:port[,host:port…][/chroot]`. Raises ConfigError; makes no request."""
     try:
         collect_hosts(connect)
     except ValueError as error:
@@ -95,9 +98,9 @@ def check_connect(connect: str) -> str:
 class ZkSession:
     """Connects, reconnects for ever, and starts a new session when the old one expired.
 
-    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: seconds that
-    are asked for; the server grants 2 to 20 of its ticks, if it has no other limits. clock: of suspended_seconds.
-    Raises ConfigError for a connect string that cannot be one.
+    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: requested
+    seconds; the server grants 2 to 20 of its ticks, if it has no other limits. clock: of suspended_seconds. Raises
+    ConfigError for an invalid connect string.
     """
 
     def __init__(
@@ -128,14 +131,17 @@ class ZkSession:
         self._clock = clock
         self._suspended_at: float | None = None
         self.set_backs = 0
-        """How often a session has ended because ZooKeeper came back empty or from an older copy, as far as it is known:
-        raised before its EXPIRED is told."""
+        """How many sessions are known to have ended because ZooKeeper came back empty or from an older copy: raised
+        before the EXPIRED event.
+        """
         self.connections = 0
-        """How often a server was connected: what this process knows of ZooKeeper may be out of date after each time."""
+        """How often a server was connected: this process's knowledge of ZooKeeper may be out of date after each
+        time.
+        """
         self.last_session_id = 0
-        """Of the session that ended last; 0 before one has."""
+        """Id of the session that ended last; 0 before one has."""
         self.seen_zxid = 0
-        """The newest transaction that the sessions which have ended had seen."""
+        """The newest transaction seen by the sessions that have ended."""
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
@@ -144,7 +150,8 @@ class ZkSession:
         self._client_changes = threading.Lock()  # kazoo must not be stopped while it starts
         self._starting = Aside("metaq zookeeper start")
         self._given_up = Ending()
-        self._ending = Aside("metaq zookeeper close")  # not behind a start that waits for servers
+        # separate, so as not to queue behind a start that waits for servers
+        self._ending = Aside("metaq zookeeper close")
         self._guard = ForkGuard("ZooKeeper session")
 
     def __enter__(self) -> Self:
@@ -157,13 +164,14 @@ class ZkSession:
         self.close()
 
     def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False, create_chroot: bool = False) -> None:
-        """Connect within `timeout` seconds. create_chroot: if it is missing, as brokers do; for others it is a typo.
+        """Connect within `timeout` seconds. create_chroot: create it if it is missing, as brokers do; for others it is
+        a typo.
 
-        A server that is slow, or whose ensemble elects a leader, is waited for. If it is certain that no server can
-        open a session (unknown names, nothing listens, something else than ZooKeeper) this ends after about a second,
-        unless wait_for_servers: they may be starting too, and it is logged what is waited for.
-        Raises CoordinationUnavailable, which says what each server is like, and ConfigError for a missing chroot; the
-        session is closed then. A ZkSession starts once.
+        Waits for a server that is slow, or whose ensemble elects a leader. If it is certain that no server can open a
+        session (unknown names, nothing listens, something else than ZooKeeper), this ends after about a second, unless
+        wait_for_servers: they may be starting too, and the log says what is awaited. Raises CoordinationUnavailable,
+        which describes each server, and ConfigError for a missing chroot; then the session is closed. A ZkSession
+        starts once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -173,7 +181,7 @@ class ZkSession:
             raise
 
     def _give_up(self) -> None:
-        """Where no interrupt comes."""
+        """Runs where no interrupt comes."""
         self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
         self._given_up.tell()
 
@@ -219,8 +227,8 @@ class ZkSession:
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
 
-        Takes at most about `timeout` seconds. When no server answers by then, the session is left to expire by itself.
-        In a process that was forked off it does nothing: the session is the parent's.
+        Takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by itself. In
+        a process that was forked off it does nothing: the session is the parent's.
         """
         if not self._guard.is_elsewhere:
             self._ending.do(self._close, timeout)
@@ -233,7 +241,7 @@ class ZkSession:
             self._closing = True
         if not self._first_session.is_set():
             self.zk.interrupt()
-        # kazoo's stop() waits for a connection attempt under way, as long as a session timeout
+        # kazoo's stop() waits for a running connection attempt, as long as a session timeout
         stopper = threading.Thread(target=self._stop_client, name="metaq zookeeper close", daemon=True)
         stopper.start()
         stopper.join(timeout)
@@ -241,16 +249,16 @@ class ZkSession:
             log.warning(
                 "ZooKeeper at %s has not ended the session within %.1f s: it is left to expire", self.connect, timeout
             )
-            self.zk.interrupt()  # what it was sent it still takes if it goes on; kazoo's threads end
+            self.zk.interrupt()  # it still accepts sent data if it goes on; kazoo's threads end
         self.events.close(max(0.0, deadline - time.monotonic()))
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def session_timeout(self) -> float:
-        """Seconds after which the server ends a session that it does not hear of: as granted by the last connection.
+        """Seconds after which the server ends a silent session: as granted by the last connection.
 
-        Before the first one, what is going to be asked for.
+        Before the first one, the value to be requested.
         """
         return self.zk.granted_timeout or self._asked_timeout
 
@@ -263,7 +271,7 @@ class ZkSession:
         return session_id
 
     def is_current(self, session_id: int) -> bool:
-        """Whether `session_id` is the session of this moment."""
+        """Whether `session_id` is the current session."""
         return self._session_id == session_id
 
     @property
@@ -278,7 +286,7 @@ class ZkSession:
 
     @property
     def connected(self) -> bool:
-        """Whether a server is connected at this moment."""
+        """Whether a server is connected now."""
         return self.alive and bool(self.zk.connected)
 
     @property
@@ -286,13 +294,13 @@ class ZkSession:
         """How long there has been no connection; 0.0 while there is one.
 
         The connection is given up after up to two thirds of the session timeout without an answer, so from a third of
-        the timeout on, others may own what this session owned.
+        the timeout on, others may own the former nodes of this session.
         """
         since = self._suspended_at
         return 0.0 if since is None else self._clock() - since
 
     def require_connection(self) -> None:
-        """Raise CoordinationUnavailable while no server is connected: for steps that are not worth waiting for one."""
+        """Raise CoordinationUnavailable while no server is connected: for steps for which waiting is not worthwhile."""
         if not self.connected:
             raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")
 
@@ -302,7 +310,7 @@ class ZkSession:
             self._listeners.append(callback)
 
     def off_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Undo on_session(); a call under way may still end."""
+        """Undo on_session(); a running call may still end."""
         with self._lock:
             self._listeners = [each for each in self._listeners if each != callback]
 
@@ -325,7 +333,7 @@ class ZkSession:
         self._log(event, seen)
         self._tell(event)
         if state == KazooState.CONNECTED:
-            self._first_session.set()  # last: a listener that is added after start() hears only of later changes
+            self._first_session.set()  # last: a listener that is added after start() only hears of later changes
         if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
             self.events.post(self._revive)
 
@@ -363,7 +371,7 @@ class ZkSession:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _revive(self) -> None:
-        """kazoo's connection thread ends for good on an error it does not know (a damaged answer): start it again."""
+        """Restart kazoo's connection thread, which ends for good on an error it does not know (a damaged answer)."""
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")
             with suppress(CoordinationUnavailable):  # closed meanwhile
@@ -389,7 +397,7 @@ class ZkSession:
             log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
 
     def _create_chroot(self, timeout: float) -> None:
-        """kazoo's ensure_path() does not create the parents of a chroot: a client without one does."""
+        """Create the chroot. kazoo's ensure_path() does not create its parents, but a client without a chroot does."""
         client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
         try:
             client.start(timeout)
@@ -403,12 +411,12 @@ class ZkSession:
 
 
 class SessionProof:
-    """How sure it is that a session lives: the age of the last question that the server answered in it.
+    """How certain it is that a session lives: the age of the last question that the server answered in it.
 
-    kazoo tells of a lost session only once its thread has run. A process that hung meanwhile (a stopped machine, a long
-    pause of the whole system) may run other threads first, which would go on with what another member owns by now. The
-    age is right at once, because it needs nobody to notice anything. It counts from the moment of asking: the server
-    has kept the session for its whole timeout from then on.
+    kazoo reports a lost session only once its thread has run. After a hang (a stopped machine, a long pause of the
+    whole system) a process may run other threads first, which would go on using what another member now owns. The age
+    is right at once, because nobody needs to notice anything. It counts from the moment of asking: the server has kept
+    the session for its whole timeout from then on.
 
     Thread-safe: renew() on any thread, the answers come on kazoo's.
     """
@@ -420,11 +428,11 @@ class SessionProof:
 
     @property
     def age_seconds(self) -> float:
-        """Since the last question that was answered was asked; before the first one, since this object was made."""
+        """Seconds since the last answered question was asked; before the first one, since this object was made."""
         return self._clock() - self._asked_at
 
     def renew(self) -> None:
-        """Ask, without waiting. Nothing happens while no server is connected."""
+        """Ask, without waiting. Does nothing while no server is connected."""
         if self._session.connected:
             asked_at = self._clock()
             self._session.zk.exists_async(ROOT).rawlink(lambda answer: self._answered(asked_at, answer))

@@ -1,4 +1,4 @@
-"""Changes of a broker set by somebody who is no node of it: an operator, or a cluster's first start."""
+"""Changes of a broker set from outside its nodes: by an operator, or at a cluster's first start."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["forget_set", "write_state"]
 
 
 def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
-    """Write `state` in the place of what `view` shows. False: the set has another state by now, nothing has changed.
+    """Replace the state in `view` by `state`. False: the set has another state by now, and nothing has changed.
 
     A view without a state stands for a set that has none. Blocks: any thread but kazoo's. Raises SessionLost or
-    CoordinationUnavailable if nobody knows whether it was written: read_set() tells.
+    CoordinationUnavailable if it is unknown whether it was written: read_set() tells.
     """
     path = session.paths.broker_set(broker_id)
     version = view.version
     if version < 0:
         session.ensure_chroot()
         session.nodes.ensure([path])
-        version = 0  # of a znode that nobody has written to
+        version = 0  # version of a znode that nobody has written to
     failure = session.nodes.write_atomically(session.session_id, [set_data(path, format_set_state(state), version)])
     if failure is None:
         return True
@@ -35,8 +35,11 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
 
 
 def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
-    """Remove the set's znodes, of which `view` shows no node. False: a node has come, or the set has another state by
-    now, and nothing has changed. Blocks and raises as write_state()."""
+    """Remove the znodes of a set whose `view` shows no node.
+
+    False: a node has come, or the set has another state by now, and nothing has changed. Blocks and raises as
+    write_state().
+    """
     path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
     present = [nodes] if session.nodes.get(nodes) is not None else []
     writes = [*map(delete, present), delete(path, view.version)]

@@ -1,6 +1,6 @@
-"""What the nodes of a broker set agree on: the payloads of its znodes. Pure.
+"""The agreement of a broker set's nodes: the payloads of its znodes. Pure.
 
-What all payloads share is in records.py.
+records.py has the parts that all payloads share.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
 
 @dataclass(frozen=True, slots=True)
 class SetState:
-    """What a broker set has agreed on.
+    """The agreed state of a broker set.
 
-    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
-    nodes of which one may be elected: their names, kept sorted, and the instances of their data. A node of that
-    name with other data, a new directory or a copy, is none of them. preferred: name of the node that should lead,
-    or "". members: names of the nodes that the set is to have, sorted: those that have been in sync, until an
-    operator says that one is gone. chosen: the highest epoch that was known when an operator last chose a node
-    (`elect --unclean`): what only other nodes have of that and of older epochs is given up. 0 for never.
+    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the nodes of
+    which one may be elected: their names, kept sorted, and the instances of their data. A node of that name with other
+    data, a new directory or a copy, is not in sync. preferred: name of the node that should lead, or "". members: names
+    of the nodes that the set is to have, sorted: those that have been in sync, until an operator says that one is gone.
+    chosen: the highest epoch that was known when an operator last chose a node (`elect --unclean`): data of that and
+    older epochs that only other nodes have is given up. 0 for never.
 
-    Without in-sync nodes it is a state that was set back with ZooKeeper, and taken out of force by a node that had seen
-    a newer one (see `revoked`): nobody may be elected before an operator has chosen.
+    A state without in-sync nodes was set back with ZooKeeper, and revoked by a node that had seen a newer one (see
+    `revoked`): nobody may be elected before an operator has chosen.
     """
 
     epoch: int
@@ -51,8 +51,9 @@ class SetState:
         object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
 
     def revoked(self) -> SetState:
-        """This state without force. Every node understands it, also an older one that knows of no revoking: nobody is
-        in sync, so nobody stands, and nobody leads, so nobody follows."""
+        """Return this state, revoked. Every node understands it, even an older one that does not know revoking: nobody
+        is in sync, so nobody stands for election, and nobody leads, so nobody follows.
+        """
         return replace(self, leader="", in_sync={})
 
     @property
@@ -61,7 +62,8 @@ class SetState:
 
     def has_in_sync(self, name: str, instance: str) -> bool:
         """Whether the data `instance` of the node `name` may be elected. Before the first epoch there is nothing to
-        lose, and a name is enough."""
+        lose, and a name is enough.
+        """
         known = self.in_sync.get(name)
         return known is not None and (self.epoch == 0 or known == instance)
 
@@ -71,8 +73,8 @@ class SetNode:
     """One process of a broker set.
 
     name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: of its data, chosen at random and
-    kept in the data directory; a copy of the directory gets another one. forgetful: its machine has restarted since it
-    was known to have everything.
+    kept in the data directory; a copy of the directory gets another one. forgetful: its machine has restarted since the
+    node was known to have all data.
     """
 
     name: str
@@ -81,11 +83,11 @@ class SetNode:
     instance: str
     forgetful: bool = False
     epoch: int = 0
-    """The highest one that it had seen when it wrote this; 0 for a node that has never been in a set."""
+    """The highest epoch that it had seen when it wrote this; 0 for a node that has never been in a set."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for a URL that is none."""
+        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for an invalid URL."""
         address = parse_broker_url(self.name, self.url.encode())
         if address is None:
             raise damaged(self.name, self.url, "meta://host:port")
@@ -93,16 +95,16 @@ class SetNode:
 
 
 def may_revoke(state: SetState, newest: SetState) -> bool:
-    """Whether a node that has seen `newest` takes an older `state` out of force, to which ZooKeeper was set back.
+    """Whether a node that has seen `newest` revokes an older `state`, to which ZooKeeper was set back.
 
-    Not if a node has been elected since, or if an operator has chosen one: that may be the node which everybody who is
-    there follows, and the one that comes late is no reason to stop them. It does not cut what it knows better.
+    Not if a node has been elected since, or if an operator has chosen one: all present nodes may follow that node, and
+    a late node is no reason to stop them. The late node does not cut the data that it knows better.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 
 
 def format_set_state(state: SetState) -> bytes:
-    """A JSON object with the fields of SetState; `chosen` only if it is not 0."""
+    """Return a JSON object with the fields of SetState; `chosen` only if it is not 0."""
     fields: dict[str, object] = {
         "epoch": state.epoch,
         "leader": state.leader,
@@ -116,7 +118,7 @@ def format_set_state(state: SetState) -> bytes:
 
 
 def parse_set_state(path: str, data: bytes | None) -> SetState | None:
-    """Unknown fields are ignored."""
+    """Parse the output of format_set_state(). Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -135,14 +137,15 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
         if type(epoch) is int and epoch >= 0 and named and all(type(each) is str for each in in_sync.values()):
             return SetState(epoch, leader, in_sync, preferred, members, chosen)
     except (ValueError, KeyError, TypeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     shape = '{"epoch":<number>,"leader":<node>,"inSync":{<node>:<instance>},"preferred":<node>,"members":[<node>]}'
     raise damaged(path, data, shape)
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """A JSON object with the fields of SetNode but its name, which is that of the znode; forgetful only if it is so, an
-    epoch only if it is not 0."""
+    """Return a JSON object with the fields of SetNode, except its name, which is the znode's name; forgetful only if
+    true, an epoch only if it is not 0.
+    """
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:
         fields["forgetful"] = True
@@ -152,7 +155,7 @@ def format_set_node(node: SetNode) -> bytes:
 
 
 def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
-    """The node of the set whose znode is called `name`. Unknown fields are ignored."""
+    """Return the node of the set whose znode is called `name`. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -164,5 +167,5 @@ def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
         if named and parse_broker_url(path, url.encode()):
             return SetNode(name, url, zone, instance, fields.get("forgetful") is True, epoch)
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # said below, with the node
+        pass  # reported below, with the node
     raise damaged(path, data, '{"url":"meta://host:port","zone":<name>,"instance":<id>}')

@@ -1,4 +1,4 @@
-"""The broker sets of a cluster, as ZooKeeper shows them: read and watched, never written. broker_set.py writes them."""
+"""The broker sets of a cluster in ZooKeeper: read and watched, never written. broker_set.py writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_se
 class SetMaster:
     """The znode `ids/<id>/master` as it was read.
 
-    url: its data, None if they are empty. owner: id of the session that made it. version: of its data.
+    url: its data, None if empty. owner: id of the session that made it. version: of its data.
     """
 
     url: str | None
@@ -34,7 +34,7 @@ class SetView:
     """A broker set at one moment.
 
     state: None before the first leadership. version: of the state's znode, for compare-and-set; -1 if that is missing.
-    nodes: those that are present, by name. master: None if no process has the broker id.
+    nodes: the present ones, by name. master: None if no process has the broker id.
     """
 
     state: SetState | None
@@ -44,18 +44,19 @@ class SetView:
     zxid: int = 0
     """ZooKeeper's number of the state's last change: it rises even if the znode was deleted and made anew."""
     era: int = 0
-    """How often ZooKeeper had come back without the newest state that the reader had seen, when this was read."""
+    """How often, before this was read, ZooKeeper had come back without the newest state that the reader had seen."""
     set_back: bool = False
-    """Whether the state is an older one than the reader has seen, and has not been written since: who is in sync by it
-    may lack what was acknowledged later."""
+    """Whether the state is older than one the reader has seen, and has not been written since: its in-sync nodes may
+    lack messages that were acknowledged later.
+    """
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two views that one reader has, the later one has the higher order, or the same."""
+        """Of one reader's two views, the later one has the higher order, or the same."""
         return self.era, self.zxid
 
     def role(self, name: str) -> str:
-        """`leader`, `in-sync` or `out of sync`: what the state says of the node `name`."""
+        """Return the state's role of the node `name`: `leader`, `in-sync` or `out of sync`."""
         if self.state is None:
             return "out of sync"
         if self.state.leader == name:
@@ -66,13 +67,13 @@ class SetView:
 
     @property
     def in_sync_present(self) -> list[str]:
-        """Names of the in-sync nodes that are present with the data that is in sync."""
+        """Names of the in-sync nodes that are present with the in-sync data."""
         state = self.state
         return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
 
 
 def read_set(session: ZkSession, broker_id: int) -> SetView:
-    """The set as it is now, or was at some moment after the call. A damaged node is logged and left out.
+    """Return the set as it is now, or was at some moment after the call. A damaged node is logged and left out.
 
     Blocks: any thread but kazoo's. Raises CoordinationUnavailable, SessionLost, and CoordinationError for a damaged
     state.
@@ -82,8 +83,8 @@ def read_set(session: ZkSession, broker_id: int) -> SetView:
     nodes.sync(state_path)
     names = sorted(nodes.children(paths.set_nodes(broker_id)))
     node_paths = [paths.set_node(broker_id, name) for name in names]
-    # the state first: a master that was read after it is at least as new, so whoever writes the state in the version
-    # of this view and deletes its master cannot delete that of a later leader
+    # The state first: a master read after it is at least as new. So whoever writes the state in the version of this
+    # view and deletes its master cannot delete a later leader's master.
     state, master, *found = nodes.get_with_stats([state_path, master_path, *node_paths])
     present = [
         read_entry(partial(_parse_node, name), path, node[0])
@@ -109,23 +110,24 @@ def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
 
 
 def set_ids(session: ZkSession) -> list[int]:
-    """Ids of all broker sets that ever were, in order. Blocks and raises as read_set()."""
+    """Return the ids of all broker sets that ever existed, in order. Blocks and raises as read_set()."""
     parent = session.paths.broker_sets()
     ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
     return sorted(each for each in ids if each is not None)
 
 
 def read_sets(session: ZkSession) -> dict[int, SetView]:
-    """All broker sets by id, in order. Raises as read_set()."""
+    """Return all broker sets by id, in order. Raises as read_set()."""
     return {broker_id: read_set(session, broker_id) for broker_id in set_ids(session)}
 
 
 def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetView], None]) -> DataWatcher:
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
-    reconnection. Close the watcher that is returned to end it.
+    reconnection. Close the returned watcher to end it.
 
-    One watch of ZooKeeper per set. A node that comes or goes is seen when the leader changes the in-sync set for it, so
-    this is for readers of in-sync nodes; BrokerSet sees all at once. A damaged state is logged, and read every 2 s.
+    One watch of ZooKeeper per set. A node's coming or going is seen when the leader changes the in-sync set for it, so
+    this is for readers of in-sync nodes; BrokerSet sees everything at once. A damaged state is logged, and read every 2
+    s.
     """
     watcher = DataWatcher(
         session,

@@ -1,6 +1,6 @@
-"""A group's offsets in a table of an SQL database, the one of metaq 1.x's MysqlOffsetStorage (storage.md §8).
+"""A group's offsets in a table of an SQL database, the table of metaq 1.x's MysqlOffsetStorage (storage.md §8).
 
-Any driver of the DB-API 2.0 (PEP 249) will do; none is imported here.
+Works with any driver of the DB-API 2.0 (PEP 249); imports none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .records import Offset
 __all__ = ["DEFAULT_TABLE", "SqlOffsetStore"]
 
 DEFAULT_TABLE = "meta_topic_partition_group_offset"
-"""1.x's."""
+"""1.x's name."""
 
 _MARKS: dict[str, Callable[[int], str]] = {
     "qmark": lambda _: "?",
@@ -36,8 +36,7 @@ class SqlOffsetStore(OffsetStore):
     """Implements OffsetStore. Any thread; each call is one transaction on a connection of its own, which it closes.
 
     A row is inserted with a group's first commit of a partition, which says where the group begins there, as in 1.x,
-    and updated by later ones. The database knows nothing of ZooKeeper:
-    a consumer wraps this store in OwnerCheckedStore.
+    and updated by later ones. The database does not use ZooKeeper: a consumer wraps this store in OwnerCheckedStore.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SqlOffsetStore(OffsetStore):
         )
 
     def create_table(self) -> None:
-        """Make the table if it is not there. Raises CoordinationUnavailable."""
+        """Create the table if it is missing. Raises CoordinationUnavailable."""
         with self._transaction() as cursor:
             cursor.execute(self._create)
 
@@ -89,7 +88,7 @@ class SqlOffsetStore(OffsetStore):
         with self._transaction() as cursor:
             known = self._rows(cursor, group)
             for (topic, partition), each in offsets.items():
-                if (topic, partition) in known:  # not by rowcount: MySQL's counts what changed, not what was found
+                if (topic, partition) in known:  # not by rowcount: MySQL's counts changed rows, not found ones
                     cursor.execute(self._update, self._bound(each.offset, each.message_id, topic, partition, group))
                 else:
                     cursor.execute(self._insert, self._bound(topic, partition, group, each.offset, each.message_id))
@@ -102,18 +101,18 @@ class SqlOffsetStore(OffsetStore):
         }
 
     def _bound(self, *values: object) -> object:
-        """The values as the driver's paramstyle wants them."""
+        """Return the values in the form of the driver's paramstyle."""
         return {f"p{number}": value for number, value in enumerate(values, 1)} if self._by_name else values
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A cursor whose work is committed at the end, or rolled back by closing the connection (PEP 249)."""
+        """Yield a cursor. Its work is committed at the end, or rolled back by closing the connection (PEP 249)."""
         try:
             with closing(self._connect()) as connection:
                 with closing(connection.cursor()) as cursor:
                     yield cursor
                 connection.commit()
-        except Exception as error:  # every driver has error classes of its own
+        except Exception as error:  # every driver has its own error classes
             raise CoordinationUnavailable(
                 f"the offsets in the table {self._table} cannot be read or written: {type(error).__name__}: {error}"
             ) from error

@@ -23,7 +23,8 @@ class StandaloneZooKeeper(ZooKeeperProcess):
             self._refuse_apache()
             self.port = ready_port("port", self.port, self.host)
             settings = (self.data_dir.resolve(), self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
-            program = [sys.executable, "-P", "-m", "metaq.broker.standalone"]  # -P: no modules of the user's directory
+            # -P: no modules from the user's directory
+            program = [sys.executable, "-P", "-m", "metaq.broker.standalone"]
             self._run([*program, *map(str, settings)])
         except BaseException:
             self.stop()

@@ -25,7 +25,7 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 _RETRY_SECONDS = 2.0
 
 _LONGEST_BURST = 10
-"""Times the quiet that is waited for: changes that follow one another for longer are told in between."""
+"""Multiple of the required quiet: changes that follow one another for longer are reported in between."""
 
 
 T = TypeVar("T")
@@ -36,10 +36,10 @@ class NodeWatcher(Generic[T]):
 
     It is also called after each reconnection, because kazoo drops all watches when the connection is lost. A burst of
     changes may be one call; the last state is never missed. A missing node has the value `absent`, and is seen when it
-    appears. When `on_change` raises CoordinationError it is called again after 2 s. Any thread may call the methods;
-    the state lives on the event thread.
+    appears. If `on_change` raises CoordinationError, it is called again after 2 s. Any thread may call the methods; the
+    state lives on the event thread.
 
-    stat: ZooKeeper's of the node, as of the value told last; None if it does not exist.
+    stat: the node's ZooKeeper stat for the last reported value; None if the node does not exist.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NodeWatcher(Generic[T]):
         settle: Callable[[T], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """settle: for how many seconds a node of this value must be quiet before a change is told."""
+        """settle: for how many seconds a node with this value must be quiet before a change is reported."""
         self.path = path
         self.stat: ZnodeStat | None = None
         self._session = session
@@ -59,8 +59,8 @@ class NodeWatcher(Generic[T]):
         self._absent = absent
         self._settle = settle
         self._clock = clock
-        self._told_by: float | None = None  # while a burst is waited out: when it is told at the latest
-        self._look = 0  # number of the look that ends the wait
+        self._told_by: float | None = None  # during a burst: the latest time to report
+        self._look = 0  # number of the read that ends the wait
         self._changed_while_waiting = False
         self._reading = False
         self._changed_while_reading = False
@@ -72,7 +72,7 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Call `on_change` no more, except for a call under way. The server's watch, if set, has no effect any more."""
+        """Stop calling `on_change`, except for a running call. The server's watch, if set, has no more effect."""
         self._closed = True
         self._session.off_session(self._session_changed)
 
@@ -80,7 +80,7 @@ class NodeWatcher(Generic[T]):
 
     def _session_changed(self, event: SessionEvent) -> None:
         if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
-            # an answer to an earlier read may never come, and would say nothing about the watch
+            # an answer to an earlier read may never come, and would not tell whether the watch is set
             self._generation += 1
             self._reading = False
             self._read()
@@ -92,7 +92,7 @@ class NodeWatcher(Generic[T]):
             self._changed_while_waiting = True
 
     def _read(self) -> None:
-        """Read the children and leave a watch, one read at a time."""
+        """Read the node and leave a watch, one read at a time."""
         if self._closed:
             return
         if self._reading:
@@ -103,7 +103,7 @@ class NodeWatcher(Generic[T]):
         self._request(self._question(), self._value_read)
 
     def _question(self) -> Callable[..., Any]:
-        """kazoo's request whose result is the value and the stat of the node, and which takes a watch."""
+        """Return kazoo's request whose result is the value and the stat of the node, and which takes a watch."""
         raise NotImplementedError
 
     def _value_read(self, result: Any) -> None:
@@ -135,7 +135,7 @@ class NodeWatcher(Generic[T]):
         self._tell(value, stat)
 
     def _wait(self, value: T, stat: ZnodeStat | None, pause: float) -> None:
-        """Tell the value if nothing else changes for a while."""
+        """Report the value if nothing else changes for a while."""
         if self._told_by is None:
             self._told_by = self._clock() + _LONGEST_BURST * pause
         self._changed_while_waiting |= self._changed_while_reading
@@ -164,12 +164,12 @@ class NodeWatcher(Generic[T]):
 
     def _failed(self, error: Exception) -> None:
         self._reading = False
-        if not isinstance(error, _LOST):  # else the session's next event leads to the next read
+        if not isinstance(error, _LOST):  # otherwise the session's next event leads to the next read
             self._read_later(error)
 
     def _read_later(self, error: Exception) -> None:
         if self._closed or self._session.closed:
-            return  # closed while the change was on its way: nobody follows it any more
+            return  # closed during the change: nobody follows it any more
         log.warning(
             "a change of ZooKeeper node %s could not be followed, again in %g s: %s %s",
             self.path,
@@ -197,12 +197,13 @@ class NodeWatcher(Generic[T]):
 
 
 class ChildrenWatcher(NodeWatcher[list[str]]):
-    """Watches the names of the children, of which a missing node has none.
+    """Watches the names of the children; a missing node has none.
 
-    A child that was replaced so fast that the names are the same again is told too: whoever needs data reads it again.
+    A child that was replaced so fast that the names are the same again is also reported: readers of its data read it
+    again.
 
-    settle: for how many seconds a node of so many children must be quiet before a change is told; during a burst the
-    node is read once in this time, and a long burst is told at each tenth.
+    settle: for how many seconds a node with this many children must be quiet before a change is reported; during a
+    burst the node is read once in this time, and a long burst is reported at each tenth.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class DataWatcher(NodeWatcher[bytes | None]):
 
 
 class ChildrenWatchers:
-    """The nodes that somebody watches, each once. Any thread."""
+    """Watched nodes, each with one watcher. Any thread."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -250,7 +251,7 @@ class ChildrenWatchers:
         watcher.start()
 
     def stat(self, path: str) -> ZnodeStat | None:
-        """ZooKeeper's of a watched node, see ChildrenWatcher."""
+        """Return the ZooKeeper stat of a watched node, see ChildrenWatcher."""
         return self._watchers[path].stat
 
     def close(self) -> None:

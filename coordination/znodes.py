@@ -1,6 +1,6 @@
 """Blocking reads and writes of many znodes at once, with deadlines and metaq's errors.
 
-Requests are pipelined: all are sent, then all answers awaited, so a thousand nodes cost little more than one.
+Requests are pipelined: all are sent, then all answers are awaited, so a thousand nodes cost little more than one.
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ __all__ = [
 ]
 
 ANY_VERSION = -1
-"""Of data, to ZooKeeper."""
+"""For ZooKeeper: any version of the data."""
 
 _WINDOW = 1_000
-"""Requests under way at once: bounds kazoo's queue and the answer that is lost with a connection."""
+"""Maximum pending requests: bounds kazoo's queue and the answers that are lost with a connection."""
 
 ATOMIC_WRITES = 1_000
-"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that a
-node that is deleted and made anew is so in one transaction."""
+"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that
+the deletion and re-creation of a node are in one transaction.
+"""
 
 _READS = 500
 """Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
 
 _RETRY_PAUSE = 0.05
-"""Seconds between two looks at a connection that is being renewed."""
+"""Seconds between two checks of a connection that is being renewed."""
 
 _LINGER_SECONDS = 0.05
-"""Reads follow each other within less, where one asks for what the one before it has found."""
+"""Maximum pause between reads when one asks for nodes that the previous one has found."""
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-"""Answers to the operations before and behind the one that failed."""
+"""Results of the operations before and behind the one that failed."""
 
 _TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
 
@@ -93,12 +94,12 @@ def create_persistent(path: str, data: bytes) -> FencedWrite:
 
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
-    """version: of the data that is replaced; fails with BadVersionError if it is another one by then."""
+    """version: of the data to replace; fails with BadVersionError if it is another one by then."""
     return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
 
 
 def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
-    """version: of the data, as of set_data()."""
+    """version: of the data, as for set_data()."""
     return FencedWrite(path, lambda operations: operations.delete(path, version))
 
 
@@ -107,8 +108,8 @@ class Znodes:
 
     timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
     creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
-    are not. ClientError is raised in a process that was forked off. An interrupted call that has
-    begun is carried out to its end, in front of the next one.
+    are not. ClientError is raised in a process that was forked off. An interrupted call that has begun is completed
+    before the next one.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
@@ -122,7 +123,7 @@ class Znodes:
     # --- reads ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Znode | None:
-        """The node, or None if it does not exist."""
+        """Return the node, or None if it does not exist."""
         return self.get_many([path])[0]
 
     def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
@@ -131,23 +132,23 @@ class Znodes:
         return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
 
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
-        """Data of each node and what ZooKeeper knows of it, in order; None if it does not exist.
+        """Return data and stat of each node, in order; None if it does not exist.
 
-        Up to 500 are read at one moment by servers from 3.6 on. Older ones read the first path first.
+        Servers from 3.6 on read up to 500 at one moment. Older ones read the first path first.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
     def sync(self, path: str) -> None:
-        """Have the server catch up with its ensemble: later reads see all that was written before this call."""
+        """Have the server catch up with its ensemble: later reads see all writes made before this call."""
         self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
 
     def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
-        """Data of the node and their version; None if it does not exist."""
+        """Return data of the node and their version; None if it does not exist."""
         (answer,) = self._repeat([partial(self._zk.get_async, path)], NoNodeError)
         return None if answer is None else (answer[0], answer[1].version)
 
     def children(self, path: str) -> list[str]:
-        """Names of the children, in no order; none for a node that does not exist."""
+        """Return the names of the children, unordered; none for a node that does not exist."""
         return self.children_many([path])[0]
 
     def children_many(self, paths: Sequence[str]) -> list[list[str]]:
@@ -156,7 +157,7 @@ class Znodes:
         return [answer or [] for answer in answers]
 
     def children_and_stat(self, path: str) -> tuple[list[str], ZnodeStat | None]:
-        """Names of the children, and what ZooKeeper knows of the node itself; ([], None) if it does not exist."""
+        """Return the names of the children, and the stat of the node itself; ([], None) if it does not exist."""
         (answer,) = self._repeat([partial(self._zk.get_children_async, path, include_data=True)], NoNodeError)
         return answer or ([], None)
 
@@ -168,9 +169,9 @@ class Znodes:
     # --- persistent nodes -------------------------------------------------------------------------------------------
 
     def ensure(self, paths: Iterable[str]) -> None:
-        """Create the missing ones of `paths` and of their ancestors, with null data as 1.x does."""
+        """Create the missing nodes of `paths` and of their ancestors, with null data as in 1.x."""
         wanted = list(dict.fromkeys(node for path in paths for node in (*ancestors(path), path)))
-        # a read costs far less than a write that is refused, which every server of the ensemble keeps in its log
+        # a read costs far less than a refused write, which every server of the ensemble keeps in its log
         missing = [path for path, node in zip(wanted, self.get_many(wanted), strict=True) if node is None]
         # requests of one connection are carried out in order: an ancestor exists before its child is created
         self._repeat([partial(self._zk.create_async, path, None) for path in missing], NodeExistsError)
@@ -182,10 +183,10 @@ class Znodes:
     ) -> list[KazooException | None]:
         """Carry out each of `writes` by itself, in order, on session `session_id` only.
 
-        Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other one raises
-        CoordinationError when all have been tried. Raises SessionLost if one of them found another session (the server
-        has refused it), CoordinationUnavailable if the outcome of one is unknown.
-        ATOMIC_WRITES at a time are sent as one transaction, which costs far less; if it fails they are sent one by one.
+        Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other failure raises
+        CoordinationError after all have been tried. Raises SessionLost if one of them found another session (the server
+        has refused it), CoordinationUnavailable if the outcome of one is unknown. ATOMIC_WRITES at a time are sent as
+        one transaction, which costs far less; if it fails they are sent one by one.
         """
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
@@ -197,14 +198,14 @@ class Znodes:
         return failures
 
     def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Those of `paths` whose node is an ephemeral one of the session."""
+        """Return those of `paths` whose node is an ephemeral one of the session."""
         nodes = self.get_many(paths)
         return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
 
     def delete_owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
         """Delete and return those of `paths` that are the session's: after an expiry others may have made the rest."""
         owned = self.owned(session_id, paths)
-        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may be removed in this moment
+        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may be removed at this moment
         return owned
 
     def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
@@ -219,7 +220,7 @@ class Znodes:
         return failures
 
     def write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
-        """Carry out all of `writes` or none, on session `session_id` only; return why not. Raises as write().
+        """Carry out all of `writes` or none, on session `session_id` only. Return the failure. Raises as write().
 
         The server accepts about 1 MB in one transaction.
         """
@@ -256,7 +257,7 @@ class Znodes:
     # --- many reads at once -----------------------------------------------------------------------------------------
 
     def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
-        """What the reads answer, in order; None for a node that does not exist."""
+        """Return the results of the reads, in order; None for a node that does not exist."""
         if len(paths) > 1 and self._server_reads_many:
             try:
                 return self._read_together(paths, many)
@@ -275,7 +276,7 @@ class Znodes:
     # --- pipelining -------------------------------------------------------------------------------------------------
 
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
-        """Make all requests, again those that lost the connection; `absent` is answered by None."""
+        """Make all requests, and repeat those that lost the connection; `absent` is answered by None."""
         self._guard.check()
         return self._aside.do(self._repeat_here, requests, absent)
 

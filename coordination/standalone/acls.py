@@ -1,4 +1,4 @@
-"""Who may do what with a znode: the schemes world, auth, digest and ip, as ZooKeeper 3.9.5 has them.
+"""Access rights to znodes: the schemes world, auth, digest and ip, as in ZooKeeper 3.9.5.
 
 Source: PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider, IPAuthenticationProvider.
 """
@@ -44,22 +44,22 @@ _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def digest(credentials: bytes) -> str:
-    """The name that a connection gets for `user:password`."""
+    """Return the name that a connection gets for `user:password`."""
     text = credentials.decode("utf-8", "replace")
     hashed = hashlib.sha1(text.encode()).digest()
     return f"{text.partition(':')[0]}:{base64.b64encode(hashed).decode()}"
 
 
 def user_of(identity: Identity) -> str:
-    """The name without what proves it, as whoAmI shows it."""
+    """Return the name without its proof, as whoAmI shows it."""
     scheme, name = identity
     return name.partition(":")[0] if scheme == "digest" else name
 
 
 def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
-    """The ACLs of a request, without repetitions, with who asks in the place of "auth".
+    """Return the ACLs of a request, without repetitions, with the asker's identities in place of "auth".
 
-    Raises Refused (INVALID_ACL), Malformed for one without a name, with which Java cannot work.
+    Raises Refused (INVALID_ACL), Malformed for one without a name, which Java cannot handle.
     """
     result: list[Acl] = []
     for each in dict.fromkeys(acls or ()):
@@ -92,13 +92,13 @@ def _is_valid(scheme: str, name: str | None) -> bool:
 
 
 def require(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> None:
-    """Raises Refused (NO_AUTH) unless `admits`."""
+    """Raise Refused (NO_AUTH) unless `admits`."""
     if acls is not OPEN and not admits(acls, permission, identities):
         raise Refused(RefusalCode.NO_AUTH)
 
 
 def admits(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> bool:
-    """Whether somebody with these identities has one of the bits of `permission`."""
+    """Whether these identities have one of the bits of `permission`."""
     if not acls:
         return True
     for permissions, scheme, name in acls:
@@ -114,7 +114,7 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
 
 
 def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """As somebody sees them who may not change them."""
+    """Return the ACLs as shown to a client that may not change them."""
     return tuple(
         each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each
         for each in acls
@@ -131,7 +131,7 @@ def _is_in(address: str, network: str) -> bool:
 
 @lru_cache(1024)
 def _network(name: str) -> tuple[bytes, int] | None:
-    """Address bytes and the number of bits that count, of "address" or "address/bits"."""
+    """Return address bytes and the number of significant bits of "address" or "address/bits"."""
     text, slash, bits = name.partition("/")
     address = _address(text)
     if address is None:

@@ -9,7 +9,7 @@ PACKET_LIMIT = 0xFFFFF
 
 
 class OpCode(IntEnum):
-    """What a request asks for. Those that no client may send are left out."""
+    """The type of a request. Types that no client may send are left out."""
 
     CREATE = 1
     DELETE = 2
@@ -71,7 +71,7 @@ class Refused(Exception):  # no MetaqError: it never leaves the server
 
 
 class EventKind(IntEnum):
-    """What a watch tells."""
+    """The event that a watch reports."""
 
     CREATED = 1
     DELETED = 2

@@ -1,4 +1,4 @@
-"""One client's connection: bytes that have come, and bytes that are to go."""
+"""One client's connection: received bytes, and bytes to send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("!i")
 
 
 class PeerConnection:
-    """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; who has it sends that.
+    """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; its holder sends that.
 
     ends: it is to be closed behind what was made for it, and what comes behind that is not looked at. finished: once
     `out` is sent, the connection is to be closed.
@@ -38,10 +38,10 @@ class PeerConnection:
         self.closed = False
         self.in_line = False
         self.waits = False
-        """Its requests wait until `out` is taken."""
+        """Whether its requests wait until `out` is taken."""
         self.out: list[bytes] = []
         self.unsent = 0
-        """Bytes that were made for this peer and not taken (`StandaloneServer.take`)."""
+        """Bytes made for this peer and not taken yet (`StandaloneServer.take`)."""
         self.established_ms = unix_ms
         self.received = self.sent = 0
         self.last_operation = "NA"
@@ -51,12 +51,12 @@ class PeerConnection:
 
     @property
     def buffered(self) -> int:
-        """Bytes that have come and were not worked on."""
+        """Received bytes that are not processed yet."""
         return len(self._buffer) - self._at
 
     @property
     def whole(self) -> bool:
-        """Whether a whole request has come that was not worked on, or what cannot become one."""
+        """Whether a whole unprocessed request, or one that cannot become valid, has been received."""
         start = self._at + _LENGTH.size
         if start > len(self._buffer):
             return False
@@ -64,18 +64,18 @@ class PeerConnection:
         return not 0 <= length <= PACKET_LIMIT or start + length <= len(self._buffer)
 
     def append(self, data: bytes) -> None:
-        """These have come."""
+        """Add received bytes."""
         if self._at:
             del self._buffer[: self._at]
             self._at = 0
         self._buffer += data
 
     def word(self) -> bytes | None:
-        """The first four bytes, if they have come."""
+        """Return the first four bytes, if they have been received."""
         return bytes(self._buffer[:4]) if len(self._buffer) >= 4 else None
 
     def frame(self) -> bytes | None:
-        """The next whole request. Raises Malformed if it cannot be one."""
+        """Return the next whole request. Raises Malformed if it cannot be one."""
         start = self._at + 4
         if start > len(self._buffer):
             return None
@@ -89,7 +89,7 @@ class PeerConnection:
         return bytes(self._buffer[start:end])
 
     def take(self) -> list[bytes]:
-        """What is to be sent now. For the server."""
+        """Return the bytes to send now. For the server."""
         out, self.out = self.out, []
         self.unsent -= sum(map(len, out))
         return out

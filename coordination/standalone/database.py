@@ -1,4 +1,4 @@
-"""The state of the server: znodes and watches, what a write does to them, and what the log gets of it.
+"""The state of the server: znodes and watches, the effects of a write on them, and its log entries.
 
 Source: DataTree, ZooKeeper 3.9.5.
 """
@@ -28,27 +28,27 @@ _EVENT = struct.Struct("!iiqiii")
 
 
 def event(kind: EventKind, path: str, zxid: int) -> bytes:
-    """What a watcher gets, with its length."""
+    """Return the bytes for a watcher, with their length."""
     text = encode_text(path)
     return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
 
 
 class WatchEvent(NamedTuple):
-    """An event, and whom it concerns. acl: of the node; who may not read that is told nothing."""
+    """An event and its watchers. acl: of the node; a watcher that may not read the node is not told."""
 
     message: bytes
     watchers: Sequence[PeerConnection]
     acl: Sequence[Acl]
 
     def told(self) -> Iterator[PeerConnection]:
-        """Those who are to get it."""
+        """Yield the watchers to be told."""
         return (watcher for watcher in self.watchers if admits(self.acl, READ, watcher.identities))
 
 
 class Database:
     """One thread.
 
-    entries: where the log gets to know what a write does (Outbox). events: what nobody was told yet of it.
+    entries: the log's record of a write's effects (Outbox). events: the write's events that nobody was told yet.
     """
 
     def __init__(self, entries: list[bytes]) -> None:
@@ -59,7 +59,7 @@ class Database:
         self.events: list[WatchEvent] = []
 
     def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
-        """Make a write happen. Returns the node that its answer has to show."""
+        """Apply a write. Return the node that its answer has to show."""
         match outcome:
             case Creation():
                 return self._create(outcome, zxid, unix_ms)
@@ -109,7 +109,7 @@ class Database:
         acl: Sequence[Acl],
         told: Collection[PeerConnection] = (),
     ) -> Collection[PeerConnection]:
-        """Note whom the event concerns but those who were `told`; returns all of them."""
+        """Queue the event for its watchers, except those already `told`; return all of them."""
         watchers = table.triggered(path)
         if watchers:
             untold = [watcher for watcher in watchers if watcher not in told] if told else list(watchers)

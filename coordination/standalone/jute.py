@@ -1,7 +1,7 @@
 """Jute, ZooKeeper's encoding: integers and lengths in network byte order, a length of −1 for null.
 
-Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. Text that is no UTF-8 is read as Java reads it, with
-replacement characters.
+Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. Invalid UTF-8 is read as in Java, with replacement
+characters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import NamedTuple
 __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
-"""Of a node. Apache has no limit: a request may bring thirty thousand, which each access to the node looks through."""
+"""Maximum ACLs of a node. Apache has no limit: a request may bring thirty thousand, and each access to the node checks
+all.
+"""
 
 _INT = struct.Struct("!i")
 _LONG = struct.Struct("!q")
@@ -21,11 +23,11 @@ _NULL = _INT.pack(-1)
 
 
 class Malformed(Exception):  # no MetaqError: the peer gets a marshalling error, or its connection is closed
-    """These bytes are not what they should be."""
+    """These bytes are invalid."""
 
 
 class Acl(NamedTuple):
-    """Who may do what: `permissions` is a sum of `acls.READ` and its like."""
+    """One access right: `permissions` is a sum of `acls.READ` and its like."""
 
     permissions: int
     scheme: str | None
@@ -43,7 +45,7 @@ class JuteReader:
 
     @property
     def left(self) -> int:
-        """Bytes that have not been read."""
+        """The number of unread bytes."""
         return len(self.data) - self.at
 
     def int32(self) -> int:
@@ -89,7 +91,7 @@ class JuteReader:
         return None if value is None else value.decode("utf-8", "replace")
 
     def texts(self) -> list[str | None] | None:
-        """A vector of texts. A negative count other than −1 is read as none, as Java does."""
+        """A vector of texts. A negative count other than −1 is read as no texts, as in Java."""
         count = self.int32()
         return None if count == -1 else [self.text() for _ in range(count)]
 

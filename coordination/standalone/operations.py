@@ -1,8 +1,7 @@
-"""The operations of clients: a row of a table each, and how each kind is done.
+"""The operations of clients: a table with a row for each, and the action of each kind.
 
-An action does its request at once, has the server do it aside, or returns the steps of a long one, each with what it
-costs in simple requests.
-Source: FinalRequestProcessor, MultiResponse, ZooKeeper 3.9.5.
+An action handles its request at once, has the server do it aside, or returns the steps of a long one, each with its
+cost in simple requests. Source: FinalRequestProcessor, MultiResponse, ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "ClientOperation", "PeerRequest", "tell"]
 
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
-"""What String.trim takes off."""
+"""The characters that String.trim removes."""
 
 BYTES_PER_UNIT = 16_384
-"""To copy so many costs what a simple request does."""
+"""Copying this many bytes costs as much as a simple request."""
 
 _INT = struct.Struct("!i")
 _TOLD_AT_ONCE = 64
 _AT_ONCE_BYTES = 4096
-"""Of a request; others are not held up by what a longer one does before it changes anything."""
+"""Maximum bytes of a request that is prepared at once; preparing a longer one must not delay others."""
 
 Steps = Iterator[int]
 
 
 class PeerRequest(NamedTuple):
-    """reader: stands behind the request's header."""
+    """reader: positioned behind the request's header."""
 
     connection: PeerConnection
     session: OpenSession
@@ -107,8 +106,9 @@ def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
-    """What Apache sends behind the error if all operations of a multiRead are writes: results, of which there are
-    none. Behind that of any other there is nothing."""
+    """Return the bytes that Apache sends behind the error if all operations of a multiRead are writes: an empty list of
+    results. Behind the error of any other request it sends nothing.
+    """
     try:
         for _ in read_multi(reader):
             yield 1
@@ -142,7 +142,7 @@ def _set_watches(groups: int, server: StandaloneServer, request: PeerRequest) ->
 
 
 def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
-    """Nothing is restored of a request that is malformed at its end."""
+    """Restore watches. If the request is malformed at its end, none is restored."""
     wanted: list[tuple[int, str]] = []
     try:
         seen = request.reader.int64()
@@ -164,7 +164,7 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
 
 
 def _texts(reader: JuteReader) -> Iterator[str]:
-    """A vector, one text at a time. Raises Malformed for null, too, as Java cannot work with it."""
+    """Yield the texts of a vector. Raises Malformed also for null, which Java cannot handle."""
     count = reader.int32()
     if count == -1:
         raise Malformed("no vector")
@@ -216,7 +216,7 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """Send the events of the write that is under way."""
+    """Send the events of the running write."""
     notices, server.database.events = server.database.events, []
     for notice in notices:
         for number, watcher in enumerate(notice.told()):
@@ -226,7 +226,7 @@ def tell(server: StandaloneServer) -> Steps:
 
 
 def _answer(outcome: WriteOutcome, node: TreeNode | None) -> bytes:
-    """The body of a write's answer."""
+    """Return the body of a write's answer."""
     if node is None:
         return b""
     if not isinstance(outcome, Creation):
@@ -256,8 +256,9 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 class _Judged(NamedTuple):
-    """What a multi's writes will change, up to the first that is refused; its code, else 0. malformed: one cannot be
-    judged. view: what that was judged by."""
+    """The changes of a multi's writes, up to the first refused one; its code, else 0. malformed: one cannot be judged.
+    view: the basis of the judgement.
+    """
 
     view: AheadView
     outcomes: list[WriteOutcome]
@@ -291,7 +292,7 @@ _Wanted = list[WriteRequest] | Malformed
 
 
 def _read_writes(server: StandaloneServer, request: PeerRequest) -> Generator[int, None, _Wanted | None]:
-    """None: it is answered already."""
+    """Return None if it is answered already."""
     wanted: list[WriteRequest] = []
     try:
         for each in read_multi(request.reader):
@@ -324,7 +325,7 @@ def _judge_all(server: StandaloneServer, request: PeerRequest, wanted: _Wanted) 
 
 
 def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted, judged: _Judged | None) -> Steps:
-    """judged: earlier, which holds unless other writes have changed what was looked at."""
+    """judged: an earlier judgement, valid unless other writes have changed its basis."""
     zxid = server.begin_write()
     if judged is None or not judged.view.holds():
         judged = yield from _judge_all(server, request, wanted)
@@ -347,7 +348,9 @@ def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted
 
 
 def _failed_results(count: int, passed: int, code: int) -> list[bytes]:
-    """Those in front of the one that was refused might have passed; those behind it were not tried."""
+    """Return the results of a refused multi: those before the refused write might have passed, those behind it were not
+    tried.
+    """
     codes = [0] * passed + [code] + [RefusalCode.RUNTIME_INCONSISTENCY] * (count - passed - 1) if code else []
     return [reads.MULTI_HEADER.pack(OpCode.ERROR, False, each) + _INT.pack(each) for each in codes]
 
@@ -369,7 +372,7 @@ def _result_type(request: WriteRequest) -> OpCode:
 
 
 class ClientOperation(NamedTuple):
-    """As `cons` names it, and what does it."""
+    """The name in `cons`, and the action."""
 
     name: str
     action: Callable[[StandaloneServer, PeerRequest], Steps | None]
@@ -415,5 +418,6 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_set_watches, 5)),
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
-"""What a client may ask for. Anything else is answered UNIMPLEMENTED and closes the connection: createSession and
-deleteContainer, too, which Apache up to 3.9.5 takes from clients, and a check outside of a multi."""
+"""The requests of clients. Any other is answered UNIMPLEMENTED and closes the connection, including createSession and
+deleteContainer, which Apache up to 3.9.5 takes from clients, and a check outside of a multi.
+"""

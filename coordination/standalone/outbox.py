@@ -1,4 +1,4 @@
-"""What goes out, and the log: nothing that was made since a log record goes out before that is on the disk."""
+"""Outgoing packets, and the log: a packet made after a log record goes out only when that record is on the disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .connections import PeerConnection
 __all__ = ["LogBatch", "Outbox"]
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Made for a peer and not taken; one that lets so many events pile up is dropped."""
+"""Maximum bytes made for a peer and not taken; a peer that lets so many events pile up is dropped."""
 
 _RELEASED_IN_TURN = 128
 _ENTRIES_IN_PART = 512
@@ -26,16 +26,16 @@ class LogBatch(NamedTuple):
 
 
 class Outbox:
-    """Of all connections. One thread.
+    """The outgoing packets of all connections. One thread.
 
-    A position is the number of writes since the server's start. keeps: whether there is a log; else nothing waits.
-    entries: what the log does not have yet of the write that is under way.
+    A position is the number of writes since the server's start. keeps: whether there is a log; if not, nothing waits.
+    entries: those of the running write that the log does not have yet.
     """
 
     def __init__(self, keeps: bool) -> None:
         self.entries: list[bytes] = []
         self.sent = 0
-        """Packets."""
+        """Number of packets."""
         self._keeps = keeps
         self._position = 0
         self._taken = 0
@@ -48,23 +48,23 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Packets that wait for the disk."""
+        """The number of packets that wait for the disk."""
         return len(self._held)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
-        """What is sent from now on waits until this write is on the disk."""
+        """Begin a write: later packets wait until it is on the disk."""
         self._position += self._keeps
 
     def pack(self) -> None:
-        """What a long write says is joined in parts: all at its end would take too long."""
+        """Join the entries of a long write in parts: joining all at its end would take too long."""
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
             self.entries.clear()
 
     def commit(self, zxid: int) -> None:
-        """The write is complete: its entries may go to the log."""
+        """Complete the write: its entries may go to the log."""
         if self._keeps:
             self._log += self._parts
             self._log += self.entries
@@ -73,7 +73,7 @@ class Outbox:
         self.entries.clear()
 
     def take_log(self) -> LogBatch | None:
-        """What was written since it was asked last; None if nothing was."""
+        """Return the writes since the last call; None if there are none."""
         zxid, position = self._committed
         if position == self._taken:
             return None
@@ -82,16 +82,18 @@ class Outbox:
         return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
-        """What was taken up to this position is on the disk: `release` sends what waited for it."""
+        """Record that batches up to this position are on the disk: `release` then sends the packets that waited for
+        them.
+        """
         self._synced = position
 
     @property
     def releasable(self) -> bool:
-        """Whether something waits for nothing any longer."""
+        """Whether a held packet need not wait any longer."""
         return bool(self._held) and self._held[0][0] <= self._synced
 
     def release(self, now_ms: int) -> tuple[int, list[int]]:
-        """Let some of what waited for the disk out. Returns what that costs, and how long each has waited, in ms."""
+        """Send some of the packets that waited for the disk. Return the cost, and how long each has waited, in ms."""
         held, waits = self._held, list[int]()
         while len(waits) < _RELEASED_IN_TURN and self.releasable:
             _, connection, data, since_ms = held.popleft()
@@ -102,7 +104,7 @@ class Outbox:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def send(self, connection: PeerConnection, data: bytes | None, now_ms: int) -> None:
-        """None: close it behind what was sent."""
+        """Queue a packet. None: close the connection behind the queued packets."""
         if connection.closed or connection.finished:
             return
         if data is not None:
@@ -127,7 +129,9 @@ class Outbox:
         self._ready[connection] = None
 
     def ready(self, most: int) -> list[PeerConnection]:
-        """Those with something to send, or to be closed. Each comes once, until there is more for it."""
+        """Return connections with something to send, or to be closed. Each is returned once, until there is more for
+        it.
+        """
         found = list(islice(self._ready, most))
         for connection in found:
             del self._ready[connection]

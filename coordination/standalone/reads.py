@@ -1,4 +1,4 @@
-"""What is answered without changing a znode. Each function returns an answer's body, or raises Refused or Malformed.
+"""Requests answered without changing a znode. Each function returns an answer's body, or raises Refused or Malformed.
 
 Source: FinalRequestProcessor, ZooKeeper 3.9.5.
 """
@@ -126,7 +126,7 @@ def who_am_i(database: Database, connection: PeerConnection, reader: JuteReader)
 
 
 def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
-    """Operations and paths of a multiRead. Its flags for watches are of no effect, as in Apache's."""
+    """Yield operations and paths of a multiRead. As in Apache's, its watch flags have no effect."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -138,7 +138,7 @@ def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
 
 
 def multi_read(database: Database, connection: PeerConnection, operation: int, path: str | None) -> bytes:
-    """One result of a multiRead."""
+    """Return one result of a multiRead."""
     if path is None:
         raise Malformed("no path")
     try:
@@ -183,7 +183,7 @@ def _watch(reader: JuteReader) -> tuple[str, WatcherKind]:
 
 
 def restore_watch(database: Database, connection: PeerConnection, group: int, path: str, seen: int) -> bytes | None:
-    """A watch that the client had, by its place in setWatches2; the event if it missed one since zxid `seen`."""
+    """Restore a client's watch, by its place in setWatches2; return the event if it missed one since zxid `seen`."""
     watches, node = database.watches, database.tree.nodes.get(path)
     if group == 0:
         missed = EventKind.DELETED if node is None else EventKind.DATA_CHANGED if node.mzxid > seen else None

@@ -1,6 +1,6 @@
-"""What a log and a snapshot say: results, so that saying them twice, or late, changes nothing.
+"""The entries of a log and a snapshot: they contain results, so that applying them twice, or late, changes nothing.
 
-An entry says what one node or one session is from now on. A snapshot may therefore be made while writes go on: the
+An entry states what one node or one session is from now on. A snapshot may therefore be made while writes go on: the
 log's entries of that time follow it.
 
     NODE     'N' path, data, acl, czxid, mzxid, ctime, mtime, version, cversion, aversion, owner, pzxid
@@ -60,7 +60,7 @@ def last_id_entry(id_: int) -> bytes:
 
 
 class Restored:
-    """What entries add up to: those of a snapshot, then those of the log."""
+    """The state after applying entries: those of a snapshot, then those of the log."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
@@ -69,7 +69,7 @@ class Restored:
         self._nodes = initial_nodes()
 
     def apply(self, entries: bytes) -> None:
-        """Raises Malformed."""
+        """Apply entries. Raises Malformed."""
         reader = JuteReader(entries)
         while reader.left:
             kind = entries[reader.at]
@@ -82,7 +82,7 @@ class Restored:
             self._nodes[path] = _node(reader)
         elif kind == ord("P"):
             path, cversion, pzxid = _path(reader), reader.int32(), reader.int64()
-            if node := self._nodes.get(path):  # it may be gone already in the snapshot
+            if node := self._nodes.get(path):  # it may already be gone in the snapshot
                 node.cversion, node.pzxid = cversion, pzxid
         elif kind == ord("G"):
             self._nodes.pop(_path(reader), None)
@@ -98,7 +98,7 @@ class Restored:
             raise Malformed(f"an entry of kind {kind}")
 
     def tree(self) -> ZnodeTree:
-        """The znodes. Raises Malformed if one has no parent. To be called once."""
+        """Return the znodes. Raises Malformed if one has no parent. Call it once."""
         try:
             return ZnodeTree(self._nodes)
         except KeyError as error:

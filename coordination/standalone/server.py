@@ -1,20 +1,20 @@
 """The server without I/O: bytes and time go in; bytes to send, connections to close and log entries come out.
 
-    connected, received, lost    what happened to a connection
+    connected, received, lost    events of a connection
     tick                         time has passed
-    work                         do some of what there is to do; bounded
-    ready, take                  what is to be sent, and which connections are to be closed
-    take_log, synced             what is to be written, and that it is on the disk
+    work                         do some of the pending work; bounded
+    ready, take                  bytes to send, and connections to close
+    take_log, synced             entries to write, and that they are on the disk
 
 Invariants:
-- Writes are done one after the other, and so is what must see one state. A long one is a job of many steps: nothing
-  else begins before it has ended, so nobody sees half of it.
-- What a large request does before it changes anything (reading it, judging a multi) and what concerns its own
-  connection alone (setWatches) is done aside: requests of other connections come in between, those of its own wait.
-- A session that owns many ephemeral nodes ends in several writes. The first one says that it has ended, so that a
-  server that starts again deletes the others.
-- What was made since a log record was made, reads and events too, goes out when that record is on the disk.
-- Each write takes the next zxid, a refused one too, and so do the beginning and the end of a session.
+- Writes run one after the other, and so does every request that must see one state. A long one is a job of many steps:
+  nothing else begins before it has ended, so nobody sees half of it.
+- The work of a large request before it changes anything (reading it, judging a multi) and work that concerns only its
+  own connection (setWatches) is done aside: requests of other connections run in between, those of its own wait.
+- A session that owns many ephemeral nodes ends in several writes. The first one records its end, so that a restarted
+  server deletes the remaining nodes.
+- Everything made after a log record, including reads and events, is sent when that record is on the disk.
+- Each write takes the next zxid, even a refused one, and so do the beginning and the end of a session.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _CONNECT_REPLY = struct.Struct("!iiiq")
 _FRAMES_IN_TURN = 64
 _ASIDE_IN_TURN = 64
 _ENDED_IN_WRITE = 256
-"""Ephemeral nodes."""
+"""Maximum ephemeral nodes of a session that ends in one write."""
 _SNAPSHOT_STEP_BYTES = 32 * 1024
 _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""Made for a peer and not taken; with more, its requests wait."""
+"""Bytes made for a peer and not taken; with more, its requests wait."""
 
 
 class Moment(NamedTuple):
-    """Now: ms of a clock that never goes back, and Unix time in ms, which nodes are stamped with."""
+    """The current time: ms of a clock that never goes back, and Unix time in ms, the timestamp of nodes."""
 
     ms: int
     unix_ms: int
 
 
 class ServerSettings(NamedTuple):
-    """Of one server. keeps: whether there is a log.
+    """The settings of one server. keeps: whether there is a log.
 
-    port, data_dir, environment: for the four-letter words alone.
+    port, data_dir, environment: only for the four-letter words.
     """
 
     tick_time_ms: int
@@ -102,7 +102,7 @@ class StandaloneServer:
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
-        """Go on where a log ends. Sessions get their whole time again. Raises Malformed."""
+        """Continue where a log ends. Sessions get their whole time again. Raises Malformed."""
         self.database.tree = restored.tree()
         self.database.zxid = zxid
         for id_, timeout_ms in restored.sessions.items():
@@ -116,14 +116,14 @@ class StandaloneServer:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def connected(self, host: str, port: int, now: Moment) -> PeerConnection:
-        """Somebody has connected from there."""
+        """Handle a new connection from this address."""
         connection = PeerConnection(host, port, now.unix_ms)
         self.connections[connection] = None
         self._unopened[connection] = now.ms + _FIRST_FRAME_MS
         return connection
 
     def received(self, connection: PeerConnection, data: bytes) -> None:
-        """The peer has sent this."""
+        """Take bytes that the peer has sent."""
         connection.append(data)
         self._line_up(connection)
 
@@ -133,7 +133,7 @@ class StandaloneServer:
             self._line.append(connection)
 
     def lost(self, connection: PeerConnection) -> None:
-        """The connection is closed; its session goes on."""
+        """Handle a closed connection; its session goes on."""
         if connection.closed:
             return
         connection.closed = True
@@ -145,7 +145,7 @@ class StandaloneServer:
         self._cleaning.append(self.database.watches.forget(connection))
 
     def take(self, connection: PeerConnection) -> list[bytes]:
-        """What is to be sent to it now."""
+        """Return the bytes to send to it now."""
         taken = connection.take()
         if connection.waits and connection.unsent <= _UNSENT_BYTES:
             connection.waits = False
@@ -153,13 +153,13 @@ class StandaloneServer:
         return taken
 
     def send(self, connection: PeerConnection, data: bytes | None) -> None:
-        """None: close it behind what was sent."""
+        """Queue data. None: close the connection behind the queued data."""
         self.outbox.send(connection, data, self.now.ms)
 
     def reply(
         self, connection: PeerConnection, xid: int, code: int, body: bytes = b"", zxid: int | None = None
     ) -> None:
-        """Answer a request. zxid: that of the last write if not given."""
+        """Answer a request. zxid: default: that of the last write."""
         zxid = self.database.zxid if zxid is None else zxid
         connection.last_zxid = zxid
         self.send(connection, _REPLY.pack(_REPLY.size - 4 + len(body), xid, zxid, code) + body)
@@ -170,7 +170,7 @@ class StandaloneServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Moment) -> None:
-        """Time has passed: to be called once in a tick time. `work` does what follows of it."""
+        """Handle the passing of time: call this once per tick time. `work` does the resulting work."""
         self.now = now
         for session in self.sessions.expired(now.ms):
             if not session.closing:
@@ -187,7 +187,7 @@ class StandaloneServer:
             self._cleaning.append(self._find_unused())
 
     def _find_unused(self) -> Iterator[int]:
-        """Containers that are empty again, and nodes whose time to live is over."""
+        """Find containers that are empty again, and nodes whose time to live is over."""
         tree = self.database.tree
         for number, path in enumerate([*tree.containers, *tree.ttls]):
             node = tree.nodes.get(path)
@@ -203,7 +203,7 @@ class StandaloneServer:
         return node.cversion > 0 if ttl_ms is None else self.now.unix_ms - node.mtime > ttl_ms
 
     def _delete_unused(self, path: str) -> Iterator[int]:
-        """If it is unused still."""
+        """Delete the node if it is still unused."""
         node = self.database.tree.nodes.get(path)
         if node is not None and self._is_unused(node):
             self.database.delete(path, self.begin_write())
@@ -213,7 +213,7 @@ class StandaloneServer:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, units: int, now: Moment) -> bool:
-        """Do what there is to do, about `units` simple requests' worth of it. Returns whether there is more."""
+        """Do pending work that costs about `units` simple requests. Return whether there is more."""
         self.now = now
         while units > 0:
             if self.outbox.releasable:
@@ -229,7 +229,7 @@ class StandaloneServer:
         return True
 
     def _next(self, units: int) -> int:
-        """Some of one kind of work, each kind in turn. Returns what it costs; 0: there is none."""
+        """Do some of one kind of work, each kind in turn. Return its cost; 0: there is none."""
         for _ in range(len(self._kinds)):
             kind = self._kinds[0]
             self._kinds.rotate(-1)
@@ -256,7 +256,7 @@ class StandaloneServer:
         return self._clean(self._cleaning[0]) if self._cleaning else 0
 
     def _go_on_aside(self, _units: int) -> int:
-        """One request after the other: what each has read already takes memory."""
+        """Continue one request after the other: each takes memory for what it has already read."""
         if not self._aside:
             return 0
         connection, steps = self._aside[0]
@@ -276,12 +276,12 @@ class StandaloneServer:
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """For what was begun aside, as its end: do this before anything else."""
+        """Do this before anything else. For the end of work begun aside."""
         self._job = steps
 
     @property
     def busy(self) -> bool:
-        """Whether a job is under way: some of what it does is not among the log's entries yet."""
+        """Whether a job is running: the log's entries do not cover all of its effects yet."""
         return self._job is not None
 
     def _go_on(self, job: Iterator[int]) -> int:
@@ -298,19 +298,21 @@ class StandaloneServer:
         return 1
 
     def begin_write(self) -> int:
-        """Its zxid."""
+        """Begin a write. Return its zxid."""
         self.database.zxid += 1
         self.outbox.begin_write()
         return self.database.zxid
 
     def commit(self) -> None:
-        """The write is complete."""
+        """Complete the write."""
         self.outbox.commit(self.database.zxid)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _serve(self, connection: PeerConnection, units: int) -> int:
-        """Some requests of one connection; returns what they cost. It goes to the end of the line if there are more."""
+        """Serve some requests of one connection; return their cost. It goes to the end of the line if there are
+        more.
+        """
         connection.in_line = False
         cost = 1
         for _ in range(min(units, _FRAMES_IN_TURN)):
@@ -359,7 +361,7 @@ class StandaloneServer:
         self.counters.received += 1
 
     def _begin(self, connection: PeerConnection, frame: bytes) -> None:
-        """Raises Malformed if the connection is to be closed for it."""
+        """Begin a request. Raises Malformed if the connection is to be closed for it."""
         self._count(connection)
         reader = JuteReader(frame)
         if not connection.opened:
@@ -401,7 +403,7 @@ class StandaloneServer:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _open(self, connection: PeerConnection, reader: JuteReader) -> None:
-        reader.int32()  # the protocol's version, which nobody looks at
+        reader.int32()  # the protocol's version, which nobody reads
         seen, wanted_ms, id_, password = reader.int64(), reader.int32(), reader.int64(), reader.buffer()
         knows_read_only = reader.left > 0  # clients before 3.4 do not send it
         if seen > self.database.zxid:
@@ -426,7 +428,7 @@ class StandaloneServer:
         return session
 
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
-        """The session, if it lives and the password is its own. Another connection of it is closed."""
+        """Return the session, if it lives and the password matches. Another connection of it is closed."""
         session = self.sessions.by_id.get(id_)
         if session is None or session.closing or password != password_of(id_):
             return None
@@ -445,7 +447,7 @@ class StandaloneServer:
         self.send(connection, _CONNECT_REPLY.pack(length, 0, timeout_ms, id_) + body)
 
     def end_session(self, session: OpenSession, asked: PeerRequest | None) -> Iterator[int]:
-        """asked: what to answer; None if the session has expired."""
+        """asked: the request to answer; None if the session has expired."""
         ephemerals, zxid = self.database.tree.ephemerals, self.begin_write()
         if session.id in self.sessions.by_id:
             self.sessions.remove(session)
@@ -466,7 +468,7 @@ class StandaloneServer:
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[bytes]:
-        """Entries of all nodes and sessions, as each is when its turn comes. To be gone on with while not `busy`."""
+        """Yield entries of all nodes and sessions, each as it is at its turn. Continue it only while not `busy`."""
         part: list[bytes] = []
         size = 0
         for entry in self.snapshot_entries():
@@ -478,7 +480,7 @@ class StandaloneServer:
         yield b"".join(part)
 
     def snapshot_entries(self) -> Iterator[bytes]:
-        """The same, one by one."""
+        """Yield the entries one by one."""
         yield last_id_entry(self.sessions.last_id)
         for session in list(self.sessions.by_id.values()):
             if self.sessions.by_id.get(session.id) is session:
@@ -491,7 +493,7 @@ class StandaloneServer:
 
 
 def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes | None) -> Identity | None:
-    """What a connection has proved; None if nothing."""
+    """Return the identity that a connection has proved; None if none."""
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
     return ("ip", connection.host) if scheme == "ip" else None

@@ -1,7 +1,7 @@
 """The znodes in memory, with the rules of ZooKeeper's statistics. Holds no paths to files, no time, no watches.
 
-Source: DataTree and DataNode, ZooKeeper 3.9.5. Costs, besides those of the data: each znode about 500 bytes; every
-operation here takes constant time but `children_number`.
+Source: DataTree and DataNode, ZooKeeper 3.9.5. Costs, besides those of the data: about 500 bytes per znode; every
+operation except `children_number` takes constant time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 INT_MAX = 2**31 - 1
 
 CONTAINER_OWNER = -(2**63)
-"""In the place of the owner of an ephemeral node."""
+"""Marks a container, in place of the owner of an ephemeral node."""
 
 TTL_LIMIT_MS = 2**40 - 1
 """The longest time to live of a node, in ms."""
@@ -41,12 +41,12 @@ _TTL_MARK = -(2**56)
 """The upper eight bits of the owner of a node with a time to live; the 40 lower ones are that time."""
 
 SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
-"""Every server has these, and nobody deletes them."""
+"""Every server has these, and nobody can delete them."""
 
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
 _BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""The last ones are what Java counts as surrogates as well."""
+"""The last ranges are the characters that Java also counts as surrogates."""
 
 
 def is_valid_path(path: str) -> bool:
@@ -61,27 +61,27 @@ def is_valid_path(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """ "" for the children of the root, which has two names."""
+    """Return the parent's path; "" for the children of the root, which has two names."""
     return path[: path.rfind("/")]
 
 
 def wrapped(value: int) -> int:
-    """As an int of Java's, which overflows."""
+    """Return the value as a Java int, which overflows."""
     return (value + 2**31) % 2**32 - 2**31
 
 
 def ttl_owner(ttl_ms: int) -> int:
-    """What stands in the place of the owner for a time to live."""
+    """Return the owner value for a time to live."""
     return _TTL_MARK | ttl_ms
 
 
 def ttl_of(owner: int) -> int | None:
-    """The time to live in ms; None if the node has none."""
+    """Return the time to live in ms; None if the node has none."""
     return owner - _TTL_MARK if _TTL_MARK <= owner < 0 else None
 
 
 class TreeNode:
-    """One node. `cversion` counts creations alone; `owner` is a session, CONTAINER_OWNER, a `ttl_owner` or 0."""
+    """One node. `cversion` only counts creations; `owner` is a session, CONTAINER_OWNER, a `ttl_owner` or 0."""
 
     __slots__ = (
         *("acl", "aversion", "children", "ctime", "cversion", "czxid", "data"),
@@ -96,7 +96,7 @@ class TreeNode:
         self.ctime = self.mtime = time_ms
         self.version = self.cversion = self.aversion = 0
         self.children: dict[bytes, None] | None = None
-        """Their names as answers have them, so that a hundred thousand are answered by one join."""
+        """The names in the form of answers, so that one join answers a hundred thousand."""
 
     @property
     def child_count(self) -> int:
@@ -104,7 +104,7 @@ class TreeNode:
 
 
 def stat_of(node: TreeNode) -> bytes:
-    """As answers have it. cversion there counts deletions, too."""
+    """Return the statistics in the form of answers. cversion there also counts deletions."""
     children = node.child_count
     return _STAT.pack(
         node.czxid,
@@ -122,7 +122,7 @@ def stat_of(node: TreeNode) -> bytes:
 
 
 def initial_nodes() -> dict[str, TreeNode]:
-    """Those of a new server."""
+    """Return the nodes of a new server."""
     nodes = {path: TreeNode(b"", OPEN, 0, 0, 0) for path in SPECIAL}
     config = nodes["/zookeeper/config"]
     config.acl, config.aversion = READ_ONLY, -1
@@ -130,7 +130,7 @@ def initial_nodes() -> dict[str, TreeNode]:
 
 
 class ZnodeTree:
-    """All nodes by path, and who owns which. One thread."""
+    """All nodes by path, and the owners of ephemeral ones. One thread."""
 
     def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
         """nodes: by path, without their children; None: those of a new server. Raises KeyError if one has no parent."""
@@ -139,7 +139,7 @@ class ZnodeTree:
         self.containers: dict[str, None] = {}
         self.ttls: dict[str, None] = {}
         self.data_bytes = 0
-        """Of all paths and their data; paths count by their length in characters."""
+        """Size of all paths and their data; paths count by their length in characters."""
         nodes = initial_nodes() if nodes is None else nodes
         for path, node in nodes.items():
             self._put(path, node)
@@ -149,7 +149,7 @@ class ZnodeTree:
                 self._link(path)
 
     def _put(self, path: str, node: TreeNode) -> None:
-        """Add a node, without telling its parent (`_link`)."""
+        """Add a node, without linking it to its parent (`_link`)."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)
@@ -163,16 +163,16 @@ class ZnodeTree:
         parent.children[encode_text(path[path.rfind("/") + 1 :])] = None
 
     def create(self, path: str, node: TreeNode, cversion: int, zxid: int) -> TreeNode:
-        """Add a node. cversion: what its parent is to have. Returns the parent."""
+        """Add a node. cversion: the new one of its parent. Return the parent."""
         parent = self.nodes[parent_of(path)]
-        if cversion > parent.cversion:  # the number that wraps stays where it is, as Apache's
+        if cversion > parent.cversion:  # the number that wraps stays unchanged, as in Apache's
             parent.cversion, parent.pzxid = cversion, zxid
         self._put(path, node)
         self._link(path)
         return parent
 
     def delete(self, path: str, zxid: int) -> tuple[TreeNode, TreeNode]:
-        """Remove a node. Returns it and its parent."""
+        """Remove a node. Return it and its parent."""
         parent, node = self.nodes[parent_of(path)], self.nodes[path]
         if parent.children is not None:
             parent.children.pop(encode_text(path[path.rfind("/") + 1 :]), None)
@@ -200,7 +200,7 @@ class ZnodeTree:
         return self.ephemerals.setdefault(owner, {})
 
     def children_number(self, path: str) -> int:
-        """Nodes below a path, at any depth. Looks at all nodes."""
+        """Return the number of nodes below a path, at any depth. Reads all nodes."""
         if path == "/":
             return len(self.nodes) - 2
         below = path + "/"

@@ -1,7 +1,7 @@
 """Who is told of what: one table for the data of nodes and their existence, one for their children.
 
-Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. Those of one event are told in the order in
-which they came.
+Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. The watchers of one event are told in the
+order in which they came.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FORGOTTEN_AT_ONCE = 256
 
 
 class WatchMode(IntEnum):
-    """A bit each: a watcher may have several at one path."""
+    """One bit each: a watcher may have several at one path."""
 
     ONCE = 1
     PERSISTENT = 2
@@ -26,7 +26,7 @@ class WatchMode(IntEnum):
 
 
 class WatcherKind(IntEnum):
-    """Which watches checkWatches and removeWatches mean."""
+    """The watches that checkWatches and removeWatches mean."""
 
     CHILDREN = 1
     DATA = 2
@@ -55,12 +55,12 @@ class WatchTable(Generic[WatcherT]):
             self._recursive += 1
 
     def has(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """mode: None for any."""
+        """Whether there is such a watch. mode: None for any."""
         modes = self.by_path.get(path, {}).get(watcher, 0)
         return bool(modes if mode is None else modes & mode)
 
     def remove(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """Whether there was one. mode: None for all."""
+        """Remove a watch. Return whether there was one. mode: None for all."""
         modes = self.by_path.get(path, {}).get(watcher, 0)
         removed = modes if mode is None else modes & mode
         if removed:
@@ -69,7 +69,7 @@ class WatchTable(Generic[WatcherT]):
         return bool(removed)
 
     def forget(self, watcher: WatcherT) -> Iterator[int]:
-        """Remove all of a watcher's, in steps; yields the number of each step's."""
+        """Remove all watches of a watcher, in steps; yield the number removed by each step."""
         while paths := self.by_watcher.get(watcher):
             step = [path for path, _ in zip(paths, range(_FORGOTTEN_AT_ONCE), strict=False)]
             for path in step:
@@ -77,7 +77,7 @@ class WatchTable(Generic[WatcherT]):
             yield len(step)
 
     def triggered(self, path: str) -> dict[WatcherT, None]:
-        """Whom an event at `path` concerns, each once. Their one-shot watches are used up."""
+        """Return the watchers of an event at `path`, each once. Their one-shot watches are used up."""
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):
             watchers.update(dict.fromkeys(at_path))
@@ -112,7 +112,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 class Watches(Generic[WatcherT]):
-    """Both tables, and what addWatch, checkWatches and removeWatches do with them."""
+    """Both tables, and the actions of addWatch, checkWatches and removeWatches on them."""
 
     def __init__(self) -> None:
         self.data: WatchTable[WatcherT] = WatchTable()
@@ -122,7 +122,7 @@ class Watches(Generic[WatcherT]):
         return len(self.data) + len(self.children)
 
     def add(self, path: str, watcher: WatcherT, mode: WatchMode) -> None:
-        """A persistent watch."""
+        """Add a persistent watch."""
         self.data.add(path, watcher, mode)
         if mode is WatchMode.PERSISTENT:
             self.children.add(path, watcher, mode)
@@ -136,7 +136,7 @@ class Watches(Generic[WatcherT]):
         return self.data.has(path, watcher, _MODES[kind])
 
     def remove(self, path: str, watcher: WatcherT, kind: WatcherKind) -> bool:
-        """Whether there was one."""
+        """Remove a watch. Return whether there was one."""
         match kind:
             case WatcherKind.CHILDREN:
                 return self.children.remove(path, watcher, WatchMode.ONCE)
@@ -148,7 +148,7 @@ class Watches(Generic[WatcherT]):
         return self.data.remove(path, watcher, _MODES[kind])
 
     def forget(self, watcher: WatcherT) -> Iterator[int]:
-        """Remove all of a watcher's, in steps."""
+        """Remove all watches of a watcher, in steps."""
         yield from self.data.forget(watcher)
         yield from self.children.forget(watcher)
 

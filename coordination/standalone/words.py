@@ -1,4 +1,4 @@
-"""What the server tells to four letters, sent in the place of a first request. Each yields the parts of a text.
+"""The server's answers to four-letter words, sent in place of a first request. Each yields the parts of a text.
 
 Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5; the lines that tools read are the same.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "Counters"]
 
 VERSION = "3.9.5-metaq-standalone"
-"""Whose protocol this server speaks, and that it is not Apache's."""
+"""Names the protocol that this server speaks, and shows that it is not Apache's."""
 
 
 class Counters:
-    """Since the server's start, or since `srst`."""
+    """Counters since the server's start, or since `srst`."""
 
     def __init__(self, now_ms: int) -> None:
         self.started_ms = now_ms
@@ -33,7 +33,7 @@ class Counters:
         self._shortest_ms: int | None = None
 
     def answered(self, waits_ms: Sequence[int]) -> None:
-        """Packets had to wait for the disk so long, each."""
+        """Count packets. waits_ms: how long each had to wait for the disk."""
         if waits_ms:
             self._answers += len(waits_ms)
             self._total_ms += sum(waits_ms)

@@ -1,4 +1,4 @@
-"""What writes ask for, and whether they may: every check before anything changes, in Apache's order.
+"""The requests of writes, and all checks before anything changes, in Apache's order.
 
 Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
 """
@@ -83,7 +83,7 @@ class SetAcl(NamedTuple):
 
 
 class CheckVersion(NamedTuple):
-    """check, in a multi alone."""
+    """check, only in a multi."""
 
     path: str | None
     version: int
@@ -93,7 +93,7 @@ WriteRequest = CreateNode | DeleteNode | SetData | SetAcl | CheckVersion
 
 
 def read_create(reader: JuteReader, operation: int) -> CreateNode:
-    """operation: which of the four."""
+    """operation: one of the four."""
     path, data, acl, mode = reader.text(), reader.buffer(), reader.acls(), reader.int32()
     return CreateNode(operation, path, data, acl, mode, reader.int64() if operation == OpCode.CREATE_TTL else _NO_TTL)
 
@@ -111,11 +111,11 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
 
 
 class NoAcl(Malformed):
-    """Of a node in a multi. Java cannot even make that operation, so that the multi takes no zxid."""
+    """A node in a multi has no ACL. Java cannot even make that operation, so the multi takes no zxid."""
 
 
 def read_multi(reader: JuteReader) -> Iterator[WriteRequest]:
-    """The writes of a multi. Raises Malformed."""
+    """Yield the writes of a multi. Raises Malformed."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -137,7 +137,7 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 
 def _multi_create(request: CreateNode) -> CreateNode:
-    """In a multi it is the mode that says what kind of node is created."""
+    """In a multi, the mode determines what kind of node is created."""
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
         if is_ttl:
@@ -173,7 +173,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """A node as it will be once the writes before have been done."""
+    """A node as it will be after the earlier writes."""
 
     acl: Sequence[Acl]
     owner: int
@@ -191,7 +191,7 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """The tree as a multi sees it: with what its own writes will change."""
+    """The tree as a multi sees it: including its own writes' changes."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -212,11 +212,11 @@ class AheadView:
         return None if node is None else (node, _state_of(node))
 
     def holds(self) -> bool:
-        """Whether what was seen of the tree is still so, whatever else was written since."""
+        """Whether the nodes that were read are unchanged, whatever else was written since."""
         return self._holds and all(self._state(path) == seen for path, seen in self._seen.items())
 
     def expect(self, outcome: WriteOutcome) -> None:
-        """Note what a write will change."""
+        """Note the changes of a write."""
         match outcome:
             case Creation():
                 parent = self._expected(parent_of(outcome.path))
@@ -247,7 +247,7 @@ class AheadView:
 
 
 class Creation(NamedTuple):
-    """A node to add. cversion: of its parent, then."""
+    """A node to add. cversion: the new one of its parent."""
 
     operation: int
     path: str
@@ -264,7 +264,7 @@ class Deletion(NamedTuple):
 
 
 class NewData(NamedTuple):
-    """Data for a node, and its version then."""
+    """Data for a node, and its new version."""
 
     path: str
     data: bytes | None
@@ -272,7 +272,7 @@ class NewData(NamedTuple):
 
 
 class NewAcl(NamedTuple):
-    """An ACL for a node, and the ACL's version then."""
+    """An ACL for a node, and the ACL's new version."""
 
     path: str
     acl: tuple[Acl, ...]
@@ -287,14 +287,14 @@ WriteOutcome = Creation | Deletion | NewData | NewAcl | NoChange
 
 
 class Asker(NamedTuple):
-    """Who writes."""
+    """The client that writes."""
 
     session: int
     identities: Collection[Identity]
 
 
 def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
-    """What a write changes. Raises Refused, Malformed."""
+    """Return the changes of a write. Raises Refused, Malformed."""
     match request:
         case CreateNode():
             return _judge_create(request, asker, look)
@@ -342,7 +342,7 @@ def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
 
 
 def _has_good_ttl(request: CreateNode) -> bool:
-    """Apache lets createTTL pass without a mode that has one, and then its server ends."""
+    """Check the time to live. Apache accepts a createTTL without a mode that has one, and then its server ends."""
     if request.operation == OpCode.CREATE_TTL or request.mode in _TTLS:
         return request.mode in _TTLS and 0 < request.ttl_ms <= TTL_LIMIT_MS
     return True
