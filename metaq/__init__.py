@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
-# Python looks first in the directory where it is started. In a checkout that has this folder, without the packages that
-# lie beside it (see pyproject.toml): the installed ones are meant.
+# Python first searches the directory where it is started. If that is a checkout with this folder, but without the
+# packages that lie beside it (see pyproject.toml), the installed ones are meant.
 if not os.path.isdir(os.path.join(__path__[0], "client")):
     _installed = [os.path.join(entry, "metaq") for entry in sys.path]
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
@@ -90,7 +90,7 @@ _NAMES = {
     "protocol.halves": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
-"""The public names by the module below metaq that has them."""
+"""The public names, by their module below metaq."""
 
 _HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
 

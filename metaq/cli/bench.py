@@ -1,4 +1,4 @@
-"""`metaq bench`: what a cluster does in this place: sending, reading, end-to-end latency, many partitions."""
+"""`metaq bench`: measure a cluster in place: sending, reading, end-to-end latency, many partitions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_WINDOW = 1_000_000
 
 
 def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what all scenarios take; --count and --seconds are handed over as one argument `limit`."""
+    """Add the options of all scenarios; --count and --seconds are passed on as one argument `limit`."""
 
     def call(count: int | None, seconds: float | None, **others: Any) -> Any:
         if seconds is None and count is None:
@@ -271,14 +271,14 @@ def partitions(
 
 
 def steps(partitions: int) -> list[int]:
-    """1, 10, 100, … below `partitions`, and that."""
+    """Return 1, 10, 100, … below `partitions`, and `partitions`."""
     powers = [10**power for power in range(len(str(partitions)))]
     return [*(power for power in powers if power < partitions), partitions]
 
 
 @contextmanager
 def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
-    """A connected producer. Raises NoPartition if no broker publishes the topic."""
+    """Yield a connected producer. Raises NoPartition if no broker publishes the topic."""
     config = ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())
     _check_topic(zk, topic)
     with Producer(zk, config=config) as producer:

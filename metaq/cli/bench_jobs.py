@@ -1,4 +1,4 @@
-"""The loops of `metaq bench`: what each thread of a run sends or reads, and what it times."""
+"""The loops of `metaq bench`: the messages that each thread of a run sends or reads, and the times it measures."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = [
 
 Job = Callable[[Tally], None]
 Destination = dict[str, Any]
-"""Where a message goes: `key` or `partition` of a producer's send call, or neither."""
+"""A message's destination: `key` or `partition` of a producer's send call, or neither."""
 
 TIMED_EVERY = 16
-"""Of pipelined sends one in so many is timed: a callback for each would itself be a part of what is measured."""
+"""One of this many pipelined sends is timed: a callback for each would itself affect the measurement."""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
@@ -48,18 +48,18 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""Longest wait for messages before it is looked at whether the run is over."""
+"""Longest wait for messages before the next check whether the run is over."""
 IDLE_SECONDS = 2.0
-"""A group's backlog counts as read when nothing came for this long."""
+"""A group's backlog counts as read when no message has come for this long."""
 JOIN_SECONDS = 30.0
-"""How long the first message may take to come: connecting, joining a group, another member's hand-over."""
+"""How long the first message may take: connecting, joining a group, another member's hand-over."""
 
 LATE_SECONDS = 10.0
-"""How long a message of a latency run may be under way after the last was sent."""
+"""How long a message of a latency run may take to arrive after the last was sent."""
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Waits for each send; to `places` in turn, or as the producer distributes them."""
+    """Wait for each send; send to `places` in turn, or as the producer distributes the messages."""
 
     def job(tally: Tally) -> None:
         clock, place = run.clock_ns, cycle(places or ({},))
@@ -81,9 +81,9 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """At most `frames` frames of up to `batch` messages without an answer; the times are of frames.
+    """Keep at most `frames` frames of up to `batch` messages without an answer; the times are of frames.
 
-    places: as send_single, of frames.
+    places: as in send_single, for frames.
     """
 
     def job(tally: Tally) -> None:
@@ -111,7 +111,7 @@ def send_batches(
 def send_pipelined(
     producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
-    """At most `window` sends without an answer; places: as send_single."""
+    """Keep at most `window` sends without an answer; places: as in send_single."""
 
     def job(tally: Tally) -> None:
         unanswered: deque[Future[SendResult]] = deque()
@@ -145,7 +145,7 @@ class Polled(Protocol):
 
 
 class Stamps:
-    """One thread sends messages with the time in them at a fixed rate, another reads them from the same partition."""
+    """One thread sends messages that contain the time at a fixed rate, another reads them from the same partition."""
 
     def __init__(self, run: Run, per_second: int) -> None:
         self._run = run
@@ -155,7 +155,7 @@ class Stamps:
         self._all_sent_ns: int | None = None
 
     def send(self, producer: Producer, partition: TopicPartition, size: int) -> None:
-        """The sending job, which is not counted; payloads are `size` bytes, STAMP_BYTES at least."""
+        """The sending job, which is not counted; payloads are `size` bytes, at least STAMP_BYTES."""
         padding = bytes(size - STAMP_BYTES)
         unanswered: deque[Future[SendResult]] = deque()
         try:
@@ -199,7 +199,7 @@ class Stamps:
 
 
 class Piece(NamedTuple):
-    """What was read at once. next_offset: behind the last message; None where that is not looked at."""
+    """The result of one read. next_offset: behind the last message; None if it is unknown."""
 
     messages: int
     payload_bytes: int
@@ -207,10 +207,10 @@ class Piece(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads on from where it stopped."""
+    """Continues reading where it stopped."""
 
     def read(self, most: int, seconds: float) -> Piece:
-        """At most `most` messages, waiting at most `seconds` for the first."""
+        """Return at most `most` messages, waiting at most `seconds` for the first."""
         ...
 
 
@@ -244,7 +244,7 @@ class ArrowReader:
 
 
 class Backlog:
-    """Reads one reader after the other, each to the offset behind its last message; None: until nothing more comes.
+    """Reads one reader after the other, each to the offset behind its last message; None: until no more messages come.
 
     Its time runs from the first message, polled alone, to the last: connecting and joining are not measured.
     """
@@ -255,10 +255,10 @@ class Backlog:
         self._first_ns = 0
         self._last_ns = 0
         self.payload_bytes = 0
-        """Of all messages but the first."""
+        """Bytes of all payloads except the first message's."""
 
     def read(self, tally: Tally) -> None:
-        """The job."""
+        """The job that reads the backlog."""
         with closing(self._readers) as readers:
             for reader, end in readers:
                 self._read_one(reader, end, tally)
@@ -285,5 +285,5 @@ class Backlog:
             self._first_ns = now
 
     def measured(self, messages: int) -> tuple[int, float]:
-        """How many of `messages` came after the first, and in how many seconds."""
+        """Return how many of `messages` came after the first, and in how many seconds."""
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

@@ -1,4 +1,4 @@
-"""What a benchmark run is: how long it goes on, what its threads count, and how it is shown while it runs."""
+"""A benchmark run: its duration, the counts of its threads, and its display while it runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _PENDING = 1 << 14
-"""Times kept one by one until they are sorted into buckets, by one numpy call."""
+"""Times kept one by one until one numpy call sorts them into buckets."""
 _SUB_BUCKETS = 256
-"""Of each power of two, as in HdrHistogram: a percentile is at most 1/256 too high."""
+"""Buckets for each power of two, as in HdrHistogram: a percentile is at most 1/256 too high."""
 _BUCKETS = 64 * _SUB_BUCKETS
 
 _SHOW_SECONDS = 0.2
@@ -45,13 +45,13 @@ class Durations:
             self._sort()
 
     def merge(self, other: Durations) -> None:
-        """Add everything that `other` has counted."""
+        """Add all durations of `other`."""
         other._sort()
         self._counts += other._counts
         self._largest = max(self._largest, other._largest)
 
     def percentiles_ms(self) -> dict[str, float]:
-        """`p50`, `p90`, `p99`, `p99.9` and `max` in milliseconds; empty if nothing was counted."""
+        """Return `p50`, `p90`, `p99`, `p99.9` and `max` in milliseconds; empty if nothing was counted."""
         self._sort()
         seen = self._counts.cumsum()
         if not seen[-1]:
@@ -79,7 +79,7 @@ def _bucket_top(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """What one thread has done; only that thread writes, others may read `messages` at any time."""
+    """The results of one thread; only that thread writes, others may read `messages` at any time."""
 
     messages: int = 0
     times: Durations = field(default_factory=Durations)
@@ -87,14 +87,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """When a run is over: after `count` messages or `seconds`, whichever comes first; None = no such limit."""
+    """The end of a run: after `count` messages or `seconds`, whichever comes first; None = no such limit."""
 
     count: int | None = None
     seconds: float | None = None
 
 
 class Run:
-    """A run under way, shared by its threads; it begins when it is made."""
+    """A current run, shared by its threads; it begins when it is made."""
 
     def __init__(self, limit: Limit, stop: threading.Event, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.stop = stop
@@ -110,7 +110,9 @@ class Run:
         return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
 
     def take(self, messages: int = 1) -> int:
-        """How many of the next `messages` belong to the run; 0 when it is over. Each call with the same number."""
+        """Return how many of the next `messages` belong to the run; 0 when it is over. Always call with the same
+        number.
+        """
         if self.over:
             return 0
         if self._count is None:
@@ -118,13 +120,13 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """How many messages, `most` at most, are missing when `done` are there."""
+        """Return how many messages, at most `most`, are missing after `done`."""
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of a run. message_bytes: of all payloads together; seconds: what the rate is made from."""
+    """The figures of a run. message_bytes: of all payloads together; seconds: the basis of the rate."""
 
     scenario: str
     messages: int
@@ -142,9 +144,10 @@ class RunFigures:
 
 
 def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Durations]:
-    """Run each job on a thread of its own; messages, seconds and times of all. A failure stops all and is raised.
+    """Run each job on a thread of its own; return messages, seconds and times of all. A failure stops all and is
+    raised.
 
-    On a terminal a line on stderr shows how far it is. `title`: what that line calls the run.
+    On a terminal a line on stderr shows the progress. `title`: the run's name in that line.
     """
     tallies = [Tally() for _ in jobs]
     with ThreadPoolExecutor(len(jobs)) as pool, _progress_line(title) as show:
@@ -171,7 +174,9 @@ def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tu
 
 @contextmanager
 def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
-    """A line on a terminal's stderr; yields what changes it: messages and seconds since the start."""
+    """Show a line on a terminal's stderr; yield a function that updates it with messages and seconds since the
+    start.
+    """
     last = [0, 0.0]
 
     def show(messages: int, seconds: float) -> None:

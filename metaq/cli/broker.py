@@ -39,7 +39,7 @@ def _name(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Both -Fname=FILE and -F name=FILE arrive here as name=FILE."""
+    """Return the plugin files: -Fname=FILE and -F name=FILE both arrive here as name=FILE."""
     files: dict[str, str] = {}
     for value in values:
         name, equals, path = value.partition("=")

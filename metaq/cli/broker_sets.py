@@ -1,4 +1,6 @@
-"""`metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: what operators see of sets, and do."""
+"""`metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: an operator's view of broker sets, and actions on
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ from .tables import print_table
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
 ELECTION_SECONDS = 15.0
-"""How long a node may take to lead after it was chosen, or handed over to."""
+"""How long a node may take to lead after it was chosen, or after a hand-over to it."""
 
 _TRIES = 5
-"""Changes of a state that others change as well."""
+"""Tries to change a state that others also change."""
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
@@ -50,7 +52,7 @@ def _session(zk: str) -> Iterator[ZkSession]:
 
 
 def _view(session: ZkSession, broker_set: int) -> SetView:
-    """Raises ConfigError for a set that there is not."""
+    """Return the set's view. Raises ConfigError if there is no such set."""
     view = read_set(session, broker_set)
     if view.version < 0 and not view.nodes:
         raise ConfigError("ID", broker_set, "is no broker set: `metaq brokers sets` lists them")
@@ -170,7 +172,7 @@ _FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
-    """As a line of the table."""
+    """Return the row as a line of the table."""
     shown = {**row, "set": str(row["set"]), "preferred": "yes" if row["preferred"] else "no"}
     shown["lag_seconds"] = None if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s"
     shown["since_ms"] = moment(row["since_ms"])
@@ -216,7 +218,7 @@ def _led_json(broker_set: int, state: SetState, seconds: float) -> dict[str, obj
 
 
 def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
-    """The state once clients find a leader of an epoch behind this one. Raises CoordinationError."""
+    """Return the state once clients find a leader with an epoch above `epoch`. Raises CoordinationError."""
     found = [read_set(session, broker_set)]
 
     def led() -> bool:
@@ -332,7 +334,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """The groups that have read what is lost, and those of them that are as they were."""
+    """Return the groups that have read lost messages, and those of them that are not set back."""
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
         if not ahead:
@@ -366,10 +368,12 @@ _LEADING = ("leader", "taking-over", "handing-over")
 
 
 def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
-    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there. epoch: the highest
-    that a node has seen; a state behind it was set back, and does not say who is in sync.
+    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there.
 
-    A node that led before its set's state was lost may have its `master` still, and the elected one replaces it."""
+    epoch: the highest that a node has seen; a lower one in the state means that the state was set back, and does not
+    say who is in sync. A node that led before its set's state was lost may still have its `master`, and the elected one
+    replaces it.
+    """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]
         answers = [told[name] for name in holders]
@@ -391,7 +395,9 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
 
 
 def _waits_for_a_choice(told: Told) -> bool:
-    """Whether a node says that it does not stand, because ZooKeeper was set back to an older state of the set."""
+    """Whether a node says that it does not stand for election, because ZooKeeper was set back to an older state of the
+    set.
+    """
     return not isinstance(told, MetaqError) and bool(told.get("setBack"))
 
 

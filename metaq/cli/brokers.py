@@ -1,4 +1,4 @@
-"""`metaq brokers`: which brokers are registered, and what one says about itself."""
+"""`metaq brokers`: the registered brokers, and a single broker's own report."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         ]
     found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
     columns = ("BROKER", "ROLE", "NODE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
-    named = {"broker", "config_checksum"}  # a number that names something is not a quantity
+    named = {"broker", "config_checksum"}  # a number that identifies something is not a quantity
     rows = [
         [str(value) if name in named and value is not None else value for name, value in each.items()] for each in found
     ]
@@ -91,7 +91,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
 
 
 def _version(address: BrokerAddress) -> str | None:
-    """What the process answers to `version`, None if it does not answer."""
+    """Return the process's answer to `version`, None if it does not answer."""
     try:
         connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
     except MetaqError:

@@ -1,4 +1,4 @@
-"""`metaq check`: what is in a data directory, written by the Java broker or by ours. Reads only."""
+"""`metaq check`: the content of a data directory, written by the Java broker or by ours. Reads only."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if nothing there is a broker's: to find nothing damaged there would say nothing."""
+    """Raise ConfigError if no file there is a broker's: finding no damage there would mean nothing."""
     if is_data_directory(directory):
         return
     near = data_directories_near(directory)
@@ -91,7 +91,9 @@ def _require_data(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """A bar on a terminal's stderr, nothing elsewhere: functions to call with all bytes, and with each step's."""
+    """Show a bar on a terminal's stderr, nothing elsewhere: yield functions to call with all bytes, and with each
+    step's.
+    """
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
         task = bar.add_task("")
@@ -155,7 +157,7 @@ def _print(report: DirectoryReport) -> None:
 
 
 def _extent(report: DirectoryReport) -> str:
-    """How much was checked, and of how much if that was not all."""
+    """Return how much was checked, and the total if that is more."""
     read = sum(each.checked_bytes for each in report.partitions)
     total = sum(each.bytes for each in report.partitions)
     return f"{byte_size(read)} of {byte_size(total)}" if read < total else byte_size(read)

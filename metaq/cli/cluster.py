@@ -1,6 +1,6 @@
-"""How a command reaches the cluster that `--zk` names, or one broker, and what it says of brokers that are not there.
+"""How a command reaches the cluster in `--zk`, or one broker, and reports absent brokers.
 
-It waits for ZooKeeper as long as `--zk-timeout` says.
+It waits for ZooKeeper for `--zk-timeout`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Seconds to wait for the first connection to ZooKeeper, by the option in front of the command."""
+    """Return the seconds to wait for the first connection to ZooKeeper, by the option in front of the command."""
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
     return ZK_TIMEOUT_SECONDS if chosen is None else float(chosen)
@@ -57,9 +57,9 @@ def open_cluster(zk: str) -> Cluster:
 def ask_brokers(
     cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
 ) -> tuple[dict[int, _T], dict[int, str]]:
-    """The answers of these brokers by their ids, and why the others give none, for `tell_silent`.
+    """Return the brokers' answers by their ids, and the reasons of those that did not answer, for `tell_silent`.
 
-    question: of the connection and the broker's id. Raises CoordinationError.
+    question: called with the connection and the broker's id. Raises CoordinationError.
     """
     found: dict[int, _T] = {}
     silent: dict[int, str] = {}
@@ -86,17 +86,17 @@ def tell_silent(silent: Mapping[int, str]) -> None:
 
 @contextmanager
 def naming_topics(zk: str, topic: str) -> Iterator[None]:
-    """Around a producer: if no broker publishes `topic`, the error names the nearest topic that there is."""
+    """Wrap a producer: if no broker publishes `topic`, the error names the nearest existing topic."""
     try:
         yield
     except NoPartition:
         with open_cluster(zk) as cluster:
             cluster.partitions(topic)
-        raise  # it is there now
+        raise  # it exists now
 
 
 def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
-    """Say on stderr which brokers are absent, and how what only they have is left out."""
+    """Report on stderr which brokers are absent, and how their exclusive data is left out."""
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
@@ -104,20 +104,20 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Say on stderr that no broker is or ever was there: an empty table may be another chroot's than was meant."""
+    """Report on stderr that no broker is or ever was there: an empty table may belong to the wrong chroot."""
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """The sentence for what is missing because brokers are silent (Survey.silent)."""
+    """Return the sentence about data that is missing because brokers are silent (Survey.silent)."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: without {missing}: start that broker, or correct its hostName"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
-    """Raise BrokerUnavailable if what is shown of these is not all, because brokers are silent or refuse."""
+    """Raise BrokerUnavailable if data of these partitions is incomplete, because brokers are silent or refuse."""
     told = [without(survey.silent, partitions)] if survey.silent else []
     told += [f"unknown of {each.topic} {each}: {why}" for each, why in survey.refused.items()]
     if told:
@@ -137,7 +137,9 @@ def _endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True)
 class Target:
-    """What the user named; `connected` finds it. server wins over ZooKeeper, which is then not asked."""
+    """The broker that the user named; `connected` finds it. server takes precedence over ZooKeeper, which is then not
+    used.
+    """
 
     zk: str
     broker: int | None
@@ -146,8 +148,10 @@ class Target:
 
     @contextmanager
     def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
-        """An open connection. endpoint: as `found` gave it; None: it is looked for. Raises BrokerUnavailable, and
-        UsageError if it must be named which broker."""
+        """Yield an open connection. endpoint: a result of `found`; None: find it.
+
+        Raises BrokerUnavailable, and UsageError if the user must name the broker.
+        """
         endpoint = endpoint or self.endpoint()
         try:
             connection = open_connection(endpoint, ConnectionConfig())
@@ -159,12 +163,13 @@ class Target:
             connection.close()
 
     def endpoint(self) -> Endpoint:
-        """Where the broker listens."""
+        """Return where the broker listens."""
         return self.found()[0]
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
-        """Where the broker listens; and the broker set, with its id, that it leads. --server is one process, whatever
-        that is part of."""
+        """Return where the broker listens; and the broker set, with its id, that it leads. --server is always a single
+        process.
+        """
         if self.server is not None:
             return self.server, None
         with open_cluster(self.zk) as cluster:
@@ -205,7 +210,7 @@ def _slave(slave_id: int | None) -> str:
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options --broker, --slave, --server and --zk, handed over as one argument `target`."""
+    """Add the options --broker, --slave, --server and --zk, passed on as one argument `target`."""
 
     def call(zk: str, broker: int | None, slave: int | None, server: Endpoint | None, **others: Any) -> Any:
         if slave is not None and broker is None:

@@ -24,7 +24,7 @@ from .servers import stop_signal
 __all__ = ["consume"]
 
 POLL_SECONDS = 0.5
-"""Longest wait for messages before Ctrl-C and the timeout are looked at."""
+"""Longest wait for messages between checks for Ctrl-C and the timeout."""
 POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 
@@ -117,7 +117,7 @@ def consume(
 
 
 def _one_filter(filters: Sequence[Where]) -> Where | None:
-    """--tag may be repeated and widens the choice; of two filters nobody can tell whether they should."""
+    """Return the only filter: --tag may be repeated and widens the choice, but two filters would be ambiguous."""
     if len(filters) > 1:
         joined = " AND ".join(f"({each.text})" for each in filters)
         raise click.BadParameter(
@@ -137,7 +137,7 @@ def _consume_directly(
     output: Output,
     timer: IdleTimer,
 ) -> list[str]:
-    """What could not be read, told already: a sentence for each broker."""
+    """Return a sentence for each broker that could not be read; all have already been reported."""
     left_out: list[str] = []
 
     def silent(sentence: str) -> None:
@@ -204,7 +204,7 @@ def _consume_in_group(
 
 
 def _warn(damage: CorruptRecord) -> None:
-    """Everything else of the partition can be read."""
+    """Report damage. The rest of the partition can be read."""
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 
@@ -239,7 +239,7 @@ class Output:
 
 
 class IdleTimer:
-    """Says whether to wait on for messages: always without a timeout, else `timeout` seconds after the last one."""
+    """Decides whether to keep waiting: always without a timeout, else for `timeout` seconds after the last message."""
 
     def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = timeout

@@ -1,4 +1,4 @@
-"""`metaq dead-letters`: what a group's handlers could not process, sending it again, and dropping it."""
+"""`metaq dead-letters`: show messages that a group's handlers could not process, send them again, and drop them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .output import counted, echo, field_text, message_fields, show
 __all__ = ["dead_letters"]
 
 LISTED = 100
-"""Dead letters that `list` shows if it is not told how many: a screen or two."""
+"""Number of dead letters that `list` shows by default: a screen or two."""
 
 _SHOWN_BYTES = 40
 
 
 def _name(text: str) -> str:
-    """`<broker>-<partition>:<offset>`."""
+    """Check a name: `<broker>-<partition>:<offset>`."""
     partition, colon, offset = text.partition(":")
     if not colon or not offset.isdecimal():
         raise ValueError(f"{text!r} is not a dead letter: write it as `list` shows it, for example 0-0:4096")
@@ -55,12 +55,12 @@ def dead_letters() -> None:
 
 
 def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--zk and --group."""
+    """Add --zk and --group."""
     return zk_option(click.option("--group", "-g", type=GROUP, required=True, help="Whose dead letters.")(command))
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options that choose letters, handed over as one argument `chosen` for DeadLetters.read."""
+    """Add options that choose letters, passed on as one argument `chosen` for DeadLetters.read."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def call(
@@ -187,7 +187,7 @@ def redrive_letters(
             else:
                 for letter in found:
                     rows += map(_redriven, letters.redrive([letter], to=to))
-        finally:  # what was done before an error is done
+        finally:  # also after an error, for the letters that are done
             columns = ("NAME", "WOULD GO TO") if dry_run else ("NAME", "TOPIC", "PARTITION", "OFFSET")
             show(as_json, rows, columns, [tuple(row.values())[: len(columns)] for row in rows])
             _tell(f"{'would send' if dry_run else 'sent'} {counted(len(rows), 'dead letter')} again", as_json)
@@ -215,7 +215,7 @@ def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes
 
 
 def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
-    """How many are chosen. Raises MessageNotFound for a name that there is not."""
+    """Return how many are chosen. Raises MessageNotFound for a name that does not exist."""
     wanted = set(names)
     missing, count = set(wanted), 0
     for each in letters.read(**chosen, names=wanted or None):
@@ -243,7 +243,7 @@ def _redriven(each: Redriven) -> dict[str, object]:
 
 
 def _would_go(letter: DeadLetter, topic: str) -> dict[str, object]:
-    """Which partition it would be is known only when it is sent."""
+    """Return where the letter would go, without the partition, which is only known when it is sent."""
     return {"name": letter.name, "topic": topic, "partition": None, "offset": None}
 
 

@@ -1,4 +1,4 @@
-"""`metaq delayed`: messages that wait for their time are listed, counted and cancelled."""
+"""`metaq delayed`: list, count and cancel messages that wait for their time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 
 
 def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """This one, or all that are there; those that are not are told of. Raises what `Cluster.endpoint` does."""
+    """Return this broker, or all present ones, and report absent ones. Raises as `Cluster.endpoint`."""
     if broker is not None:
         cluster.endpoint(broker)
         return [broker]
@@ -140,7 +140,7 @@ def _json(broker: int, message: WaitingMessage) -> dict[str, Any]:
 
 def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
     number, *others, keys, payload = _json(broker, message).values()
-    return (str(number), *others, " ".join(keys), payload)  # the number is to be copied: not grouped by thousands
+    return (str(number), *others, " ".join(keys), payload)  # users copy the number: do not group it by thousands
 
 
 @delayed.command("cancel")
@@ -179,8 +179,10 @@ def cancel_delayed(
 
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """What `cancel_at` would answer, but for a message that was cancelled before: it does not wait."""
-    page = list_delayed(connection, limit=1, after=message_id - 1)  # they are in the order of their ids
+    """Return the result that `cancel_at` would have, except for a message that was already cancelled: it does not
+    wait.
+    """
+    page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:
         if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):
             return Cancelled.CANCELLED

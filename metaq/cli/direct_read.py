@@ -1,4 +1,4 @@
-"""Reading a topic without a group: no state in ZooKeeper, every partition from a position to the end there was."""
+"""Read a topic without a group: no state in ZooKeeper, every partition from a position to its end at the start."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 
 READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
-"""Pause of a following reader after a round over all partitions that brought nothing."""
+"""Pause of a following reader after a round over all partitions without new messages."""
 RETRY_SECONDS = 5.0
-"""How long a following reader leaves a broker alone that did not answer."""
+"""How long a following reader leaves a silent broker alone."""
 
 
 @dataclass(slots=True)
@@ -58,16 +58,16 @@ def read_topic(
     clock: Callable[[], float] = time.monotonic,
     where: Where | None = None,
 ) -> Iterator[Message]:
-    """Messages of `topic` from `start` on, in order within a partition, partitions in turns of one block.
+    """Yield messages of `topic` from `start` on, in order within a partition; partitions take turns of one block.
 
-    only: these partitions, default all. follow: go on after the end; `idle` is then called whenever there is nothing
-    new and says whether to wait on. on_damaged: told of damaged bytes, behind which the reading goes on. on_silent:
-    told once of a broker that does not answer, or a partition that an operator has closed, and what is missing. The
-    others are read on, and with `follow` a silent broker is asked again every RETRY_SECONDS. where: only messages for
-    which this filter by content holds.
+    only: these partitions, default all. follow: continue after the end; `idle` is then called whenever there is no new
+    message and says whether to keep waiting. on_damaged: called with damaged bytes; reading continues behind them.
+    on_silent: called once for a broker that does not answer, or a partition that an operator has closed, and with what
+    is missing. The others are still read, and with `follow` a silent broker is asked again every RETRY_SECONDS. where:
+    only messages that match this filter by content.
 
-    Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or whose end is not known;
-    BrokerUnavailable for what on_silent would be told.
+    Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or with an unknown end;
+    BrokerUnavailable where on_silent would be called.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
     reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse, where)
@@ -95,7 +95,7 @@ def read_topic(
 
 
 class _Reader:
-    """The cursors of one read_topic, and which brokers it was told are silent."""
+    """The cursors of one read_topic, and the brokers already reported as silent."""
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class _Reader:
         self._on_silent = on_silent
         self._where = where
         self._told: set[int | TopicPartition] = set()
-        for cursor in self.cursors:  # all ends are those of the beginning
+        for cursor in self.cursors:  # use all ends as they are at the beginning
             self._ask(cursor, partial(self._open, cursor=cursor))
         self.leave_what_is_done()
 
     def next_block(self, cursor: _Cursor) -> Iterator[Message]:
-        """The cursor moves over each message before it is given out."""
+        """Yield the next block. The cursor moves over each message before it is yielded."""
         if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor=cursor)):
             return
         assert cursor.offset is not None
@@ -136,7 +136,7 @@ class _Reader:
         cursor.offset = following
 
     def leave_what_is_done(self) -> None:
-        """Without `follow`, partitions of a silent broker and closed ones are given up."""
+        """Without `follow`, give up partitions of silent brokers and closed partitions."""
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
 
     def _is_given_up(self, partition: TopicPartition) -> bool:
@@ -160,7 +160,7 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Once, until it answers again."""
+        """Report this once, until it answers again."""
         if whom not in self._told:
             self._told.add(whom)
             self._on_silent(sentence)

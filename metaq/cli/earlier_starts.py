@@ -1,5 +1,6 @@
-"""What the data directory of `metaq up` tells of its earlier starts: a start serves all that there was, and forgets
-nothing. Messages are below broker-*/data; topics without messages, and settings, in the server.ini of the last start.
+"""Earlier starts of `metaq up`, read from its data directory: a start serves all former data, and forgets nothing.
+
+Messages are below broker-*/data; topics without messages, and settings, in the server.ini of the last start.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ __all__ = [
 ]
 
 TOPIC_SECTION = "topic="
-"""In front of a topic's name, the header of its section in server.ini."""
+"""Prefix of a topic's name in the header of its section in server.ini."""
 
 _PARTITIONS = "numPartitions"
 _DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
 
 
 def node_name(replica: int) -> str:
-    """Of a node of a broker set. replica: from 0."""
+    """Return the name of a node of a broker set. replica: from 0."""
     return string.ascii_lowercase[replica]
 
 
 def broker_directory(broker_id: int, replica: int) -> str:
-    """Name of the directory of a process below the data directory."""
+    """Return the name of the directory of a process below the data directory."""
     return f"broker-{broker_id}" + (f"-{node_name(replica)}" if replica else "")
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
     """stored: by broker id that has partitions in a node's directory, `stored_topics`. topics, settings: of the last
-    start. brokers, replicas: how many have started at most; 0: none, no broker set."""
+    start. brokers, replicas: the maximum that have started; 0: none, no broker set.
+    """
 
     stored: dict[int, dict[str, int]]
     topics: list[TopicSpec]
@@ -56,7 +58,9 @@ class EarlierStarts:
 
     @classmethod
     def read(cls, data_dir: Path) -> EarlierStarts:
-        """Raises ConfigError if a server.ini cannot be read, and what a broker's start raises."""
+        """Read the data directory. Raises ConfigError if a server.ini cannot be read, and the errors of a broker's
+        start.
+        """
         topics: list[TopicSpec] = []
         settings: dict[tuple[str, str], str] = {}
         started = [each for each in sorted(data_dir.glob("broker-*/server.ini")) if _place(each.parent)]
@@ -77,13 +81,13 @@ class EarlierStarts:
 
 
 def _place(directory: Path) -> tuple[int, int] | None:
-    """Broker id and replica of a process's directory; None: it is none."""
+    """Return broker id and replica of a process's directory; None: it is not one."""
     found = _DIRECTORY.fullmatch(directory.name)
     return (int(found[1]), string.ascii_lowercase.index(found[2] or "a")) if found else None
 
 
 def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
-    """Topic, partitions and other lines of each topic's section."""
+    """Yield topic, partitions and other lines of each topic's section."""
     ini = ConfigParser(delimiters="=", comment_prefixes=(";", "#"), interpolation=None, default_section="")
     ini.optionxform = str  # type: ignore[assignment, method-assign]
     try:
@@ -100,13 +104,15 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """By broker id that has partitions in a node's directory: topics, and how many partitions reach the highest."""
+    """Return by broker id that has partitions in a node's directory: topics, and their highest partition number plus
+    one.
+    """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
         place = _place(data.parent)
         if place is None:
             continue
-        from metaq.broker import inspection  # a first start does without the broker's modules: 0.2 s
+        from metaq.broker import inspection  # a first start needs no broker modules: this saves 0.2 s
 
         for name, partitions in inspection.stored_topics(data).items():
             of_broker = found.setdefault(place[0], {})
@@ -115,7 +121,7 @@ def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
 
 
 def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
-    """Each topic once, with the most partitions that a list has of it."""
+    """Return each topic once, with the most partitions in any list."""
     counts: dict[str, int] = {}
     for name, partitions in (each for topics in lists for each in topics):
         counts[name] = max(partitions, counts.get(name, 0))
@@ -123,6 +129,6 @@ def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
 
 
 def all_settings(*lists: Sequence[TopicSetting]) -> list[TopicSetting]:
-    """Each setting once, as the last list has it."""
+    """Return each setting once, with its value in the last list."""
     found = {(topic, name): value for settings in lists for topic, name, value in settings}
     return [TopicSetting(topic, name, value) for (topic, name), value in found.items()]

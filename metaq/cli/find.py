@@ -1,4 +1,4 @@
-"""`metaq find`: messages by their id or by a key, wherever in a topic they are."""
+"""`metaq find`: find messages in a topic by their id or by a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`metaq groups`: consumer groups, how far they are behind, and moving their offsets."""
+"""`metaq groups`: list consumer groups and their lag, and move their offsets."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
-    """Failed messages whose pause is not over; None if a broker does not tell. Only a group that reads them has any."""
+    """Return the failed messages whose pause is not over; None if a broker does not tell. Only a group that reads them
+    has any.
+    """
     topic = RETRY_PREFIX + group
     if topic not in topics:
         return 0
@@ -145,7 +147,7 @@ def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int
 
 
 def _dead_letters(cluster: Cluster, group: str) -> int | None:
-    """None if a broker that has some does not tell."""
+    """Return the number of dead letters; None if a broker that has some does not tell."""
     try:
         return count_dead_letters(cluster, group)
     except CoordinationError:
@@ -155,8 +157,10 @@ def _dead_letters(cluster: Cluster, group: str) -> int | None:
 
 
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
-    """The topics that each group reads. Raises ClientError for a group without a member and an offset, which names the
-    nearest that has one, and ends with `otherwise`. For a shared group the error names the command for it.
+    """Return the topics that each group reads.
+
+    Raises ClientError for a group without a member and an offset: the error names the nearest group that has one, and
+    ends with `otherwise`. For a shared group it names the command for it.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
@@ -171,7 +175,7 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Partitions that the group has offsets of and that no registered broker serves, so that they are not `chosen`."""
+    """Return partitions with offsets of the group that are not `chosen`, because no registered broker serves them."""
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
 
@@ -193,7 +197,7 @@ class _Zones(NamedTuple):
     brokers: dict[int, str]
 
     def as_json(self, row: GroupPartition) -> dict[str, object]:
-        """across_zones: None if one of the zones is not known."""
+        """Return the row with its zones. across_zones: None if one of the zones is unknown."""
         broker, owner = self._of(row)
         return {"zone": broker, "across_zones": None if broker is None or owner is None else broker != owner}
 
@@ -345,12 +349,12 @@ def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is
 
 
 class GroupPartition(NamedTuple):
-    """How far a group is in one partition. None: not known.
+    """A group's position in one partition. None: unknown.
 
-    committed: None before the first commit. bounds: None if the broker does not answer, or if it is closed. lag_bytes,
-    lag_messages: what is readable behind the offset; before the first commit, all that is there. lag_seconds: how long
-    ago the first of these messages was stored; a Java broker's have no date. closed: by an operator. missed_from: the
-    partition does not have the message in front of the offset, but others in its place, of which the group may have
+    committed: None before the first commit. bounds: None if the broker does not answer, or if the partition is closed.
+    lag_bytes, lag_messages: readable data behind the offset; before the first commit, all readable data. lag_seconds:
+    how long ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
+    missed_from: the partition has other messages in place of the one in front of the offset, and the group may have
     missed those from here on; None as far as is known.
     """
 
@@ -375,7 +379,7 @@ class GroupPartition(NamedTuple):
 
 
 def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
-    """A sentence for an operator."""
+    """Return a sentence for an operator."""
     return (
         f"group {group} has read messages of {partition.topic} {partition} that are lost, and passes over what came in "
         f"their place: stop its members, and `{commanded(group, partition, missed_from)}`"
@@ -385,8 +389,10 @@ def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
 def group_partitions(
     cluster: Cluster, survey: Survey, group: str, topic: str, clock: Callable[[], float] = time.time
 ) -> list[GroupPartition]:
-    """How far `group` is in each partition of `topic` that is served, or of which it has an offset while the broker has
-    left, in numeric order. clock: seconds since 1970.
+    """Return the group's position in each partition of `topic`, in numeric order: all served partitions, and those of
+    absent brokers for which the group has an offset.
+
+    clock: seconds since 1970.
     """
     committed = (TopicPartition.parse(topic, name) for name in cluster.view.committed_partitions(group, topic))
     gone = {each for each in committed if survey.source(each) is None}
@@ -423,6 +429,6 @@ def _measure(
         back = common_offset(connection, partition, waiting.bounds.first, message_id)
         found = found._replace(missed_from=back if back is not None and back < found.committed else None)
     if found.committed is not None and found.committed > waiting.bounds.end:
-        return found  # of another life of the partition: what was read of this one is not known
+        return found  # of another life of the partition: the group's position in this one is unknown
     seconds = None if waiting.seconds is None else int(waiting.seconds)
     return found._replace(lag_bytes=waiting.bytes, lag_messages=waiting.messages, lag_seconds=seconds)

@@ -1,4 +1,4 @@
-"""`metaq halves`: half messages, which wait for the outcome of their transaction, are listed and decided."""
+"""`metaq halves`: list and decide half messages, which wait for the outcome of their transaction."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """A producer group is known only while brokers have half messages of it, or its producers wait for questions."""
+    """Return why no half message is listed. A producer group is known only while brokers have half messages of it, or
+    its producers wait for questions.
+    """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
     for page in pages.values():
@@ -150,7 +152,7 @@ def _json(broker: int, half: WaitingHalf) -> dict[str, Any]:
 
 def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
     number, *others, keys, payload = _json(broker, half).values()
-    return (str(number), *others, " ".join(keys), payload)  # the number is to be copied: not grouped by thousands
+    return (str(number), *others, " ".join(keys), payload)  # users copy the number: do not group it by thousands
 
 
 @halves.command("show")

@@ -1,4 +1,4 @@
-"""Which topics and groups the cluster knows. An unknown name is an error, which an empty table would hide."""
+"""The topics and groups that the cluster knows. An unknown name is an error, which an empty table would hide."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """What all brokers say of a shared group, "" = of all, and why those that say nothing are silent.
+    """Return all brokers' reports on a shared group ("" = all groups), and why the others are silent.
 
-    Brokers without shared groups, as those of 1.x, have none.
+    Brokers without shared groups, such as 1.x's, have none.
     """
     masters = [broker_id for broker_id, nodes in cluster.view.brokers().items() if nodes.master is not None]
     found, silent = ask_brokers(cluster, masters, partial(_shared_status, group=group))
@@ -34,13 +34,13 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
-    """Groups with a topic of failed messages or of dead letters: that is made when the first one comes."""
+    """Return the groups with a topic of failed messages or of dead letters, which is created with its first message."""
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
 
 def check_known_group(cluster: Cluster, group: str) -> None:
     """Raise ClientError, with the nearest name, for a group that is neither a consumer group nor a shared one, and has
-    no failed messages or dead letters; BrokerUnavailable if a silent broker may have it as a shared one.
+    no failed messages or dead letters. Raise BrokerUnavailable if a silent broker may have it as a shared one.
     """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:
@@ -55,9 +55,9 @@ def check_known_group(cluster: Cluster, group: str) -> None:
 
 
 def check_known_topic(cluster: Cluster, topic: str) -> None:
-    """Raise NoPartition, with the nearest name, for a topic that was never there.
+    """Raise NoPartition, with the nearest name, for a topic that never existed.
 
-    Of a group's own topics the group must be known: they are made when a message fails first.
+    For a group's own topics only the group must be known: they are created when a message first fails.
     """
     if topic in cluster.view.topics():
         return

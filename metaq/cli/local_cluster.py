@@ -38,10 +38,10 @@ __all__ = [
 HOST = "127.0.0.1"
 MAX_REPLICAS = 8
 START_SECONDS = 30.0
-"""Longest time all brokers may take until every topic is published."""
+"""Longest time from the start of all brokers until every topic is published."""
 
 GRACE_MS = 500
-"""How long a stopping broker goes on serving for clients that move: here they all stop."""
+"""How long a stopping broker keeps serving clients that move away: here they all stop."""
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
 ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
@@ -49,7 +49,7 @@ ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """One broker process. node: its name in the set of its broker id; None for a broker by itself."""
+    """One broker process. node: its name in the set of its broker id; None for a broker outside a set."""
 
     broker_id: int
     node: str | None
@@ -58,14 +58,15 @@ class PlannedNode:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name used in messages."""
         return f"broker {self.broker_id}" + (f" node {self.node}" if self.node else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start. ports: one per process, whose broker ids are 0, 1, …, and from the start again for the next node
-    of each set; partitions of a topic are per broker id."""
+    """What to start. ports: one per process; their broker ids are 0, 1, …, and then from 0 again for the next node of
+    each set. Partitions of a topic are per broker id.
+    """
 
     data_dir: Path
     ports: Sequence[int]
@@ -76,19 +77,19 @@ class ClusterPlan:
     disk_reserve: int | None = None
     """Bytes; None: the broker's default."""
     replicas: int = 1
-    """Nodes of each broker id; 1: no broker set."""
+    """Number of nodes of each broker id; 1: no broker set."""
     settings: Sequence[TopicSetting] = ()
-    """More lines of the sections of `topics` in server.ini."""
+    """Additional lines for the sections of `topics` in server.ini."""
     apache_jars: Path | None = None
-    """Of Apache's ZooKeeper; None: the standalone one."""
+    """Directory of Apache's ZooKeeper; None: use the standalone one."""
 
     @property
     def brokers(self) -> int:
-        """How many broker ids there are."""
+        """Number of broker ids."""
         return len(self.ports) // self.replicas
 
     def nodes(self) -> list[PlannedNode]:
-        """All processes: the first of each broker id, then the second …"""
+        """Return all processes: the first of each broker id, then the second …"""
         return [
             PlannedNode(
                 number % self.brokers,
@@ -101,7 +102,7 @@ class ClusterPlan:
 
 
 def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str:
-    """The configuration of one process of `plan`."""
+    """Return the configuration of one process of `plan`."""
     system = {
         "brokerId": node.broker_id,
         "hostName": HOST,
@@ -131,8 +132,9 @@ class LocalCluster:
     """Starts and stops the processes of a ClusterPlan. Main thread only: the processes die with that thread."""
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart(text): a node of a set has ended, and was started again; or it leads for another one whose data
-        are gone."""
+        """on_restart(text): a node of a set has ended, and was started again; or it leads in place of another one whose
+        data is gone.
+        """
         self.plan = plan
         self.brokers: list[Child] = []
         """In the order of plan.nodes()."""
@@ -145,7 +147,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of each broker id; of a set those of all nodes with their names."""
+        """The address of each broker id; for a set those of all nodes with their names."""
         nodes = self.plan.nodes()
         return [
             ", ".join(
@@ -168,13 +170,13 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start everything and wait until all topics are published by all brokers, and all nodes of sets are in sync.
+        """Start everything and wait until all brokers publish all topics, and all nodes of sets are in sync.
 
-        Raises CoordinationUnavailable or BrokerUnavailable with the last words of the process that failed.
+        Raises CoordinationUnavailable or BrokerUnavailable with the last log line of the failed process.
         """
         plan = self.plan
-        # while they load, ZooKeeper starts; a set needs its state there first, and Apache's opens no session to anybody
-        # when one was asked for before it served
+        # ZooKeeper starts while the brokers load. But a set needs its state there first, and Apache's opens no session
+        # to anybody if one was requested before it served.
         at_once = plan.replicas == 1 and plan.apache_jars is None
         self._zookeeper.launch()
         if at_once:
@@ -194,30 +196,31 @@ class LocalCluster:
     def _found_sets(self, session: ZkSession) -> None:
         """Give a set its first state: a broker that has messages leads, else its preferred node.
 
-        A set whose nodes have a history keeps the state that it has, unless nobody has the data that were in sync, or
-        waits for an operator if that is lost.
+        A set whose nodes have a history keeps its state, unless no node has the in-sync data. If the state is lost, the
+        set waits for an operator.
         """
         stored = stored_topics(self.plan.data_dir)
         for broker_id in range(self.plan.brokers):
             directories = [each.directory for each in self.plan.nodes() if each.broker_id == broker_id]
             view = read_set(session, broker_id)
             if view.state is None and not any((each / "data" / "metaqset").exists() for each in directories):
-                preferred = node_name(broker_id % self.plan.replicas)  # leaders are spread
+                preferred = node_name(broker_id % self.plan.replicas)  # spread the leaders
                 first = node_name(0) if broker_id in stored else preferred
                 write_state(session, broker_id, SetState(0, "", {first: ""}, preferred), view)
             elif view.state is not None:
                 self._choose_data(session, broker_id, view.state, view)
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
-        """If no directory has the data that were in sync, somebody has removed it: the node leads that has seen the
-        highest epoch. What only the other one had went with its directory. Raises StoreError."""
+        """If no directory has the in-sync data, somebody has removed it: let the node with the highest epoch lead. Data
+        that only the removed directory had is lost. Raises StoreError.
+        """
         from metaq.broker import inspection  # as in earlier_starts.py
 
         nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]
         stored = {node.node or "": inspection.stored_node(node.directory / "data") for node in nodes}
         having = {name: found for name, found in stored.items() if found is not None}
         if not having or any(found.copied or state.has_in_sync(name, found.instance) for name, found in having.items()):
-            return  # of a copy only an operator knows whether it is the right one
+            return  # only an operator knows whether a copy is the right one
         chosen = max(having, key=lambda name: having[name].epoch)
         epoch = max(state.epoch, *(found.epoch for found in having.values()))
         in_sync = {chosen: having[chosen].instance}
@@ -270,9 +273,9 @@ class LocalCluster:
             raise BrokerUnavailable(f"ZooKeeper has ended: see {self.plan.data_dir / 'zookeeper'}")
 
     def watch(self, wait: Callable[[float], bool]) -> None:
-        """Return when `wait(seconds)` says true; raise BrokerUnavailable as soon as a process has ended by itself.
+        """Return when `wait(seconds)` returns true; raise BrokerUnavailable as soon as a process has ended by itself.
 
-        A node of a set that a signal has ended is started again.
+        A node of a set that was ended by a signal is started again.
         """
         while not wait(0.5):
             if self.plan.replicas > 1:
@@ -290,7 +293,7 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time.
 
-        The nodes of a set stop one after the other, the first one last: it leads when nobody else can.
+        The nodes of a set stop one after the other, the first one last: it leads when no other node can.
         """
         while self.brokers:
             last = self.brokers[-self.plan.brokers :]

@@ -1,4 +1,4 @@
-"""`metaq monitor`: looks at a cluster once or again and again, and tells what an operator should know."""
+"""`metaq monitor`: check a cluster once or repeatedly, and report what an operator should know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`metaq partitions move` and `moves`, and `metaq brokers drain`: partitions go to other brokers while clients run."""
+"""`metaq partitions move` and `moves`, and `metaq brokers drain`: move partitions to other brokers while clients
+run.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
 
 
 def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -> int:
-    """The target with the fewest partitions."""
+    """Return the target with the fewest partitions."""
     able = {each: count for each, count in counts.items() if each != broker and (targets is None or each in targets)}
     if not able:
         raise CoordinationError("no broker that may get the partitions is registered now")
@@ -187,7 +189,7 @@ def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -
 
 
 def _follow(moves: MovesOfCluster, move: Move, as_json: bool) -> Move:
-    """Until it is done, which is what is returned. Raises CoordinationError if it was cancelled."""
+    """Follow a move until it is done, and return it. Raises CoordinationError if it was cancelled."""
     said, said_at = "", 0.0
     while True:
         progress = moves.look(move)

@@ -1,4 +1,4 @@
-"""`metaq offsets`: the offsets of groups, looked at, copied to another broker, moved."""
+"""`metaq offsets`: show the offsets of groups, copy them to another broker, move them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def offsets() -> None:
 
 
 def _as_here(command: click.Command) -> click.Command:
-    """The same command with this group's name in its examples."""
+    """Return the same command with this group's name in its examples."""
     here = copied(command)
     here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
     return here
@@ -149,7 +149,7 @@ def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequenc
 
 
 class Copied(NamedTuple):
-    """One offset and what becomes of it."""
+    """One offset and the result of copying it."""
 
     group: str
     source: TopicPartition
@@ -212,7 +212,7 @@ def _copy_group(
     targets: Sequence[TopicPartition],
     dry_run: bool,
 ) -> list[Copied]:
-    """Groups that never committed a source are left out."""
+    """Copy a group's offsets. Sources that it never committed are left out."""
     pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
     there = zip(targets, cluster.committed_many(group, targets), strict=True)
     rows, wanted = [], {}
@@ -272,11 +272,11 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
 
 _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
-"""Drivers of databases that quote names so."""
+"""Drivers of databases that quote names with backticks."""
 
 
 def sql_store(option: str, url: str) -> SqlOffsetStore:
-    """The store at `driver://user:password@host:port/database`, or `sqlite3:///path`, which is opened read-only.
+    """Return the store at `driver://user:password@host:port/database`, or `sqlite3:///path`, which is opened read-only.
 
     driver: name of a DB-API 2.0 module that takes host, port, user, password and database. Raises ConfigError naming
     `option`, without the URL: it may hold a password.

@@ -64,9 +64,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType[T]):
-    """What `parse` makes of a text. A ValueError that it raises (InvalidName is one) says what is wrong with the text.
+    """Converts a text by `parse`. A ValueError of `parse` (InvalidName is one) says what is wrong with the text.
 
-    Anything else than a text is a value already: a default, or what click has converted before.
+    An argument that is not a text is already a value: a default, or one that click has converted before.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -108,7 +108,7 @@ class TopicSetting(NamedTuple):
 
 
 def _topic_setting(text: str) -> TopicSetting:
-    """`TOPIC.NAME=VALUE`; names of topics may have dots, too."""
+    """Parse `TOPIC.NAME=VALUE`; names of topics may also contain dots."""
     place, sign, value = text.partition("=")
     topic, dot, name = place.rpartition(".")
     if not (sign and dot and name.isalnum() and value.isprintable()):
@@ -136,7 +136,7 @@ def _is_digits(text: str) -> bool:
 
 
 def _moment(text: str) -> datetime | None:
-    """A time in ISO 8601, local time unless it names a zone; None if it is none."""
+    """Parse a time in ISO 8601, local time unless it names a zone; None if it is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -154,7 +154,7 @@ def _position(text: str) -> Position:
 
     Raises ValueError naming these choices.
     """
-    from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that ask no cluster
+    from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that use no cluster
 
     if text in ("earliest", "latest"):
         return text
@@ -181,7 +181,7 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = float(super().convert(value, param, ctx))
-        if not math.isfinite(seconds):  # nan is in every range
+        if not math.isfinite(seconds):  # nan would pass every range check
             self.fail(f"{value!r} is not a number of seconds, like 2.5", param, ctx)
         return seconds
 
@@ -190,7 +190,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def _bytes(text: str) -> int:
-    """A size in bytes, perhaps with a unit k, m, g or t (of 1,024): 512m."""
+    """Parse a size in bytes, with an optional unit k, m, g or t (of 1,024): 512m."""
     number, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in _UNITS else (text, "")
     if not _is_digits(number):
         raise ValueError(f"{text!r} is not a number of bytes, like 512m or 1g")
@@ -198,7 +198,7 @@ def _bytes(text: str) -> int:
 
 
 def _connect(text: str) -> str:
-    from metaq.coordination.session import check_connect  # kazoo: not for commands that ask no cluster
+    from metaq.coordination.session import check_connect  # kazoo: not for commands that use no cluster
 
     try:
         return check_connect(text)
@@ -209,9 +209,9 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""For a command that asks brokers or files: earlier brokers made topics that ZooKeeper does not take."""
+"""For a command that uses brokers or files: earlier brokers made topics that ZooKeeper does not accept."""
 STORED_GROUP = Parsed("GROUP", check_group)
-"""The same for groups of shared consumers."""
+"""As STORED_TOPIC, for groups of shared consumers."""
 TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
 TOPIC_WITH_PARTITIONS = Parsed("NAME[:PARTITIONS]", _topic_spec)
 PARTITION = Parsed("BROKER-PARTITION", _partition_name)
@@ -227,7 +227,7 @@ PORT = click.IntRange(0, 65535)
 
 
 class _ZkOption(click.Option):
-    """Behind the command, else in front of it, else of the environment."""
+    """Takes the value behind the command, else in front of it, else from the environment."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         in_front = ctx.find_root().params.get("zk")
@@ -254,7 +254,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
-    """`call`, which stands in front of `command`, with these options above those of `command`."""
+    """Return `call`, which precedes `command`, with these options above those of `command`."""
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):
         wrapped = option(wrapped)

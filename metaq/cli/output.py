@@ -1,7 +1,7 @@
 """How commands print data: JSON for programs, a table for people; numbers and sizes in one style.
 
-Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`. Everything for people goes
-through this module: clients have chosen many of the texts, and a terminal would obey what is in them.
+Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`. All output for people goes through this
+module: clients have chosen many of the texts, and a terminal would obey control characters in them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-"""The cell for a number that is not known, which is not 0."""
+"""The cell for an unknown number, which is not 0."""
 
 
 def print_json(value: Any) -> None:
@@ -49,21 +49,21 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON, in ASCII and without control characters."""
+    """Return `value` as JSON, in ASCII and without control characters."""
     import simplejson  # not for tables
 
     text: str = simplejson.dumps(value, indent=indent)
-    return text.replace("\x7f", "\\u007f")  # the only one that JSON leaves as it is
+    return text.replace("\x7f", "\\u007f")  # the only one that JSON does not escape
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a text for people on stdout, or on stderr; nl: and end the line."""
+    """Print a text for people on stdout, or on stderr; nl: with a line end."""
     click.echo(printable(text), err=err, nl=nl)
 
 
 def show_warnings() -> None:
-    """Have what the client warns of, on stderr where nobody has set up logging, without what a terminal obeys."""
-    import logging  # not for a help text
+    """Print the client's warnings on stderr if nobody has set up logging, without characters that a terminal obeys."""
+    import logging  # not needed for a help text
 
     class Shown(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -78,7 +78,7 @@ def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Seque
     if as_json:
         print_json(value)
     else:
-        from .tables import print_table  # not for commands that show none
+        from .tables import print_table  # not needed by commands without tables
 
         print_table(columns, rows)
 
@@ -92,7 +92,7 @@ def say(as_json: bool, value: Any, text: str) -> None:
 
 
 def byte_size(count: float) -> str:
-    """`count` bytes in the unit that suits it: 999 B, 1.0 kB, 12.3 MB (powers of 1,000)."""
+    """Return `count` bytes in a suitable unit: 999 B, 1.0 kB, 12.3 MB (powers of 1,000)."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
@@ -101,14 +101,14 @@ def byte_size(count: float) -> str:
 
 
 def counted(number: int | None, noun: str) -> str:
-    """`1 message`, `1,200 messages`; None: `unknown messages`. noun: in the singular."""
+    """Return `1 message`, `1,200 messages`; None: `unknown messages`. noun: in the singular."""
     if number is None:
         return f"{UNKNOWN} {noun}s"
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(ms: int | None) -> str | None:
-    """Unix milliseconds in ISO 8601; None for 0 and None, which stand for never."""
+    """Return Unix milliseconds in ISO 8601; None for 0 and None, which stand for never."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
@@ -149,10 +149,10 @@ _PIECE = re.compile(r"%(?P<field>.?)|\\(?P<escape>x[0-9A-Fa-f]{2}|.?)", re.DOTAL
 
 
 def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message], bytes]:
-    """Return a function that writes a message as the format `text` says.
+    """Return a function that formats a message according to `text`.
 
-    terminal: fields without what a terminal obeys; by default if stdout is one. Elsewhere they are written as they are.
-    Raises ValueError naming an unknown %letter or \\escape and the choices.
+    terminal: whether to escape characters that a terminal obeys; default: whether stdout is a terminal. Raises
+    ValueError naming an unknown %letter or \\escape and the choices.
     """
     shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []
@@ -186,7 +186,7 @@ def _json_value(value: PropertyValue) -> object:
 
 
 def preview_fields(preview: Preview) -> dict[str, object]:
-    """Of a message that waits at its broker. payload_start is null if the payload is compressed."""
+    """Return the preview of a message that waits at its broker. payload_start is null if the payload is compressed."""
     payload = preview.payload
     return {
         "keys": list(preview.keys),
@@ -195,7 +195,7 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """A field of such an object in a table of names and values, where numbers are to be copied."""
+    """Return a field of such an object for a table of names and values, whose numbers users copy."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, dict):
@@ -204,8 +204,9 @@ def field_text(value: object) -> object:
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """The message as one JSON object; a payload that is not UTF-8 is given as `payload_hex` instead of `payload`, a
-    property of bytes as {"base64": …}."""
+    """Return the message as one JSON object. A payload that is not UTF-8 is in `payload_hex` instead of `payload`, a
+    property of bytes is {"base64": …}.
+    """
     payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}

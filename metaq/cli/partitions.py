@@ -91,8 +91,9 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
-    """What `act` gives at a broker, or at the leader of a broker set once every other node has done it, too: what the
-    leader alone refuses, the next one would serve."""
+    """Call `act` at a broker, or at a broker set's leader after all its other nodes, and return its result. If the
+    leader alone refused requests, the next leader would serve them.
+    """
     endpoint, found = target.found()
     if found is None:
         with target.connected(endpoint) as connection:

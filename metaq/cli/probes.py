@@ -1,4 +1,4 @@
-"""What `metaq monitor` looks at, and when it gives an alarm."""
+"""The checks of `metaq monitor`, and when they give an alarm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PROBE_READ_BYTES = 4096
 
 
 class ProbeLevel(StrEnum):
-    """Worst first. UNKNOWN: could not be looked at, for a reason that another line tells."""
+    """Worst first. UNKNOWN: could not be checked, for a reason given on another line."""
 
     ALARM = "alarm"
     WARNING = "warning"
@@ -57,7 +57,7 @@ class ProbeLevel(StrEnum):
 
 
 class Seen(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: ProbeLevel
     what: str
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Beyond these there is an alarm. max_lag: bytes; max_disk and min_memory: percent."""
+    """An alarm is given beyond these limits. max_lag: bytes; max_disk and min_memory: percent."""
 
     max_lag: int = 100_000_000
     max_put_failed: int = 0
@@ -78,7 +78,7 @@ class ProbeLimits:
 
 
 class Monitor:
-    """Remembers the look before: what has moved since is only known from the second on. One thread."""
+    """Remembers the previous check: movement is only known from the second check on. One thread."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Monitor:
         self._checked = False
         self._put_failed: dict[int, int] = {}
         self._waited: dict[tuple[str, TopicPartition], int] = {}
-        """The committed offset of each group and partition in which messages were waiting at the last look."""
+        """The committed offset of each group and partition with messages waiting at the last check."""
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """Of each group with dead letters: where they end, and how many there were then."""
+        """For each group with dead letters: their end, and their number at that time."""
 
     def look(self) -> list[Seen]:
-        """Everything once, worst first. What cannot be asked is a finding, no error.
+        """Run every check once; worst results first. A failed request is a result, not an error.
 
-        Raises ClientError, NoPartition the first time for a group or a probe topic that never was.
+        Raises ClientError, NoPartition on the first call for a group or a probe topic that never existed.
         """
         found = [*self._machine()]
         try:
@@ -128,7 +128,7 @@ class Monitor:
         there = own_topics_groups(cluster, DEAD_PREFIX).union(each.group for each in shared)
         missing = [each for each in others if each not in there]
         if missing and silent:
-            return  # a silent broker may have it as a shared group: what it hides is unknown
+            return  # a silent broker may have it as a shared group: its data is unknown
         check_groups(cluster, missing)
         if self._probe_topic is not None and self._probe_topic not in cluster.view.topics():
             cluster.choose_partitions(self._probe_topic)
@@ -169,7 +169,7 @@ class Monitor:
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
-        """A line for each set; `leaderless` gets those whose line says why their broker is not there."""
+        """Yield a line for each set; add to `leaderless` those whose line says why their broker is absent."""
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
             if not look.leader and not look.is_replaced:
@@ -201,7 +201,7 @@ class Monitor:
             yield from _above(what, "failed put", failed - before, limits.max_put_failed, " since the last look")
         if failed is not None:
             self._put_failed[broker_id] = failed
-        if connection.speaks_frames:  # a Java broker tells it by JMX only
+        if connection.speaks_frames:  # a Java broker reports it only by JMX
             try:
                 prepared = len(prepared_transactions(connection))
             except RequestRefused as error:
@@ -247,7 +247,7 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """A warning while there are any. They are counted, which takes reading them, only when there are new ones."""
+        """Yield a warning while there are any. They are counted, by reading them, only when there are new ones."""
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
             return
@@ -266,7 +266,7 @@ class Monitor:
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
-        """The first thing that is wrong with a partition, so that one cause gives one line for all of a group's."""
+        """Return the first problem of a partition, so that one cause gives one line for all of a group's partitions."""
         key = (group, row.partition)
         before = self._waited.pop(key, None)
         if row.closed:
@@ -284,7 +284,7 @@ class Monitor:
         lag = row.lag_bytes or 0
         limit = self._limits.max_lag
         still = False
-        if lag and row.committed is not None:  # what came since the last look may be on its way
+        if lag and row.committed is not None:  # messages since the last check may still be on their way
             self._waited[key] = row.committed
             still = before == row.committed
         if not members:
@@ -312,7 +312,7 @@ class Monitor:
         for directory in self._data_dirs:
             try:
                 usage = shutil.disk_usage(directory)
-            except OSError as error:  # it was there when the command began
+            except OSError as error:  # it existed when the command began
                 yield Seen(ProbeLevel.ALARM, f"disk {directory}", f"cannot be read: {error.strerror}")
                 continue
             full = usage.used * 100 // usage.total
@@ -325,18 +325,18 @@ class Monitor:
 
 
 class _Cause(NamedTuple):
-    """Why partitions of a group are shown, and how."""
+    """Why partitions of a group are shown, and the level."""
 
     level: ProbeLevel
     text: str
 
 
 _NAMED = 8
-"""Partitions, or topics, that a line names."""
+"""Maximum partitions, or topics, that a line names."""
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
-    """What is waiting in these partitions altogether, and which they are; the farthest behind first."""
+    """Return the total of waiting data in these partitions, and their names; the farthest behind first."""
     farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
     names = [_place(row) for row in farthest]
     return f"{_waiting(rows)} in {_some(names)}"
@@ -366,7 +366,7 @@ def _total(numbers: Iterable[int | None]) -> int | None:
 
 
 def _shared_groups(survey: Survey, broker_ids: Iterable[int]) -> dict[str, list[SharedPartition]]:
-    """The shared groups of these brokers, by name. Brokers without shared groups, as those of 1.x, have none."""
+    """Return the shared groups of these brokers, by name. Brokers without shared groups, such as 1.x's, have none."""
     found: dict[str, list[SharedPartition]] = {}
     for broker_id in broker_ids:
         try:
@@ -383,7 +383,7 @@ def _shared_status(connection: Connection, partition: TopicPartition) -> list[Sh
 
 
 def _shared(group: str, parts: Sequence[SharedPartition]) -> Seen:
-    """One line for a shared group. That messages are left for members that ask for them is as it should be."""
+    """Return one line for a shared group. Messages left for members that ask for them are normal."""
     members = {name for each in parts for name in each.members}
     left, leased = sum(each.left for each in parts), sum(each.leased for each in parts)
     text = f"{counted(left, 'message')} left, {leased:,} of them leased: see `metaq shared describe {group}`"
@@ -398,7 +398,7 @@ def _brokers(ids: Sequence[int]) -> str:
 
 
 def _set(look: SetLook) -> Seen:
-    """One line for a broker set: who leads, who is in sync, what is wrong with the other nodes, what is refused."""
+    """Return one line for a broker set: its leader, its in-sync nodes, problems of the other nodes, refused topics."""
     what = f"set {look.broker_id}"
     others = "".join(f"; {_node(look, name)}" for name in look.names if name not in look.in_sync or not look.leader)
     if not look.leader:
@@ -449,7 +449,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
-    """An alarm for each broker that was there once, or that groups have offsets of: what waits on it cannot be seen."""
+    """Yield an alarm for each broker that once existed, or for which groups have offsets: its waiting messages are
+    unknown.
+    """
     having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
         for broker_id in _committed_brokers(cluster, group):
@@ -493,7 +495,7 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
-    """The steps; an error ends them and is an alarm. That ZooKeeper is gone is for the whole look to say."""
+    """Yield the steps; an error ends them and is an alarm. The loss of ZooKeeper is left to the caller to report."""
     try:
         yield from steps
     except CoordinationUnavailable:
@@ -503,7 +505,7 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """noun: what is counted, in the singular; rest: which ones."""
+    """noun: the counted thing, in the singular; rest: which ones."""
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
         return
@@ -512,7 +514,7 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
 
 
 def _servers(zk: str) -> Iterator[Seen]:
-    """ZooKeeper answers: whether each of its servers does. An ensemble that has lost one may not lose many more."""
+    """Check each server of a ZooKeeper that answers. An ensemble that has lost one may not lose many more."""
     servers = zk.partition("/")[0]
     found = examine(servers, zk_timeout())
     for each in found:
@@ -526,7 +528,7 @@ _DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<res
 
 
 def _writes(what: str, connection: Connection) -> Iterator[Seen]:
-    """Why a broker refuses messages: its disks, its journal, a partition's file."""
+    """Yield why a broker refuses messages: its disks, its journal, a partition's file."""
     rooms = [match for line in read_stats(connection, "disk") if (match := _DISK.fullmatch(line))]
     for room in rooms:
         text = f"{room['path']} has {byte_size(int(room['free']))} free, reserve {byte_size(int(room['reserve']))}"
@@ -551,7 +553,7 @@ def _number(figures: dict[str, object], name: str) -> int | None:
 
 
 def _available_memory_percent() -> int | None:
-    """None where the system does not tell (not Linux)."""
+    """Return the percentage; None where the system does not tell (not Linux)."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

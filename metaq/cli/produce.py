@@ -40,7 +40,9 @@ READ_BYTES = 1 << 20
 
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
-    """`NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong, also with what no message can have."""
+    """Parse `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong, also for values that no message
+    can have.
+    """
     name, sign, written = text.partition("=")
     if not sign:
         raise ValueError(f"{text!r} has no '=': write NAME=VALUE")
@@ -64,7 +66,7 @@ def parse_property(text: str) -> tuple[str, PropertyValue]:
 
 
 def _each_once(properties: Iterable[tuple[str, PropertyValue]]) -> dict[str, PropertyValue]:
-    """Raises BadParameter."""
+    """Return each property once. Raises BadParameter for a repeated one."""
     for name, times in Counter(name for name, _ in properties).items():
         if times > 1:
             wrong = f"{name!r} is given {times} times, and a message has it once: leave one out"
@@ -85,7 +87,7 @@ _PROPERTY_TYPES: Mapping[str, tuple[Callable[[str], PropertyValue], str]] = {
     "bool": (_bool, "true or false"),
     "bytes": (lambda text: b64decode(text, validate=True), "base64, like /w=="),
 }
-"""What reads each type, and what to write for it."""
+"""The parser of each type, and a description of its values."""
 
 
 class LineChunk(NamedTuple):
@@ -104,13 +106,13 @@ Returns the bytes of their payloads, and the numbers of nodes that have them (Se
 
 @dataclass(slots=True)
 class Progressed:
-    """What has been acknowledged so far."""
+    """The acknowledged messages so far."""
 
     messages: int = 0
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """The numbers of nodes that had messages when these were acknowledged; None: of some the broker has not said."""
+    """The numbers of nodes that had messages at their acknowledgement; None: the broker has not said for some."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -185,7 +187,7 @@ def produce(
         size = file.stat().st_size if file.is_file() else None
         with _progress_bar(f"to {topic}", size) as advance:
             _send_lines(line_chunks(stream), send, batch, progressed, advance)
-    if not progressed.messages:  # nothing was asked of the topic
+    if not progressed.messages:  # no request was made for the topic
         with open_cluster(zk) as cluster:
             cluster.partitions(topic)
     _print_summary(topic, progressed, as_json)
@@ -217,7 +219,7 @@ def _send_lines(
 
 
 def _acknowledged(lines: int, is_certain: bool = False) -> str:
-    """How far it came, and how to go on. is_certain: that no line behind these is stored."""
+    """Return how far it came, and how to continue. is_certain: no later line is stored."""
     twice = "" if is_certain else "; some may come twice"
     if not lines:
         return f"no line is {'stored' if is_certain else 'acknowledged'}: send all again{twice}"
@@ -227,19 +229,22 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
 
 
 class _BadLine(ClientError):
-    """A line that is no message: nothing was sent with it."""
+    """A line that is not a valid message: nothing was sent with it."""
 
 
 def _stored_nothing(error: MetaqError) -> bool:
-    """Whether none of the lines that were sent together is stored. Of what went wrong on the way nobody knows it; of
-    lines that a broker of 1.x refuses neither, because each is a request there."""
+    """Whether none of the lines that were sent together is stored.
+
+    False if the request failed on the way: then nobody knows. False if a broker of 1.x refuses lines, because each line
+    is a separate request there.
+    """
     if isinstance(error, RequestRefused):
         return error.code == ResponseCode.MESSAGE_ILLEGAL
     return isinstance(error, _BadLine | CompressionUnknown | LocalProtocolError)
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
-    """The lines of `stream` as they come: what can be read without waiting is handed on at once."""
+    """Yield the lines of `stream` on arrival: all that can be read without waiting is passed on at once."""
     read = getattr(stream, "read1", stream.read)
     rest = b""
     while data := read(READ_BYTES):
@@ -281,7 +286,7 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """The error of a line; if it is not alone, others that were sent with it may be stored."""
+    """Return the error of a line. If the line was sent with others, these may be stored."""
     return error if is_alone else ClientError(str(error))
 
 
@@ -294,11 +299,11 @@ def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
 
 @contextmanager
 def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
-    """A bar on stderr if that is a terminal and the input is not typed into it; yields what moves it."""
+    """Show a bar on stderr if that is a terminal and the input is not typed into it; yield a function that moves it."""
     if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
         yield lambda _: None
         return
-    # not for commands that show no bar
+    # not needed by commands without a bar
     from rich.progress import (
         BarColumn,
         DownloadColumn,

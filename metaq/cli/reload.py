@@ -1,4 +1,4 @@
-"""`metaq reload`: a running broker, or each node of a broker set, reads its server.ini again."""
+"""`metaq reload`: make a running broker, or each node of a broker set, read its server.ini again."""
 
 from __future__ import annotations
 

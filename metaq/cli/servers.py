@@ -1,4 +1,4 @@
-"""What all commands share that run until they are told to stop: signals, directories, child processes."""
+"""Common parts of commands that run until they are told to stop: signals, directories, child processes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Stop(threading.Event):
-    """Set by SIGTERM or SIGINT. number: of the first of them, 0 before."""
+    """Set by SIGTERM or SIGINT. number: of the first signal, 0 before."""
 
     number = 0
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was Ctrl-C."""
+        """Whether Ctrl-C set it."""
         return self.number == signal.SIGINT
 
 
 @contextmanager
 def stop_signal() -> Iterator[Stop]:
-    """An event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
+    """Yield an event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
     stop = Stop()
 
     def request_stop(number: int, _frame: FrameType | None) -> None:
@@ -103,7 +103,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 
 def signal_name(number: int) -> str:
-    """Like SIGKILL."""
+    """Return a name such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -111,15 +111,15 @@ def signal_name(number: int) -> str:
 
 
 class Child:
-    """`main(arguments)` of a module as a child process: in its own session (Ctrl-C goes to the parent alone), ended by
-    the kernel when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent).
+    """`main(arguments)` of a module as a child process, in its own session (Ctrl-C reaches only the parent). The kernel
+    ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent).
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
-        """name: for messages. module: whose main to call; by default the command line."""
+        """name: for messages. module: the module of the main function; by default the command line."""
         self.name = name
         self.log = log
-        # -P: not the modules that happen to lie in the user's directory
+        # -P: not modules that happen to be in the user's directory
         command = [sys.executable, "-P", "-m", "metaq.cli.servers", str(os.getpid()), module, *arguments]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
@@ -139,12 +139,12 @@ class Child:
         code = self.process.poll()
         if code is None:
             return
-        if code < 0:  # its log says nothing of it
+        if code < 0:  # its log does not mention the signal
             raise BrokerUnavailable(f"{self.name} was ended by {signal_name(-code)} (log: {self.log})")
         raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
 
     def last_words(self) -> str:
-        """The last line that is not blank in its log."""
+        """Return the last non-blank line of its log."""
         lines = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it said nothing"
 
@@ -154,12 +154,12 @@ class Child:
             self.process.terminate()
 
     def kill(self) -> None:
-        """End it by SIGKILL and wait for that."""
+        """End it by SIGKILL and wait for its end."""
         self.process.kill()
         self.process.wait()
 
     def stop(self, timeout: float = 15.0) -> int:
-        """SIGTERM, then SIGKILL after `timeout` seconds; return its exit code (negative: a signal)."""
+        """Send SIGTERM, then SIGKILL after `timeout` seconds; return its exit code (negative: a signal)."""
         self.terminate()
         try:
             return self.process.wait(timeout)
@@ -169,7 +169,7 @@ class Child:
 
 
 def _run_child() -> None:
-    """What `python -m` of this module does: PARENT_PID MODULE ARGUMENT …"""
+    """Run this module as `python -m`: PARENT_PID MODULE ARGUMENT …"""
     gc.disable()  # as the command line does (cli/__init__.py); the standalone ZooKeeper never collects
     parent_pid, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent_pid))

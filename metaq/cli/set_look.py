@@ -1,4 +1,4 @@
-"""A look at broker sets: what ZooKeeper has of them, and what their nodes say of themselves."""
+"""A look at broker sets: their state in ZooKeeper, and their nodes' own reports."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ MAX_ASKED = 16
 """Nodes asked at a time."""
 
 _NAMED = 8
-"""Differences that a line names."""
+"""Maximum differences that a line names."""
 
 Told = Mapping[str, Any] | MetaqError
-"""What a node says of itself (SET_STATUS), or why it does not."""
+"""A node's own report (SET_STATUS), or why there is none."""
 
 
 @contextmanager
 def connected(node: SetNode) -> Iterator[Connection]:
-    """A connection to a node. Raises BrokerUnavailable."""
+    """Yield a connection to a node. Raises BrokerUnavailable."""
     connection = open_connection(Endpoint(*node.address), ConnectionConfig())
     try:
         yield connection
@@ -49,13 +49,13 @@ def connected(node: SetNode) -> Iterator[Connection]:
 
 
 def is_led(view: SetView) -> bool:
-    """Whether the node that leads by the state is the one that clients find."""
+    """Whether clients find the node that leads according to the state."""
     leader = view.nodes.get(view.state.leader) if view.state else None
     return leader is not None and view.master is not None and view.master.url == leader.url
 
 
 def ask_nodes(nodes: Mapping[str, SetNode]) -> dict[str, Told]:
-    """What each says of itself, by name."""
+    """Return the nodes' own reports by name."""
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         return dict(zip(nodes, pool.map(_ask, nodes.values()), strict=True))
 
@@ -69,7 +69,7 @@ def _ask(node: SetNode) -> Told:
 
 
 class SetLook(NamedTuple):
-    """One broker set. told: the answers of the nodes that are present."""
+    """One broker set. told: the reports of the present nodes."""
 
     broker_id: int
     view: SetView
@@ -77,25 +77,26 @@ class SetLook(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The node that leads and that clients find; "" if there is none, or if it says that it has stopped.
+        """The node that leads and that clients find; "" if there is none, or if it reports that it has stopped.
 
-        A leader that has stopped stays in ZooKeeper while no other node is in sync: what it has is not given up."""
+        A leader that has stopped stays in ZooKeeper while no other node is in sync: its data is not given up.
+        """
         leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a broker that is no node of the set has its id, and no node is present."""
+        """Whether a broker outside the set has its id, and no node is present."""
         return self.view.master is not None and not self.view.nodes
 
     @property
     def stopped(self) -> list[str]:
-        """Nodes that wait for an operator, in their own words; sorted."""
+        """Nodes that report that they wait for an operator; sorted."""
         return [name for name in self.names if self.role(name) == "stopped"]
 
     @property
     def leader_says(self) -> Mapping[str, Any]:
-        """Of the set; empty if nobody leads, or if the leader does not answer."""
+        """The leader's report on the set; empty if nobody leads, or if the leader does not answer."""
         return self.says(self.leader)
 
     @property
@@ -105,7 +106,7 @@ class SetLook(NamedTuple):
 
     @property
     def set_back(self) -> bool:
-        """Whether ZooKeeper has an older state than a node has seen: who is in sync by it may lack messages."""
+        """Whether ZooKeeper has an older state than a node has seen: its in-sync nodes may lack messages."""
         revoked = self.view.state is not None and self.view.state.is_revoked
         return revoked or any(bool(self.says(name).get("setBack")) for name in self.told)
 
@@ -117,18 +118,18 @@ class SetLook(NamedTuple):
         return sorted(named.union(self.view.nodes))
 
     def says(self, name: str) -> Mapping[str, Any]:
-        """What a node says of itself; empty if it was not asked or does not answer."""
+        """Return a node's own report; empty if it was not asked or does not answer."""
         answer = self.told.get(name, {})
         return {} if isinstance(answer, MetaqError) else answer
 
     def seen(self, name: str) -> Mapping[str, Any]:
-        """`sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node, as far as its leader knows them."""
+        """Return `sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node, as far as its leader knows them."""
         if name == self.leader and self.leader_says:
             return {"sinceMs": self.leader_says["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0}
         return self._others().get(name, {})
 
     def role(self, name: str) -> str:
-        """`leader`, `in-sync`, `out of sync` or `stopped`; of a node that is not present, `gone` and what it was."""
+        """Return `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone` and its former role."""
         role = self.view.role(name)
         if name not in self.view.nodes:
             return "gone" if role == "out of sync" else f"gone, was {role}"
@@ -137,7 +138,7 @@ class SetLook(NamedTuple):
         return f"was {role}" if role == "leader" and name != self.leader else role
 
     def error(self, name: str) -> str:
-        """Why a node is not as it should be: what it says itself goes before what its leader knows."""
+        """Return what is wrong with a node: its own report takes precedence over its leader's."""
         answer = self.told.get(name)
         if isinstance(answer, MetaqError):
             return "" if name == self.leader else f"does not answer: {answer}"
@@ -145,8 +146,9 @@ class SetLook(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """What clients are served or promised otherwise when another node leads, a sentence for each; [] as far as is
-        known. A node that does not answer, or is too old to tell, counts as the others."""
+        """Sentences about services or promises that would differ if another node led; [] as far as is known. A node
+        that does not answer, or is too old to tell, counts as equal to the others.
+        """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
 
@@ -155,7 +157,7 @@ class SetLook(NamedTuple):
 
 
 def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
-    """In order of their ids. Asks every node that is present."""
+    """Return the sets in order of their ids. Makes a request to every present node."""
     asked = {(broker_id, name): node for broker_id, view in views.items() for name, node in view.nodes.items()}
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         told = dict(zip(asked, pool.map(_ask, asked.values()), strict=True))
@@ -169,7 +171,7 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 
 def leader_last(view: SetView) -> list[str]:
-    """The nodes that are present. What an operator changes at one after the other is done when the leader has it."""
+    """Return the present nodes. An operator's change of one after the other is complete when the leader has it."""
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
 
@@ -177,10 +179,10 @@ def leader_last(view: SetView) -> list[str]:
 def at_every_node(
     broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
 ) -> Iterator[tuple[str, T]]:
-    """Each node that is present, and what `act` gives there, the leader last: if one is not reached, that has not
-    changed.
+    """Yield each present node and the result of `act` there, the leader last: if a node cannot be reached, the leader
+    has not changed.
 
-    failed: what such a node did not do; command: what does it at a single node, with --server. Raises ClientError.
+    failed: what such a node did not do; command: does it at a single node, with --server. Raises ClientError.
     """
     names = leader_last(view)
     for number, name in enumerate(names):
@@ -217,7 +219,7 @@ def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def told_differences(differences: Sequence[str]) -> str:
-    """A sentence for an operator."""
+    """Return a sentence for an operator."""
     more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
     return (
         f"its nodes have different files, so a change of the leader changes what clients are served: "
@@ -226,7 +228,7 @@ def told_differences(differences: Sequence[str]) -> str:
 
 
 def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
-    """options: of the same section, by node. One that a node does not tell, because it is older, is not compared."""
+    """options: of the same section, by node. An option that an older node does not report is not compared."""
     nodes = list(options)
     keys = dict.fromkeys(key for each in options.values() for key in each)
     found = []
@@ -242,7 +244,7 @@ def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[s
 
 
 def _shown(value: object) -> str:
-    """As server.ini has it."""
+    """Return the value as in server.ini."""
     if value is None:
         return "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`metaq shared`: shared groups, what is left for them, and forgetting them."""
+"""`metaq shared`: list shared groups and their remaining messages, and make brokers forget them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .output import UNKNOWN, counted, echo, show
 __all__ = ["members_text", "shared"]
 
 _NAMED = 5
-"""Members that a line names; --json has all of them."""
+"""Maximum members that a line names; --json has all of them."""
 
 
 @click.group()
@@ -163,7 +163,9 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 
 def members_text(members: Mapping[str, int]) -> str:
-    """The members with most messages first, each with how many it has; the first few, and how many more there are."""
+    """Return the first few members, those with most messages first, each with its number, and how many more there
+    are.
+    """
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

@@ -1,5 +1,6 @@
 """Tables of the command line. Those for a pipe or file are written here: rich, which fits tables to a terminal, takes a
-third of a short command's time to load."""
+third of a short command's time to load.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ _GAP = " " * 3
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print `rows` under `columns` on stdout; integers are grouped by thousands and set to the right, None is `-`.
+    """Print `rows` under `columns` on stdout; integers are grouped by thousands and right-aligned, None is `-`.
 
-    On a terminal it is as wide as that: text is folded, never numbers; where that is not enough each row becomes lines
-    of name and value. Elsewhere each row is one line, whole.
+    On a terminal the table fits its width: text is folded, never numbers; if that is not enough, each row becomes lines
+    of name and value. Elsewhere each row is one whole line.
     """
     cells = [list(row) for row in rows]
     numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]
@@ -38,7 +39,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _is_plain(stream: TextIO) -> bool:
-    """Whether it shows no bold letters, and the line below the head."""
+    """Whether the stream shows neither bold letters nor the line below the head."""
     encoding = stream.encoding or "utf-8"
     return encoding.lower().startswith("utf") and not stream.isatty() and "FORCE_COLOR" not in os.environ
 
@@ -46,7 +47,7 @@ def _is_plain(stream: TextIO) -> bool:
 def _lines(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> list[str]:
-    """As rich draws a SIMPLE_HEAD box where there is room for all."""
+    """Return the lines as rich draws a SIMPLE_HEAD box with enough room."""
     line = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     blank = " " * (len(line) + 2)
     head, *body = (f" {_GAP.join(map(_padded, row, numeric, widths))} " for row in (columns, *texts))

@@ -1,5 +1,6 @@
-"""Tables and progress bars on a terminal, by rich: a module of its own, because loading rich takes a third of a short
-command's time."""
+"""Tables and progress bars on a terminal, by rich. A separate module, because loading rich takes a third of a short
+command's time.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["console", "print_fitting", "progress"]
 
 _GAP, _NARROW_GAP = 3, 1
-"""Blanks between two columns, and where they are scarce."""
+"""Blanks between two columns, normally and if space is scarce."""
 _FOLDED_WIDTH = 9
-"""No column of text is made narrower."""
+"""Minimum width of a column of text."""
 
 _PIPE_COLUMNS = 200
 _ANY_WIDTH = 1_000_000
-"""Width of tables that go to a file or pipe: there is no terminal to wrap for."""
+"""Width of tables for a file or pipe, which have no terminal to wrap for."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave the exit code to app.py; rich would make it 1."""
-        raise  # called where the BrokenPipeError is handled
+        """Leave the exit code to app.py; rich would set it to 1."""
+        raise  # called in the handler of the BrokenPipeError
 
 
 def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
-    """A console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without one."""
+    """Return a console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without
+    one.
+    """
     target = stream or sys.stdout
     return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
@@ -42,8 +45,9 @@ def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) ->
 def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
-    """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are set to the right and
-    not folded. widths: of each column's widest text."""
+    """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are right-aligned and not
+    folded. widths: of each column's widest text.
+    """
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)
     for gap in (_GAP, _NARROW_GAP):
@@ -72,7 +76,7 @@ def _table(
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A line on stderr if that is a terminal, which is gone at its end; nothing elsewhere."""
+    """Return a line on stderr if that is a terminal, removed at its end; nothing elsewhere."""
     from rich.progress import Progress  # not for tables
 
     return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())

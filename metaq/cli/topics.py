@@ -1,4 +1,4 @@
-"""`metaq topics`: which topics there are, and what their partitions hold."""
+"""`metaq topics`: the topics, and the content of their partitions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     Example
       metaq topics describe trades
     """
-    from metaq.client.questions.partitions import partition_bounds  # `list` does without it
+    from metaq.client.questions.partitions import partition_bounds  # `list` does not need it
 
     with open_cluster(zk) as cluster:
         tell_absent(cluster)

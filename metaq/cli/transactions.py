@@ -66,7 +66,7 @@ _EFFECTS = {
 
 
 def _check_there(connection: Connection, key: str, action: str) -> None:
-    """Raise TransactionRefused if the broker has nothing with this key that `action` could be done to."""
+    """Raise TransactionRefused if the broker has nothing with this key to which `action` applies."""
     wanted = "decided" if action == "forget" else "prepared"
     ends = ("prepared", "active") if action == "rollback" else (wanted,)
     found = {

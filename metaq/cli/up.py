@@ -145,7 +145,7 @@ def up(
 
 
 def commands_to_try(connect_string: str, topic: str) -> str:
-    """For somebody who has a cluster now."""
+    """Return commands to try on the new cluster."""
     return f"""try, in another terminal:
   export METAQ_ZK={connect_string}
   echo hello | metaq produce --topic {topic}
@@ -161,7 +161,7 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
 
 
 def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
-    """How many brokers to start; ConfigError if that leaves one out whose directory has messages."""
+    """Return how many brokers to start; ConfigError if that leaves one out whose directory has messages."""
     stored = earlier.stored
     needed = max(stored, default=0) + 1
     if brokers is None:
@@ -174,8 +174,9 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
 
 
 def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
-    """How many nodes to start of each broker; ConfigError for fewer than there were: the one that is left out may be
-    the only one that has the last messages."""
+    """Return how many nodes to start of each broker; ConfigError for fewer than before: only the omitted node may have
+    the last messages.
+    """
     if replicas is None:
         return max(stored, 1)
     if replicas < stored:
@@ -185,7 +186,7 @@ def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
 
 
 def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:
-    """Who names fewer partitions than there are is told that none is hidden."""
+    """Tell a user who names fewer partitions than exist that none is hidden."""
     counts = dict(served)
     for name, partitions in named:
         if partitions < counts[name]:

@@ -1,4 +1,4 @@
-"""Which ZooKeeper server `metaq up` and `metaq zookeeper` start."""
+"""The ZooKeeper server that `metaq up` and `metaq zookeeper` start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ zookeeper_server_option = click.option(
 
 
 def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
-    """The server, not started. apache_jars: where Apache's are; None: the standalone one."""
+    """Return the server, not started. apache_jars: the directory of Apache's jars; None: the standalone server."""
     if apache_jars is None:
         from metaq.coordination.standalone_process import StandaloneZooKeeper
 

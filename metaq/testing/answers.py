@@ -1,4 +1,4 @@
-"""What a broker answers from memory, in both protocols, through the real codecs; no I/O."""
+"""A broker's answers from memory, in both protocols, through the real codecs; no I/O."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ __all__ = ["Answers", "Connected"]
 
 
 class Connected:
-    """A connection. out: bytes it is to be sent."""
+    """A connection. out: bytes to send to it."""
 
     def __init__(self) -> None:
         self.out = bytearray()
@@ -161,7 +161,7 @@ class Answers:
         self._parked_checks: list[_ParkedCheck] = []
 
     def log(self, topic: str, partition: int) -> MemoryLog:
-        """The partition's log (made if it is not there yet)."""
+        """Return the partition's log, created if it does not exist yet."""
         return self.logs.setdefault((topic, partition), MemoryLog())
 
     def _take(self, caller: Connected, request: WireRequest) -> None:
@@ -185,7 +185,7 @@ class Answers:
             caller.out += self._text(caller, request)
 
     def _drop_caller(self, caller: Connected) -> None:
-        """Its connection is gone."""
+        """Handle the loss of its connection."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
         self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
         self.halves.lost(caller)
@@ -197,16 +197,16 @@ class Answers:
         return message_id(next(self._ids), self.broker_id)
 
     def _choose(self, topic: str, partition: int) -> int:
-        """The partition that was named, or any one for -1."""
+        """Return the named partition, or any one for -1."""
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
-        """Partitions that are served of `topic`; our brokers have topics of their own."""
+        """Return the number of served partitions of `topic`; our brokers have topics of their own."""
         own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
         return self.topics.get(topic, own)
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
-        """The log of a partition that is served. Raises TopicNotAccepted, PartitionClosed."""
+        """Return the log of a served partition. Raises TopicNotAccepted, PartitionClosed."""
         if not 0 <= partition < self._count(topic):
             raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
@@ -215,11 +215,11 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the topic has acceptCompressed=true; what is older does not look."""
+        """Whether the topic has acceptCompressed=true; older brokers do not check."""
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
     def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
-        """records: flags and bodies that are sent. Raises CompressionNotAccepted, PayloadUnreadable."""
+        """records: flags and bodies of the send. Raises CompressionNotAccepted, PayloadUnreadable."""
         if not (self.speaks_frames and self.knows_compressed):
             return
         for flag, body in records:
@@ -233,14 +233,14 @@ class Answers:
         return self._open(request.topic, request.partition)
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
-        """Append now, or at the commit of a transaction; the offset."""
+        """Append now, or at the commit of a transaction. Return the offset."""
         if tx_key is None:
             return append()
         self.transactions.put(tx_key, caller, append)
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Raises what refuses it."""
+        """Store one message. Raises the reason of a refusal."""
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
@@ -256,8 +256,9 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """The first id of records (flag, body) that are to wait for their time; None if they are not. Raises
-        RemoteProtocolError, DelayRefused."""
+        """Return the first id of records (flag, body) that are to wait for their time; None if they are not. Raises
+        RemoteProtocolError, DelayRefused.
+        """
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
         if records and is_half(*records[0]):
@@ -269,7 +270,7 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """What is due, or all that waits, goes to its partition."""
+        """Move due messages, or all waiting ones, to their partitions."""
         for each in self.delays.take_due(everything=everything):
             self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 
@@ -296,7 +297,7 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """None: it is answered later."""
+        """Return the answer; None: it is answered later."""
         match RequestCode(frame.code):
             case RequestCode.SEND:
                 return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
@@ -429,7 +430,7 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """As `_answer_parked`, for those who wait for questions."""
+        """As `_answer_parked`, for producers that wait for questions."""
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
         for parked in waiting:
@@ -443,7 +444,7 @@ class Answers:
         return answered
 
     def _patience(self) -> float | None:
-        """Seconds until `_answer_parked` has to be called, whatever happens; None: for ever."""
+        """Return the seconds until `_answer_parked` has to be called in any case; None: never."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
         patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
         asked = self.halves.patience([parked.request for parked in self._parked_checks])
@@ -451,7 +452,7 @@ class Answers:
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
-        """Answer the pulls for which there is something, or whose time is over; whose they are."""
+        """Answer the pulls that have data, or whose time is over. Return their connections."""
         self._deliver()
         now = time.monotonic()
         answered = self._answer_checks(now)
@@ -466,7 +467,7 @@ class Answers:
         return answered
 
     def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
-        """The answer if there is something to say, or it is the last chance."""
+        """Return the answer if there is data, or if this is the last chance."""
         log = self.log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
         damaged_from = NOT_DAMAGED

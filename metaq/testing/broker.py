@@ -36,19 +36,18 @@ class _Session(Connected):
 class FakeBroker(Answers):
     """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
 
-    speaks_frames: False = it answers as a Java broker does. takes_many: False = as our first ones, which did not know
+    speaks_frames: False = it answers like a Java broker. takes_many: False = like our first ones, which did not know
     SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
-    messages. takes_where: False = as older ones, which do not filter by content. knows_compressed: False = as those
-    that did not know compressed messages, which take any. accept_compressed: topics with acceptCompressed=true in
-    server.ini; others take no compressed messages, and 1.x clients get nothing of these. silent: it reads and never
-    answers (a hung broker).
-    refuse: called with each request; a number returned is the status (text) or response code (frame) it is refused
-    with. leader: the URL of another node, "" if none is known: it is a node of a broker set that does not lead, and
-    refuses every frame but SET_STATUS. role: what it says there that it is, by default `leader` or `follower`.
-    replicas: on how many nodes it says that messages are; 0: it does not say.
-    max_transfer_bytes: most that it answers a `get` with, as maxTransferSize. sends, pulls, connections: how many were
-    taken. transactions: those that are open. delays.waiting: messages that wait for their time, by the clock given.
-    halves.waiting: half messages that wait for their outcome; halves.decided: by id, what became of others.
+    messages. takes_where: False = like older ones, which do not filter by content. knows_compressed: False = like those
+    that did not know compressed messages, and accept any. accept_compressed: topics with acceptCompressed=true in
+    server.ini; others accept no compressed messages, and 1.x clients get no messages of the listed ones. silent: it
+    reads and never answers (a hung broker). refuse: called with each request; a returned number is the status (text) or
+    response code (frame) of the refusal. leader: the URL of another node, "" if none is known: it is a node of a broker
+    set that does not lead, and refuses every frame but SET_STATUS. role: the role that it reports there, by default
+    `leader` or `follower`. replicas: the number of nodes that it reports to have messages; 0: it does not report it.
+    max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends, pulls, connections: how many
+    were taken. transactions: the open ones. delays.waiting: messages that wait for their time, by the given clock.
+    halves.waiting: half messages that wait for their outcome; halves.decided: the outcomes of others by id.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class FakeBroker(Answers):
         self.accept_compressed = accept_compressed
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
-        """Up to which offset `handle_all` has come, by group and partition."""
+        """The offset that `handle_all` has reached, by group and partition."""
         self._reserved = socket.socket()  # bound, and never listening
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
@@ -94,9 +93,10 @@ class FakeBroker(Answers):
         self._reserved.close()
 
     def stop(self) -> None:
-        """Refuse and close every connection, as a killed process does. Idempotent.
+        """Refuse and close every connection, like a killed process. Idempotent.
 
-        The port stays this broker's until the end of its `with`: no other process gets it, and answers in its place.
+        The port stays reserved until the end of the broker's `with`, so that no other process gets it and answers
+        instead.
         """
         self._stopped = True
         self._wake()
@@ -121,15 +121,15 @@ class FakeBroker(Answers):
         return offsets
 
     def deliver_delayed(self) -> None:
-        """Deliver all messages that wait, now, whatever their times. Parked pulls are answered."""
+        """Deliver all waiting messages now, regardless of their times. Parked pulls are answered."""
         self.run_there(lambda: self._deliver(everything=True))
 
     def ask_for_halves(self) -> None:
-        """Ask producers that check transactions for the outcome of all half messages that wait, now."""
+        """Ask producers that check transactions for the outcome of all waiting half messages now."""
         self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
-        """Store a message whose last byte is not what its checksum says. Parked pulls are answered."""
+        """Store a message whose last byte does not match its checksum. Parked pulls are answered."""
         log = self.log(topic, partition)
 
         def store() -> None:
@@ -237,7 +237,7 @@ class FakeBroker(Answers):
 
 
 class FakeCluster:
-    """Which brokers are registered, without ZooKeeper: a producer's `metadata`. Any thread."""
+    """The registered brokers, without ZooKeeper: a producer's `metadata`. Any thread."""
 
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
         self._brokers = {broker.broker_id: broker for broker in brokers}
@@ -246,12 +246,12 @@ class FakeCluster:
         """Ids of brokers that are broker sets."""
 
     def register(self, broker: FakeBroker) -> None:
-        """The broker (or its new incarnation) appears."""
+        """Register the broker (or its new incarnation)."""
         self._brokers[broker.broker_id] = broker
         self._changed(broker)
 
     def unregister(self, broker: FakeBroker) -> None:
-        """The broker's session has ended."""
+        """End the broker's session."""
         del self._brokers[broker.broker_id]
         self._changed(broker)
 
@@ -277,4 +277,4 @@ class FakeCluster:
         self._listeners.append(listener)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""

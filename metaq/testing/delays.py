@@ -13,7 +13,7 @@ __all__ = ["FakeDelays", "WaitingRecord"]
 
 
 class WaitingRecord(NamedTuple):
-    """due: Unix ms. flag, body: as they are delivered."""
+    """due: Unix ms. flag, body: as they will be delivered."""
 
     id: int
     topic: str
@@ -24,7 +24,7 @@ class WaitingRecord(NamedTuple):
 
 
 class FakeDelays:
-    """What waits. One thread."""
+    """The waiting messages. One thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: seconds since 1970."""
@@ -33,8 +33,9 @@ class FakeDelays:
         self._counter = 0
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
-        """The first id of these (flag, body) if they are to wait; None if none is. Raises RemoteProtocolError, as a
-        broker refuses what it cannot keep."""
+        """Return the first id of these (flag, body) if they are to wait; None if none is. Raises RemoteProtocolError,
+        as a broker refuses a message that it cannot keep.
+        """
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
             return None
@@ -51,7 +52,7 @@ class FakeDelays:
         return found[0].id
 
     def cancel(self, topic: str, partition: int, identity: int) -> Cancelled:
-        """What CANCEL_DELAYED answers."""
+        """Return the answer to CANCEL_DELAYED."""
         for each in self.waiting:
             if each[:3] == (identity, topic, partition):
                 self.waiting.remove(each)
@@ -59,7 +60,7 @@ class FakeDelays:
         return Cancelled.UNKNOWN
 
     def take_due(self, *, everything: bool = False) -> list[WaitingRecord]:
-        """Those whose time has come, or all of them, in the order of their times; they wait no longer."""
+        """Remove and return the due messages, or all of them, in the order of their times."""
         now_ms = int(self._clock() * 1000)
         due = sorted(each for each in self.waiting if everything or each.due <= now_ms)
         self.waiting = [each for each in self.waiting if each not in due]
@@ -67,7 +68,7 @@ class FakeDelays:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next one is due; None if nothing waits."""
+        """Seconds until the next one is due; None if none waits."""
         if not self.waiting:
             return None
         return max(0.0, min(each.due for each in self.waiting) / 1000 - self._clock()) + 0.001

@@ -14,13 +14,14 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""From a half message to its first check, unless it says that itself."""
+"""Time from a half message to its first check, unless the message sets it."""
 
 
 @dataclass(slots=True)
 class FakeHalf:
-    """One that waits for its outcome. due: when a producer is asked for it next, Unix ms. asked: how often one was.
-    flag, body: as they were sent. producer: the name of the one that sent it, "" if it does not say."""
+    """A half message that waits for its outcome. due: when a producer is asked for it next, Unix ms. asked: how often
+    one was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown.
+    """
 
     id: int
     topic: str
@@ -33,7 +34,7 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """When it is given to this asker, Unix ms; infinite: not while these producers ask."""
+        """Return when it is given to this asker, Unix ms; infinite: not while these producers ask."""
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
         if self.producer in ("", request.producer):
@@ -44,15 +45,15 @@ class FakeHalf:
 
 
 class FakeHalves:
-    """What waits, and what was decided. One thread."""
+    """The waiting half messages, and the decided ones. One thread."""
 
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
-        """clock: seconds since 1970. deliver: gives one to its partition; the message's id and offset."""
+        """clock: seconds since 1970. deliver: puts one into its partition; returns the message's id and offset."""
         self.waiting: list[FakeHalf] = []
         self.askers: dict[str, object] = {}
-        """Producer → whose connection it asks on."""
+        """Producer → the connection on which it asks."""
         self.decided: dict[int, HalfOutcome] = {}
-        """By the id of the half message."""
+        """The outcome by the id of the half message."""
         self._replies: dict[int, EndHalfReply] = {}
         self._clock = clock
         self._deliver = deliver
@@ -63,7 +64,7 @@ class FakeHalves:
         return int(self._clock() * 1000)
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int:
-        """The first id of these records (flag, body). Raises RemoteProtocolError."""
+        """Take these records (flag, body) and return the first id. Raises RemoteProtocolError."""
         now_ms = self._now_ms
         found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
@@ -77,7 +78,7 @@ class FakeHalves:
         return found[0].id
 
     def end(self, request: EndHalfRequest) -> EndHalfReply:
-        """What END_HALF answers."""
+        """Return the answer to END_HALF."""
         for each in self.waiting:
             if (each.id, each.topic, each.partition) == (request.message_id, request.topic, request.partition):
                 self.waiting.remove(each)
@@ -87,7 +88,7 @@ class FakeHalves:
         return self._replies.get(request.message_id, EndHalfReply(HalfOutcome.UNKNOWN))
 
     def checked(self, request: CheckHalvesRequest) -> list[CheckedHalf]:
-        """Those that a producer is asked for now."""
+        """Return the half messages for which a producer is asked now."""
         now_ms = self._now_ms
         found: list[CheckedHalf] = []
         for each in self.waiting:
@@ -99,15 +100,15 @@ class FakeHalves:
         return found
 
     def make_due(self) -> None:
-        """Producers are asked for all that wait, now."""
+        """Make producers be asked for all waiting ones now."""
         for each in self.waiting:
             each.due = 0
 
     def lost(self, caller: object) -> None:
-        """A connection is gone."""
+        """Handle the loss of a connection."""
         self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
 
     def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
-        """Seconds until one of these is given something; None if nothing waits for them."""
+        """Return the seconds until one of these requests gets a half message; None if none waits for them."""
         due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
         return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

@@ -1,4 +1,4 @@
-"""A handler and its retries without ZooKeeper: what Consumer.run(handler) does, on the calling thread."""
+"""A handler and its retries without ZooKeeper: does the work of Consumer.run(handler) on the calling thread."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def handle_all(
     topics: Iterable[str],
     retry: Retry = _RETRY,
 ) -> int:
-    """Call `handler` with each message that `topics` of the broker have, from where an earlier call for `group` ended,
-    and again with those that it fails on, until nothing is left. Returns how many calls it took.
+    """Call `handler` with each message of `topics`, from the end of an earlier call for `group`, until none is left.
 
-    Pauses are skipped: what waits, other delayed messages included, is delivered when everything else is handled.
-    Raises what the handler raises that is no Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
+    A message on which it fails is handled again. Returns the number of calls. Pauses are skipped: waiting messages,
+    including other delayed ones, are delivered when everything else is handled. Raises the handler's exceptions that
+    are not an Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:
@@ -51,7 +51,7 @@ def handle_all(
 
 
 def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
-    """All calls with a message until it is handled, or has left."""
+    """Call the handler until a message is handled, or has left. Return the number of calls."""
     tries = 0
     while True:
         message = as_original(copy, tries)
@@ -67,13 +67,14 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
 
 
 def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
-    """The dead letters of a group, as they lie there: payload, tag and keys are those of the original, `attempts` and
-    `origin` say the rest."""
+    """Return the dead letters of a group as stored: payload, tag and keys are the original's; `attempts` and `origin`
+    say the rest.
+    """
     return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
 
 
 def _read(broker: FakeBroker, group: str, topic: str) -> Iterator[Message]:
-    """What is new to the group."""
+    """Yield the messages that are new to the group."""
     for partition in _partitions(broker, topic):
         key = group, partition
         found = list(_messages(broker, partition, broker.handled.get(key, 0)))

@@ -26,7 +26,9 @@ __all__ = ["MemoryLog", "checked"]
 
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
-    """The headers of a batch. Raises RemoteProtocolError as a broker refuses what a client must not send."""
+    """Return the headers of a batch. Raises RemoteProtocolError like a broker, for records that a client must not
+    send.
+    """
     found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
         raise RemoteProtocolError("record sizes do not match the records")
@@ -68,35 +70,35 @@ class MemoryLog:
         return start
 
     def drop_before(self, offset: int) -> None:
-        """Forget the records in front of `offset`, which must begin a record (what retention does)."""
+        """Forget the records in front of `offset`, which must begin a record (as retention does)."""
         count = int(np.searchsorted(self.starts, offset))
         del self.data[: offset - self.first]
         del self.starts[:count], self.ids[:count], self.tags[:count]
         self.first = offset
 
     def begin_of(self, offset: int) -> int:
-        """Where the record begins that this readable byte is in; the end itself at the end."""
+        """Return where the record begins that contains this readable byte; at the end, the end itself."""
         return offset if offset == self.end else self.starts[bisect_right(self.starts, offset) - 1]
 
     def bodies(self) -> list[bytes]:
-        """Of all records, in order."""
+        """Return the bodies of all records, in order."""
         data = bytes(self.data)
         return [data[each.start + HEADER_BYTES : each.end] for each in iter_headers(data)]
 
     def before(self, offset: int) -> int:
-        """Records that lie wholly in front of `offset`."""
+        """Return the number of records that lie wholly in front of `offset`."""
         if offset >= self.end:
             return len(self.starts)
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Of the records from `offset` on that fit, as an index knows them."""
+        """Return the sizes of the records from `offset` on that fit, as an index knows them."""
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, strict=False)  # one end more than nothing
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
 
     def damage_at(self, offset: int) -> int | None:
-        """Where the next record starts if the one at `offset` is damaged."""
+        """Return where the next record starts if the one at `offset` is damaged."""
         if offset not in self.starts:
             return None
         (size, *_) = self.sizes(offset, len(self.data))
@@ -113,8 +115,9 @@ class MemoryLog:
         return bytes(self.data[start : start + max_bytes])
 
     def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
-        """(offset, size) of the records from `offset` on that have one of the tags, if there are any, and for which the
-        filter holds, if there is one."""
+        """Return (offset, size) of the records from `offset` on that have one of the tags, if any are given, and match
+        the filter, if there is one.
+        """
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, self.tags, strict=False)
@@ -122,6 +125,6 @@ class MemoryLog:
         return found if where is None else [each for each in found if where.holds_for(*self._record(*each))]
 
     def _record(self, offset: int, size: int) -> tuple[bytes, int]:
-        """Body and flag."""
+        """Return body and flag."""
         record = self.slice(offset, size)
         return record[HEADER_BYTES:], HEADER.unpack_from(record)[3]

@@ -1,4 +1,4 @@
-"""The transactions of a FakeBroker: what a client may rely on, without a log or a time-out."""
+"""The transactions of a FakeBroker: the guarantees for a client, without a log or a time-out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FakeTransactions"]
 
 @dataclass(slots=True)
 class _Open:
-    """One transaction. home: the connection a local one lives on."""
+    """One transaction. home: the connection of a local one."""
 
     home: Hashable
     actions: list[Callable[[], object]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class FakeTransactions:
 
     @property
     def keys(self) -> list[str]:
-        """Of those that are neither committed nor rolled back."""
+        """The keys of transactions that are neither committed nor rolled back."""
         return list(self._open)
 
     @property
@@ -37,22 +37,22 @@ class FakeTransactions:
         return [key for key, each in self._open.items() if each.prepared]
 
     def put(self, key: str, home: Hashable, action: Callable[[], object]) -> None:
-        """Have `action` run at the commit. Raises TransactionRefused."""
+        """Run `action` at the commit. Raises TransactionRefused."""
         found = self._find(key, home)
         if found.prepared:
             raise XaRefused(XaCode.XAER_PROTO, "Cannot put now.")
         found.actions.append(action)
 
     def drop_local(self, home: Hashable) -> None:
-        """A connection ended: its transactions are rolled back."""
+        """Roll back the transactions of a connection that has ended."""
         self._open = {key: each for key, each in self._open.items() if is_xa(key) or each.home is not home}
 
     def forget(self, key: str) -> None:
-        """Drop one, as its time-out does."""
+        """Drop a transaction, as its time-out does."""
         del self._open[key]
 
     def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
-        """Do it; the text of the answer. Raises TransactionRefused."""
+        """Carry out a verb and return the text of the answer. Raises TransactionRefused."""
         if kind is TransactionType.RECOVER:
             return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)
         if key is None:

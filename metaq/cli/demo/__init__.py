@@ -16,7 +16,7 @@ import click
 __all__ = ["demo"]
 
 PIPE_COLUMNS = 100
-"""Width of what it prints where there is no terminal."""
+"""Output width without a terminal."""
 
 
 @click.command()
@@ -80,5 +80,5 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the demo as Ctrl-C does: through the `finally` of everything it started."""
+    """SIGTERM ends the demo like Ctrl-C: through the `finally` of everything it started."""
     raise KeyboardInterrupt

@@ -1,16 +1,16 @@
-"""Did every message arrive? Compares what was sent with the histories that the consumers wrote.
+"""Check whether every message arrived: compare the sent messages with the histories that the consumers wrote.
 
-The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order in
-which it got them, before it may commit them. So a consumer killed at any moment leaves a history that is true: what it
-had not written it had not committed either, and somebody else must get it.
+The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
+arrival, before it may commit them. So a consumer killed at any moment leaves a true history: messages that it had not
+written it had not committed either, and another consumer must get them.
 
 Anomalies, after jepsen's `kafka` checker:
 
-    lost          sent and acknowledged, but in no history
-    unexpected    in a history, but never sent
+    lost              sent and acknowledged, but in no history
+    unexpected        in a history, but never sent
     delivered again   the same record (partition and offset) more than once: at least once allows it after a crash
     stored again      the same sequence number at two offsets: a producer tried again
-    out of order  a record's first delivery came after the first delivery of a later record of its partition
+    out of order      a record's first delivery came after the first delivery of a later record of its partition
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ History = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome, in messages."""
+    """The result of the check, in messages."""
 
     sent: int
     received: int
@@ -51,19 +51,19 @@ class Delivery:
 
     @property
     def ok(self) -> bool:
-        """Whether the promise holds: at least once, in order within a partition. Duplicates do not break it."""
+        """Whether the guarantee holds: at least once, in order within a partition. Duplicates do not break it."""
         return not (self.lost or self.unexpected or self.out_of_order)
 
 
 def read_history(path: Path) -> History:
-    """The history in `path`; a row cut at the end by a crash is left out: it counts as not received."""
+    """Return the history in `path`. A row cut at the end by a crash is left out: it counts as not received."""
     data = path.read_bytes()
     whole = len(data) // ROW.itemsize * ROW.itemsize
     return np.frombuffer(data[:whole], dtype=ROW)
 
 
 def empty_history(rows: int = 0) -> History:
-    """`rows` rows to fill in."""
+    """Return `rows` rows to fill in."""
     return np.zeros(rows, dtype=ROW)
 
 
@@ -88,7 +88,7 @@ def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
 
 
 def _first_deliveries(rows: History) -> History:
-    """The first row of each record (partition and offset), still in order of time."""
+    """Return the first row of each record (partition and offset), still in order of time."""
     order = _by_record(rows)
     ordered = rows[order]
     repeated = (
@@ -102,12 +102,12 @@ def _first_deliveries(rows: History) -> History:
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:
-    """The order of `rows` by partition and offset; equal ones stay in order of time."""
+    """Return the order of `rows` by partition and offset; equal ones stay in order of time."""
     return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 
 
 def _out_of_order(first: History) -> int:
-    """Records of `first` (in order of time) that come after a later record of their partition."""
+    """Return the number of records in `first` (in order of time) that come after a later record of their partition."""
     late = 0
     places = first["broker"].astype(np.int64) << 32 | first["partition"]
     for place in np.unique(places):

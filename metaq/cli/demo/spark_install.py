@@ -1,4 +1,4 @@
-"""PySpark, installed while the demo has begun: its 500 MB are needed for the last step only."""
+"""Install PySpark while the demo already runs: its 500 MB are needed only for the last step."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .report import Report
 __all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
 
 INSTALL_SECONDS = 1800.0
-"""Longest time from the demo's begin: a slow network is none of the demo's faults."""
+"""Longest time from the demo's start: a slow network is no fault of the demo."""
 
 
 def is_missing() -> bool:
-    """Whether a module of the extra `spark` is not there."""
+    """Whether a module of the extra `spark` is missing."""
     return any(find_spec(module) is None for module in ("pyspark", "pyarrow", "pandas"))
 
 
 def requirements(extra: str) -> list[str]:
-    """What this metaq says that it needs for one of its extras."""
+    """Return this metaq's requirements for one of its extras."""
     marked = (each.partition(";") for each in requires("metaq") or ())
     return [name.strip() for name, _, marker in marked if f"extra == '{extra}'" in marker.replace('"', "'")]
 
 
 class SparkInstallation:
-    """pip as a child process, from now on. Main thread."""
+    """pip as a child process that starts at once. Main thread."""
 
     def __init__(self, directory: Path) -> None:
         """directory: for its log."""
         self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
 
     def finish(self, report: Report, ended: bool) -> None:
-        """Raises ClientError if it failed, RequestTimedOut if it has not `ended`."""
+        """Wait for pip. Raises ClientError if it failed, RequestTimedOut if it has not `ended`."""
         if not ended:
             raise RequestTimedOut(f"PySpark was not installed within {INSTALL_SECONDS:.0f} s: {self._pip.last_words()}")
         if code := self._pip.stop():
@@ -51,11 +51,11 @@ class SparkInstallation:
         return self._pip.running
 
     def stop(self) -> None:
-        """End it, if it runs still."""
+        """End it if it still runs."""
         self._pip.stop()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """What the child does: `pip install ARGUMENT …`."""
+    """Run in the child: `pip install ARGUMENT …`."""
     sys.argv = ["pip", "install", "--disable-pip-version-check", *arguments]
     runpy.run_module("pip", run_name="__main__", alter_sys=True)

@@ -17,7 +17,7 @@ FLIGHT = "carrier STRING, dep_delay DOUBLE"
 
 
 def delays_by_carrier(flights: DataFrame) -> DataFrame:
-    """From messages with a flight as JSON to one message per carrier: its key, and its figures as JSON."""
+    """Return one message per carrier, its key and its figures as JSON, from messages with a flight as JSON."""
     flight = sql.from_json(sql.col("value").cast("string"), FLIGHT)
     figures = (
         flights.select(flight.alias("flight"))

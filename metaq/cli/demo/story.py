@@ -1,4 +1,4 @@
-"""The demo from begin to end: cluster, producer, rebalancing group, Spark, check."""
+"""The demo from start to end: cluster, producer, rebalancing group, Spark, check."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ REBALANCE_SECONDS = 30.0
 DRAIN_SECONDS = 120.0
 SPARK_SECONDS = 400.0
 LAG_SECONDS = 0.25
-"""How often the lag is looked at while the group works through its backlog."""
+"""Interval of lag checks while the group works through its backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the demo is played. flights: None = all. join_at and kill_at: when, as shares of all messages received."""
+    """The demo's parameters. flights: None = all. join_at and kill_at: when, as shares of all messages received."""
 
     directory: Path
     brokers: int = 2
@@ -56,13 +56,15 @@ class Script:
     join_at: float = 0.25
     kill_at: float = 0.5
     install_spark: bool = False
-    """Install PySpark meanwhile, if it is not there."""
+    """Install PySpark meanwhile if it is missing."""
 
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
-    """Run everything below `script.directory`. Yields the figures, and the connect string of the cluster, which serves
-    until the block ends; then all processes have ended, as they have if it raises."""
+    """Run everything below `script.directory`. Yield the figures, and the connect string of the cluster.
+
+    The cluster serves until the block ends. Then, or if this raises, all processes have ended.
+    """
     began = time.monotonic()
     with_spark = _has_java(report)
     with _spark_installation(script, with_spark, report) as installation, _cluster(script, report) as local:
@@ -163,7 +165,7 @@ def _send(zookeeper: str, table: pd.DataFrame, report: Report) -> float:
 def _consume(
     group: ConsumerGroup, cluster: Cluster, script: Script, total: int, report: Report
 ) -> tuple[list[History], list[Rebalance]]:
-    """Two consumers, a third that joins, one that is killed; until the group has committed everything."""
+    """Run two consumers, a third that joins, and kill one; until the group has committed everything."""
     report.step("Consume as a group of processes: two, a third joins, one is killed")
     try:
         with report.progress("receiving", total) as set_done:
@@ -207,7 +209,7 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
 
 
 def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
-    """Messages between the group's committed offset and the end, by partition."""
+    """Return the messages between the group's committed offset and the end, by partition."""
     measured = group_partitions(cluster, cluster.survey(), group, FLIGHTS)
     return {str(each.partition): each.lag_messages for each in measured}
 
@@ -218,7 +220,7 @@ def _receive_rate(histories: list[History]) -> float:
 
 
 def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> BySpark:
-    """Set a second group's offsets to the begin, run the job from them; what it wrote."""
+    """Set a second group's offsets to the beginning, run the job from there, and return its output."""
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
     begins = {each: cluster.ask(each, partial(partition_bounds, partition=each)).first for each in partitions}
