@@ -24,8 +24,7 @@ __all__ = [
 
 Strategy = Callable[[str, Sequence[str], Sequence[str]], list[str]]
 """(my consumer id, all consumer ids, all partitions "b-p") -> my partitions. The order within the arguments is
-irrelevant.
-"""
+irrelevant."""
 
 _VIRTUAL_NODES = 40
 _RING_POINTS = struct.Struct("<4I")
@@ -33,8 +32,7 @@ _RING_POINTS = struct.Struct("<4I")
 
 def java_sort_key(text: str) -> bytes:
     """Return a sort key for the order of Java's String.compareTo: UTF-16 code units, so U+10000 and above precede
-    U+E000.
-    """
+    U+E000."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -123,8 +121,7 @@ def zone_assignment(
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
     """Return how many of `count` each gets if the next one always goes to the one with the fewest, the first among
-    equals.
-    """
+    equals."""
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))
     for _ in range(count):

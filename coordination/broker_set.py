@@ -130,8 +130,7 @@ class BrokerSet:
 
     def read(self) -> SetView:
         """Return the current set: it includes all writes made before the call. Raises CoordinationError for a damaged
-        state.
-        """
+        state."""
         era, older = self._era
         view = read_set(self._session, self.broker_id)
         return replace(view, era=era, set_back=view.state is not None and view.zxid == older)

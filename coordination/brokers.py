@@ -98,8 +98,7 @@ class ClusterView:
 
     def absent_brokers(self, registered: Container[int]) -> list[int]:
         """Return the ids, in order, of brokers that were once registered and are not in `registered`, the current
-        ones.
-        """
+        ones."""
         return [each for each in self.broker_ids() if each not in registered]
 
     def brokers(self) -> dict[int, BrokerNodes]:
@@ -143,8 +142,7 @@ class ClusterView:
 
     def live_topics(self) -> list[str]:
         """Return the names of the topics that a live master publishes now, sorted; by pipelined reads of all topics
-        ever known.
-        """
+        ever known."""
         names = self.topics()
         replicas = self.replicas_many(names)
         return [
@@ -155,8 +153,7 @@ class ClusterView:
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
         """Return the brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters
-        first.
-        """
+        first."""
         (found,) = self.replicas_many([topic], publish)
         return found
 
@@ -177,8 +174,7 @@ class ClusterView:
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
         """Return (broker id, partition) in numeric order. publish: only those of masters, where messages can be
-        sent.
-        """
+        sent."""
         (found,) = self.topic_partitions_many([topic], publish)
         return found
 
@@ -192,8 +188,7 @@ class ClusterView:
 
     def consumer_partitions(self, topic: str) -> list[str]:
         """Return `<broker>-<partition>` of masters and slaves, in Java's string order: the partitions that a group
-        shares out.
-        """
+        shares out."""
         return partition_names(self.replicas(topic, publish=False))
 
     # --- groups -----------------------------------------------------------------------------------------------------
@@ -270,8 +265,7 @@ class ClusterView:
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
         """Call `callback()` on the event thread now, more than once, and when a broker's master or slave comes, goes,
-        or becomes another process. One watch per broker id that ever existed.
-        """
+        or becomes another process. One watch per broker id that ever existed."""
 
         def ids_changed(_path: str, names: list[str]) -> None:
             for name in names:
@@ -333,8 +327,7 @@ def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
 
 def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
     """Return the replicas in the nodes below a topic's node, given as (path, node) by name, in the order of
-    ClusterView.replicas().
-    """
+    ClusterView.replicas()."""
     found = []
     for name, (path, node) in entries.items():
         identity = read_entry(parse_replica_name, parent, name)

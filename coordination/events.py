@@ -66,8 +66,7 @@ class EventThread:
 
     def close(self, timeout: float) -> None:
         """Drop the waiting calls and end the thread; a running call gets `timeout` seconds. May run on the thread
-        itself.
-        """
+        itself."""
         with self._changed:
             self._closed = True
             self._calls.clear()

@@ -56,8 +56,7 @@ def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
 
 def broadcast_group(group: str, address: str | None = None) -> str:
     """Return the group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` replaced by
-    `-`.
-    """
+    `-`."""
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
 
@@ -212,8 +211,7 @@ class GroupMembership:
 
     def rejoin(self) -> None:
         """Register on the current session now: after step_out(), or instead of waiting until the membership does so by
-        itself. Raises as join().
-        """
+        itself. Raises as join()."""
         self._is_out = False
         self._register()
 
@@ -260,8 +258,7 @@ class GroupMembership:
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
         """Create all nodes at once: nobody may see the consumer without its zone or its filter, and take it for one
-        with another strategy, or for one without a filter.
-        """
+        with another strategy, or for one without a filter."""
         missing = list(self._own_nodes)
         for _ in range(2):
             creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]

@@ -93,8 +93,7 @@ class _Listing:
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
         """Return the names in both that stand for the same node: none if one may have gone and come again in
-        between.
-        """
+        between."""
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
 
@@ -163,8 +162,7 @@ class GroupView:
 
     def add_topic(self, topic: str) -> None:
         """Follow one more topic. The snapshots have its partitions once its watch was answered; then on_change is
-        called.
-        """
+        called."""
         path = self._paths.topic_sub(topic)
         with self._reading:
             self._topics = (*self._topics, topic)
@@ -220,8 +218,7 @@ class GroupView:
 
     def snapshot(self) -> GroupSnapshot:
         """Return the group. At most one request, none if nothing has changed since the last one. Raises
-        CoordinationUnavailable.
-        """
+        CoordinationUnavailable."""
         with self._reading:
             self._read_changes()
             addresses = (address for each in self._addresses.values() for address in each)
@@ -253,8 +250,7 @@ class GroupView:
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
         """Keep the newest agreement. The later of two reads may arrive first: the watch and look_at_zones() read on two
-        threads. On another connection ZooKeeper may have come back from an older copy.
-        """
+        threads. On another connection ZooKeeper may have come back from an older copy."""
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections
         with self._lock:
@@ -299,8 +295,7 @@ class GroupView:
 
     def _nodes_of(self, consumer: str) -> list[str]:
         """Return the nodes to read for a new member. They are read together at one moment, because they come and go
-        together.
-        """
+        together."""
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
         return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths
 

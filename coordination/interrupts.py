@@ -46,8 +46,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def _begin_thread(action: Callable[..., object], *args: object) -> None:
     """Begin a thread that `threading` knows: otherwise the name that it makes up for the thread stays in its list for
-    good.
-    """
+    good."""
     threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
 
 
@@ -62,8 +61,7 @@ when no thread can be started.
 
 def may_be_interrupted() -> bool:
     """Whether signal handlers run on this thread. If so, work that concerns others than its caller is done
-    elsewhere.
-    """
+    elsewhere."""
     return threading.get_ident() == _main
 
 
@@ -91,8 +89,7 @@ class Bell:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait at most `seconds`; 0 or less: not at all; None: for ever. Return whether it has rung, and forget
-        that.
-        """
+        that."""
         if seconds is None:
             return self._lock.acquire()
         return self._lock.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX))
@@ -180,8 +177,7 @@ class Aside:
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
         """Run `action` and return its result or raise its exception. seconds: raise Empty if it is not done by then; it
-        goes on.
-        """
+        goes on."""
         if not may_be_interrupted():
             return action(*args)
         outcome: list[tuple[T | None, BaseException | None]] = []
@@ -258,8 +254,7 @@ class Bells:
 
     def ring(self, most: int | None = None) -> None:
         """Have the waiting threads check again. most: only this many, not counting those that are about to check
-        anyway.
-        """
+        anyway."""
         for bell in list(self.waiting):
             if most is not None and most <= 0:
                 return
@@ -285,8 +280,7 @@ class Bells:
 
 def interrupted_frames() -> list[FrameType]:
     """Call this in a signal's handler. Return the frames it has interrupted, the innermost first; [] outside of a
-    handler.
-    """
+    handler."""
     if not may_be_interrupted():
         return []
     outer: list[FrameType] = []
@@ -301,8 +295,7 @@ def interrupted_frames() -> list[FrameType]:
 
 def is_interrupt(error: BaseException) -> bool:
     """Whether the error is not the interrupted code's own: it is no Exception, or it came out of a signal's handler, as
-    the TimeoutError or the soft limit of a web worker does.
-    """
+    the TimeoutError or the soft limit of a web worker does."""
     if not isinstance(error, Exception):
         return True
     handlers = _handlers()

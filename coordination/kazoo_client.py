@@ -1,7 +1,6 @@
 """kazoo's client with our additions: the granted session timeout, many reads in one request, the reason why it cannot
 connect, connection attempts that leave time for more within a session, the end of a session that no server accepts any
-more because ZooKeeper was set back, and one callback thread instead of two.
-"""
+more because ZooKeeper was set back, and one callback thread instead of two."""
 
 from __future__ import annotations
 
@@ -163,8 +162,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """One callback thread. kazoo has two, for answers and watches, so that a watch may wait for an answer. Ours never
-    wait.
-    """
+    wait."""
 
     _running: bool
 

@@ -83,8 +83,7 @@ class LocalZooKeeper(ABC):
 
     def _take_directory(self) -> None:
         """Lock the directory: two servers on one directory would destroy each other's log. Raises ConfigError,
-        DirectoryInUse.
-        """
+        DirectoryInUse."""
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             lock = (self.data_dir / "embedded.lock").open("a")
@@ -107,8 +106,7 @@ class LocalZooKeeper(ABC):
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
         """Raise ConfigError if there are files of another kind of server: this one would ignore them and start
-        empty.
-        """
+        empty."""
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
             remedy = f"it holds the data of {whose} ({directory}): go on with {which}, or choose another directory"
@@ -146,8 +144,7 @@ class ZooKeeperProcess(LocalZooKeeper):
 
     def wait_until_serving(self, timeout: float = 30.0) -> None:
         """Wait after `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout`
-        seconds: then it is stopped.
-        """
+        seconds: then it is stopped."""
         deadline = time.monotonic() + timeout
         try:
             while not _serves(self.host, self.port):

@@ -21,8 +21,7 @@ __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
 """How long to wait for a line. If a handler itself sends with metaq, the waiting caller may hold its lock: the line
-comes when the lock is free again.
-"""
+comes when the lock is free again."""
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):

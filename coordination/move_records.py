@@ -81,8 +81,7 @@ class Move:
 
 def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
     """Return the target's partitions by the source's. They are meaningless until the target has chosen its
-    partitions.
-    """
+    partitions."""
     return {
         TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
         for number in range(move.first, move.first + move.count)

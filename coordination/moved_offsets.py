@@ -42,8 +42,7 @@ class OffsetHandOver:
 
     def step(self) -> list[str]:
         """Do what can be done now. Return the remaining obstacles in words; empty: every group's offsets have been
-        handed over.
-        """
+        handed over."""
         waiting = []
         for group in self._view.groups():
             for partition in self._partitions(group):

@@ -22,8 +22,7 @@ CANCELLABLE = (MoveState.ASKED, MoveState.COPYING, MoveState.CLOSING)
 
 class FoundMove(NamedTuple):
     """A move as it was read. version: of its znode's data. zxid: ZooKeeper's number of its last change, which rises
-    even if the znode was deleted and made anew. changed_ms: time of that change, by ZooKeeper's clock, since 1970.
-    """
+    even if the znode was deleted and made anew. changed_ms: time of that change, by ZooKeeper's clock, since 1970."""
 
     move: Move
     version: int
@@ -56,8 +55,7 @@ class Moves:
 
     def read(self, topic: str, name: str) -> FoundMove | None:
         """Return the move whose znode has this name, including all writes made before the call. Raises as
-        read_all().
-        """
+        read_all()."""
         self._nodes.sync(self._paths.moves())
         return next(iter(self._read([(topic, name)])), None)
 

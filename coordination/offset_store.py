@@ -52,8 +52,7 @@ class OffsetStore(Protocol):
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
         """Whether the transaction that wrote each committed offset is newer than `zxid`: False if it was never
-        committed. True for offsets that are kept outside ZooKeeper: they do not go back when ZooKeeper does.
-        """
+        committed. True for offsets that are kept outside ZooKeeper: they do not go back when ZooKeeper does."""
         return [True] * len(partitions)
 
 

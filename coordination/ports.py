@@ -18,8 +18,7 @@ _TRIES = 100
 _kept: list[socket.socket] = []
 """Sockets that are bound to the free ports that this process has chosen. They never listen, so servers may listen
 there. Other processes that look for a free port skip these ports, even while no server listens. Each socket takes one
-descriptor until the process ends.
-"""
+descriptor until the process ends."""
 
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
@@ -56,8 +55,7 @@ def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
 
 def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int:
     """Choose a port below the system's ports for outgoing connections, if possible: such a connection could take the
-    port before its server does.
-    """
+    port before its server does."""
     holder = socket.socket(family)
     try:
         for _ in range(_TRIES):

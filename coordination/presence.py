@@ -69,8 +69,7 @@ class Presence:
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
         """Repeat `take` until it returns None, for as long as a dead session may keep the wanted node; then raise its
-        last result. Raises CoordinationError after stop().
-        """
+        last result. Raises CoordinationError after stop()."""
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False
         while (obstacle := take()) is not None:
@@ -90,8 +89,7 @@ class Presence:
 
     def leave(self, disappear: Callable[[], object]) -> None:
         """Call `disappear`, which removes the nodes. Without a connection or the session only log: the nodes are
-        ephemeral and end with the session.
-        """
+        ephemeral and end with the session."""
         try:
             self._session.require_connection()
             disappear()

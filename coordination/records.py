@@ -159,8 +159,7 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 def parse_broker_id(path: str, name: str) -> int:
     """Parse a child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x
-    clients.
-    """
+    clients."""
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
     return int(name)
@@ -192,8 +191,7 @@ def format_plain_count(partitions: int) -> bytes:
 
 def format_partition_count(partitions: int, replica: str) -> bytes:
     """Return the payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other
-    key.
-    """
+    key."""
     return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
 
 
@@ -238,8 +236,7 @@ def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
 
 def format_topics(topics: Iterable[str]) -> bytes:
     """Return the payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must ignore the
-    order).
-    """
+    order)."""
     return ",".join(topics).encode()
 
 
@@ -272,8 +269,7 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
 
 class ConsumerFilter(NamedTuple):
     """A consumer's filter for a topic. tags: one of these, sorted, () for any. where: a filter by content, as written,
-    "" for none.
-    """
+    "" for none."""
 
     tags: tuple[str, ...] = ()
     where: str = ""
@@ -309,8 +305,7 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 class Begun(NamedTuple):
     """The work that the owner of a partition has begun. offset: of the message, written before its processing begins;
     -1: the owner handles messages without writing it. alone: how many successive owners began this message alone in
-    their process and did not finish it.
-    """
+    their process and did not finish it."""
 
     offset: int = -1
     alone: int = 0
@@ -372,8 +367,7 @@ def format_offset(offset: Offset) -> bytes:
 
 def parse_offset(path: str, data: bytes | None) -> Offset | None:
     """Split at the last `-`, because message ids may be negative; without one: the plain offset of clients before
-    1.4.
-    """
+    1.4."""
     text = payload_text(path, data)
     if text is None:
         return None

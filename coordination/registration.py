@@ -35,8 +35,7 @@ log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
 """Interval between checks of all nodes. The broker's own is watched; a watch on each node of each topic would cost
-three requests per topic at every reconnection.
-"""
+three requests per topic at every reconnection."""
 
 SUCCESSOR_SECONDS = 2.0
 """How long an elected broker's topics stay registered until its successor has taken them over."""
@@ -45,8 +44,7 @@ _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
 """Seconds between a change below the broker's id and the check of its nodes: the deletion of a whole tree ends first,
-and the rate of registrations is bounded whoever deletes them.
-"""
+and the rate of registrations is bounded whoever deletes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +346,7 @@ class BrokerRegistration:
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
         """Take the own node; None on success. A node with our URL on another session is from our earlier life:
-        replaced.
-        """
+        replaced."""
         creation = create_ephemeral(path, self._url)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
@@ -456,8 +453,7 @@ class BrokerRegistration:
 
     def _unregister_all(self) -> None:
         """Remove the broker's own node last, or in one transaction: no client sees a topic without its broker in
-        between.
-        """
+        between."""
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
             self._nodes.delete_owned(session_id, list(self._registered_nodes())[1:])

@@ -56,8 +56,7 @@ _GIVE_UP_TIMEOUT = 0.5
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
 """Seconds without a session until the reason is examined, and then until the next examination. After two without a
-server that could open one it gives up: a restarted server has come back by then, or takes much longer.
-"""
+server that could open one it gives up: a restarted server has come back by then, or takes much longer."""
 
 _LOOK_SECONDS = 1.0
 """Seconds that a server gets to identify itself."""
@@ -67,8 +66,7 @@ if sys.platform == "linux":
 
     def session_clock() -> float:
         """Return the seconds since some moment, including those while the machine was suspended: the servers count them
-        too.
-        """
+        too."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:
@@ -132,12 +130,10 @@ class ZkSession:
         self._suspended_at: float | None = None
         self.set_backs = 0
         """How many sessions are known to have ended because ZooKeeper came back empty or from an older copy: raised
-        before the EXPIRED event.
-        """
+        before the EXPIRED event."""
         self.connections = 0
         """How often a server was connected: this process's knowledge of ZooKeeper may be out of date after each
-        time.
-        """
+        time."""
         self.last_session_id = 0
         """Id of the session that ended last; 0 before one has."""
         self.seen_zxid = 0

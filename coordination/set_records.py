@@ -52,8 +52,7 @@ class SetState:
 
     def revoked(self) -> SetState:
         """Return this state, revoked. Every node understands it, even an older one that does not know revoking: nobody
-        is in sync, so nobody stands for election, and nobody leads, so nobody follows.
-        """
+        is in sync, so nobody stands for election, and nobody leads, so nobody follows."""
         return replace(self, leader="", in_sync={})
 
     @property
@@ -62,8 +61,7 @@ class SetState:
 
     def has_in_sync(self, name: str, instance: str) -> bool:
         """Whether the data `instance` of the node `name` may be elected. Before the first epoch there is nothing to
-        lose, and a name is enough.
-        """
+        lose, and a name is enough."""
         known = self.in_sync.get(name)
         return known is not None and (self.epoch == 0 or known == instance)
 
@@ -144,8 +142,7 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 def format_set_node(node: SetNode) -> bytes:
     """Return a JSON object with the fields of SetNode, except its name, which is the znode's name; forgetful only if
-    true, an epoch only if it is not 0.
-    """
+    true, an epoch only if it is not 0."""
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:
         fields["forgetful"] = True

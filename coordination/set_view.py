@@ -47,8 +47,7 @@ class SetView:
     """How often, before this was read, ZooKeeper had come back without the newest state that the reader had seen."""
     set_back: bool = False
     """Whether the state is older than one the reader has seen, and has not been written since: its in-sync nodes may
-    lack messages that were acknowledged later.
-    """
+    lack messages that were acknowledged later."""
 
     @property
     def order(self) -> tuple[int, int]:

@@ -53,8 +53,7 @@ _WINDOW = 1_000
 
 ATOMIC_WRITES = 1_000
 """Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that
-the deletion and re-creation of a node are in one transaction.
-"""
+the deletion and re-creation of a node are in one transaction."""
 
 _READS = 500
 """Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""

@@ -141,8 +141,7 @@ class ClientStream(Generic[R]):
     @property
     def begun(self) -> tuple[R, Frame] | None:
         """The request whose answer is complete except for its body, and that answer with an empty body. Requires that
-        exactly `wanted_bytes` were received each time.
-        """
+        exactly `wanted_bytes` were received each time."""
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
         return None if request is None or not isinstance(frame, Frame) else (request, frame)

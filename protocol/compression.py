@@ -123,8 +123,7 @@ def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
 
 def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
     """As `unpacked_body`, but return the record unchanged if its body would exceed MAX_BODY_BYTES: only so can it be
-    sent. Raises PayloadUnreadable.
-    """
+    sent. Raises PayloadUnreadable."""
     if flag & COMPRESSED_FLAG:
         start = payload_start(body, flag)
         if start + unpacked_bytes(memoryview(body)[start:]) > MAX_BODY_BYTES:

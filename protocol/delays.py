@@ -67,8 +67,7 @@ def pending_id(due: int, counter: int) -> int:
 
 def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
     """Return the `pending_id` of each with consecutive counters, by columns if there are more than a few. later: ms
-    added to each due time.
-    """
+    added to each due time."""
     if len(dues) <= _FEW:
         return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
     counters = np.arange(counter, counter + len(dues), dtype=np.int64) & COUNTER_MASK
@@ -98,8 +97,7 @@ def wait_of(flag: int, body: Buffer) -> int:
 
 def due_of(flag: int, body: Buffer, now_ms: int) -> int:
     """Return when a delayed record is due, Unix ms, possibly in the past. now_ms: the broker's clock. Raises
-    RemoteProtocolError.
-    """
+    RemoteProtocolError."""
     delay, value = _said(flag, body)
     due = value + now_ms if delay else value
     if due > now_ms + MAX_DELAY_SECONDS * 1000 or due > _LAST_MS:

@@ -102,8 +102,7 @@ class MetaqError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the attributes, as `multiprocessing` and Spark need: Exception's own way calls the class with the
-        text, which few constructors accept.
-        """
+        text, which few constructors accept."""
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -139,8 +138,7 @@ class InvalidName(MetaqError, ValueError):
 
 class InvalidWhere(MetaqError, ValueError):
     """An invalid filter by content (docs/filters.md). position: of the character, from 0, where `found` stands instead
-    of `expected`; "" if that is obvious.
-    """
+    of `expected`; "" if that is obvious."""
 
     status = Status.BAD_REQUEST
 
@@ -189,8 +187,7 @@ class PayloadUnreadable(ProtocolError):
 
 class MessageTooLarge(ProtocolError):
     """The body of a put or frame is above limits.MAX_BODY_BYTES, or with metaq's properties above
-    limits.MAX_RECORD_BODY_BYTES: send smaller messages.
-    """
+    limits.MAX_RECORD_BODY_BYTES: send smaller messages."""
 
     def __init__(self, body_bytes: int, limit: int) -> None:
         super().__init__(f"message of {body_bytes} bytes is above the limit of {limit} bytes")
@@ -238,8 +235,7 @@ class TopicNotAccepted(StoreError):
 
 class CompressionNotAccepted(StoreError):
     """A compressed message for a topic whose section forbids them, or a 1.x client's `get` from a topic that allows
-    them.
-    """
+    them."""
 
     def __init__(self, topic: str, reading: str = "") -> None:
         """reading: the group of a client that cannot read compressed messages."""
@@ -299,8 +295,7 @@ class NotMaster(StoreError):
 
 class NotLeader(StoreError):
     """A broker set's node does not lead it, or not yet. The request may be stored: a deposed leader gives this answer
-    to those that wait. url: the leader's, "" if unknown. node: the node's own address, in a client that asked it.
-    """
+    to those that wait. url: the leader's, "" if unknown. node: the node's own address, in a client that asked it."""
 
     retriable = True
     refresh_view = True
@@ -355,8 +350,7 @@ class CorruptRecord(StoreError):
 
 class NoMessageBegins(CorruptRecord):
     """No message begins at `position`, which lies inside the readable bytes. begin: where the message at that position
-    begins, or the next one.
-    """
+    begins, or the next one."""
 
     def __init__(self, file: str, position: int, begin: int) -> None:
         super().__init__(file, position, f"no message begins there, one does at {begin}")
@@ -383,8 +377,7 @@ class LogReadOnly(StoreError):
 
 class NotSafe(LogReadOnly):
     """A numbered write was appended but could not be made safe, or is on too few nodes: a restart, or the next leader,
-    may find it. A repetition waits for that.
-    """
+    may find it. A repetition waits for that."""
 
 
 class DelayRefused(StoreError):
@@ -393,8 +386,7 @@ class DelayRefused(StoreError):
 
 class HalfRefused(DelayRefused):
     """A half message is not taken in combination with another part of the request, or a connection asks for too many
-    groups.
-    """
+    groups."""
 
 
 class StaleSequence(StoreError):
@@ -409,8 +401,7 @@ class StaleSequence(StoreError):
 
 class SendInDoubt(StoreError):
     """A repeated send whose broker may have forgotten that it stored it: the messages are stored or not. The broker
-    does not store them a second time.
-    """
+    does not store them a second time."""
 
 
 class DiskFull(StoreError):
@@ -455,8 +446,7 @@ class FiltersBusy(MetaqError):
 
 class AccountSpent(MetaqError):
     """Clients have used up the broker's memory or places, or one address has used up its share. The text names the
-    option that sets the limit.
-    """
+    option that sets the limit."""
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -604,8 +594,7 @@ class BrokerUnavailable(ClientError):
 
 class CompressionUnknown(ClientError):
     """A producer compresses, and a broker is too old to know of compression: it would give compressed messages to
-    consumers that cannot read them.
-    """
+    consumers that cannot read them."""
 
     def __init__(self, broker: object) -> None:
         super().__init__(
@@ -616,20 +605,17 @@ class CompressionUnknown(ClientError):
 
 class ValueUnreadable(ClientError):
     """A message's payload is not a value of the deserializer: it has another content type, or is damaged. The message
-    says where it is; its `payload` can be read.
-    """
+    says where it is; its `payload` can be read."""
 
 
 class LeaderMoved(BrokerUnavailable):
     """ZooKeeper shows another leader of the broker set, and the former one has not answered. It is unknown whether it
-    acted on the request.
-    """
+    acted on the request."""
 
 
 class TooFewNodes(BrokerUnavailable):
     """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync demands.
-    It may take those of other topics.
-    """
+    It may take those of other topics."""
 
 
 class DeliveryFailed(ClientError):
@@ -697,8 +683,7 @@ class LocalStoreInUse(LocalStoreError):
 
 class TransactionLost(ClientError):
     """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit:
-    nothing of it becomes visible. Begin a new one.
-    """
+    nothing of it becomes visible. Begin a new one."""
 
 
 class CommitIncomplete(ClientError):
@@ -708,8 +693,7 @@ class CommitIncomplete(ClientError):
 
 class CommitUnknown(ClientError):
     """It is unknown whether a transaction is committed: the answer to the commit was lost, or the broker could not
-    write its decision. Either all messages are visible, now or when the broker is restarted, or none ever is.
-    """
+    write its decision. Either all messages are visible, now or when the broker is restarted, or none ever is."""
 
 
 class XaError(ClientError):

@@ -1,6 +1,5 @@
 """The meaning of a text put's flag for a broker. 1.x reads only bit 0 and leaves the others to senders, so a bit of
-ours counts only if the record has the matching content.
-"""
+ours counts only if the record has the matching content."""
 
 from __future__ import annotations
 

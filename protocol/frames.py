@@ -142,8 +142,7 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
     """As `parse_frame`, for a frame whose prefix, header and body were received one by one, so that nothing was
-    joined.
-    """
+    joined."""
     return _decode(header, memoryview(body))
 
 

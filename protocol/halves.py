@@ -117,8 +117,7 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 class HalfTerms(NamedTuple):
     """The settings in a half message. group: its producer group. check_after_ms: from its arrival at the broker to its
-    first check; None: the broker decides. producer: the one that sent it; "" if missing, as from older producers.
-    """
+    first check; None: the broker decides. producer: the one that sent it; "" if missing, as from older producers."""
 
     group: str
     check_after_ms: int | None
@@ -160,8 +159,7 @@ def _said(attribute: bytes) -> HalfTerms:
 
 _said_before = lru_cache(1024)(_said)
 """Many messages have the same settings. Long attributes, with keys or properties of their own, rarely repeat and are
-not cached.
-"""
+not cached."""
 
 
 def _checked_producer(name: str) -> str:
@@ -187,8 +185,7 @@ class HalfOutcome(StrEnum):
     """No consumer ever sees it."""
     UNKNOWN = "unknown"
     """In a broker's answer: no such half message waits, and its outcome is no longer known. Of a transaction: it is not
-    decided yet, and a producer will be asked.
-    """
+    decided yet, and a producer will be asked."""
 
 
 class HalfState(StrEnum):
@@ -218,8 +215,7 @@ class EndHalfRequest(ExtFields):
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
     """Sent when the decision is as safe as the topic's messages. outcome: the decision, which may differ from the
-    request. message_id, offset: of the message that consumers see; 0 and -1 if there is none.
-    """
+    request. message_id, offset: of the message that consumers see; 0 and -1 if there is none."""
 
     outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
     message_id: Annotated[int, number("msgId", 0, INT64_MAX)] = 0

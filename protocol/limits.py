@@ -83,8 +83,7 @@ MANY_MARK = "many/1"
 
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's number only once, even if it is
-repeated (sends.py). Java brokers, our older ones and both sides of 1.x's synchronous replication do not.
-"""
+repeated (sends.py). Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
 
 DELAYS_MARK = "delays/1"
 """A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
@@ -125,8 +124,7 @@ MAX_LISTED_DELAYED = 1000
 """Maximum delayed messages of one answer to LIST_DELAYED."""
 COMPRESSED_MARK = "compressed/1"
 """A broker whose `version` answer contains this word takes compressed messages only for topics that allow them, and
-gives them only to clients that can read them. All other brokers would give them to anybody.
-"""
+gives them only to clients that can read them. All other brokers would give them to anybody."""
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 SHARED_MARK = "shared/1"
@@ -141,16 +139,14 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 
 OWN_PROPERTIES_BYTES = 16 * 1024
 """Room for metaq's own properties, such as a time or a failure: they do not make a message too large. A place, a cause
-and two names of a group are less than 6 KiB.
-"""
+and two names of a group are less than 6 KiB."""
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
 """Largest body of a record in a frame. A text put has at most MAX_BODY_BYTES."""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """Largest payload that is compressed, and so the maximum memory that a reader takes for one: a message of a few hundred
-bytes can claim gigabytes.
-"""
+bytes can claim gigabytes."""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
 """Largest frame, length word included: its first byte is zero, which distinguishes a frame from a text command."""
@@ -172,13 +168,11 @@ MAX_CHECKED_TOPICS = 1 << 12
 
 MAX_PULL_BYTES = 4 << 20
 """Maximum data of one PULL's answer, unless the broker's maxTransferSize is more: larger answers would block its
-loop.
-"""
+loop."""
 
 MAX_BATCH_RECORDS = 1 << 16
 """Maximum records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
-step.
-"""
+step."""
 
 MAX_TX_BATCH_RECORDS = 1 << 10
 """Maximum records in one SEND_BATCH frame of a transaction, which takes them one by one, in one step."""
@@ -197,8 +191,7 @@ MAX_TX_KEY_CHARACTERS = 1024
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
 """Bytes of the longest attribute that a filter by content reads; for a message with a longer one it sees no
-attribute.
-"""
+attribute."""
 
 MAX_WHERE_CHARACTERS = 4096
 """Longest filter by content."""
@@ -294,8 +287,7 @@ def check_new_topic(topic: str) -> str:
 
 def check_made_topic(topic: str) -> str:
     """Return `topic` if a client's message may create it, where a pattern of server.ini accepts it. Raises as
-    check_topic; operators see the name on their terminals.
-    """
+    check_topic; operators see the name on their terminals."""
     if has_control(check_new_topic(topic)):
         raise InvalidName(f"topic {topic!r} has a character that ends a line or turns the direction of text: remove it")
     return topic

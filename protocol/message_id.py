@@ -93,8 +93,7 @@ def foreign_from(now_ms: int) -> int:
 
 def store_time_ms(message_id: int) -> int | None:
     """Return the wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no
-    date).
-    """
+    date)."""
     return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
 
 

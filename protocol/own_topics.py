@@ -36,8 +36,7 @@ OWN_PARTITIONS = 1
 
 def retry_topic(group: str) -> str:
     """Return the topic where failed messages of `group` wait. Raises InvalidName, TypeError: also for a name that is
-    too long.
-    """
+    too long."""
     return check_topic(RETRY_PREFIX + check_group(group))
 
 

@@ -84,8 +84,7 @@ def encode_value(value: PropertyValue, name: str = "value") -> str:
 
 def decode_value(text: str) -> PropertyValue:
     """Return the value that is written as `text`. A text that `encode_value` never writes is returned unchanged: other
-    programs may have written it.
-    """
+    programs may have written it."""
     if not text.startswith(TYPE_MARK):
         return text
     kind, written = text[1:2], text[2:]

@@ -144,8 +144,7 @@ def encode_runs(runs: list[tuple[int, int]]) -> bytes:
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
     """Return (offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if it is
-    cut, or if a run is shorter than a record: a body could name a million of these.
-    """
+    cut, or if a run is shorter than a record: a body could name a million of these."""
     position = count * RUN_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")

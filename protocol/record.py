@@ -189,8 +189,7 @@ class RecordHeader(NamedTuple):
 
 class Attributes(NamedTuple):
     """A record's data beside its payload. properties: the user's. reserved: metaq's own, whose names begin with
-    `metaq.`, as written.
-    """
+    `metaq.`, as written."""
 
     attribute: str | None = None
     tag: str | None = None
@@ -267,8 +266,7 @@ def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:
     """Return the result of `encode_attributes` for this one key, at a tenth of the cost; None if it is not printable
-    ASCII.
-    """
+    ASCII."""
     if not _is_one_key(key):
         return None
     return ATTRIBUTE_FLAG | PROPERTIES_FLAG, _KEYS_ITEM[1:] + key + _ITEM_END
@@ -309,8 +307,7 @@ def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
 
 def payload_start(body: Buffer, flag: int) -> int:
     """Return the payload's position in `body`; 0 if there is no attribute or one that does not fit (no broker
-    checks).
-    """
+    checks)."""
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
     end: int = 4 + _ATTRIBUTE_LENGTH.unpack_from(body)[0]
@@ -326,8 +323,7 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 def own_bytes(body: Buffer, flag: int) -> int:
     """Return how many bytes of a body are due to metaq's own properties: these, the list if it has no others, and the
     name of a tag or attribute that would otherwise stand alone. A reply's tag also counts: it is the inbox that the
-    request names.
-    """
+    request names."""
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
         return 0
@@ -377,8 +373,7 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
 
 def _texts_of(attribute: bytes) -> Iterator[str]:
     """Yield a property list as text; a long one in pieces of whole items, because no other thread runs while one is
-    decoded.
-    """
+    decoded."""
     start = 0
     while len(attribute) - start > _PIECE_BYTES:
         end = attribute.rfind(_ITEM_END, start, start + _PIECE_BYTES)
@@ -502,8 +497,7 @@ def property_of(attribute: bytes, name: bytes) -> bytes | None:
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
     """Return `key_hash` of each key in the property list data[start:end]; fast enough for millions of calls. For long
-    lists: `long_key_hashes`.
-    """
+    lists: `long_key_hashes`."""
     place = data.rfind(_KEYS_ITEM, start, end) + 1
     if not place:
         if not data.startswith(_KEYS_ITEM[1:], start, end):
@@ -536,8 +530,7 @@ def tag_hash(tag: str) -> int:
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
     """Return `tag_hash` of the tag, 0 if there is none. Invalid UTF-8 counts as decoded, unless it is too long for any
-    request to name it: that would take 50 ms.
-    """
+    request to name it: that would take 50 ms."""
     raw = _raw_tag(attribute, flag)
     if raw is None:
         return 0

@@ -159,8 +159,7 @@ class HandOverRequest(ExtFields):
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
     """MOVE: read a move of partitions in ZooKeeper and do what is due. broker: the broker that the first partition
-    leaves.
-    """
+    leaves."""
 
     topic: TopicField
     broker: Annotated[int, number("broker", 0, INT32_MAX)]

@@ -55,8 +55,7 @@ class RequestReader:
 
     def __init__(self, most: int = 0) -> None:
         """most: maximum requests that one call returns, 0: all. A run of puts counts as one, a frame other than a usual
-        SEND as FRAME_COST.
-        """
+        SEND as FRAME_COST."""
         self.failure: RemoteProtocolError | None = None
         self.more = False
         """Whether the received bytes may contain further requests: `receive` nothing to get them."""
@@ -82,15 +81,13 @@ class RequestReader:
     @property
     def held_bytes(self) -> int:
         """Memory of the incomplete request in bytes: arriving in single bytes, it takes many times its size. Bytes that
-        are merely unparsed are not included.
-        """
+        are merely unparsed are not included."""
         return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
         """Where to receive the rest of a large frame, at least some of it; None if the next bytes go to `receive`. It
-        is never much more than what has arrived: memory from the heap is resident if it was used before.
-        """
+        is never much more than what has arrived: memory from the heap is resident if it was used before."""
         large, filled = self.large, self._large_filled
         if large is None or self.more:
             return None

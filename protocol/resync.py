@@ -30,8 +30,7 @@ _WINDOW_BYTES = 4 << 20
 
 _CRC_BYTES = 1 << 30
 """Bytes of bodies to checksum without anything like a record behind them, or eight times as many with; then only small
-ones.
-"""
+ones."""
 
 _SMALL_BYTES = 4 << 10
 _MAX_EMPTY = 1 << 12
@@ -176,8 +175,7 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
     """Yield positions in the first _WINDOW_BYTES that could be a record header whose body ends within `room`, each with
-    that body's length and checksum.
-    """
+    that body's length and checksum."""
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:
         return iter(())

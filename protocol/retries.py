@@ -193,8 +193,7 @@ def _unpacked(flag: int, body: bytes) -> tuple[int, bytes]:
 
 def payload_in(flag: int, body: bytes) -> bytes:
     """Return the original's uncompressed payload from a failed record. Raises PayloadUnreadable,
-    RemoteProtocolError.
-    """
+    RemoteProtocolError."""
     found = _read(flag, body)
     packed = 0 if found is None else found[1] & COMPRESSED_FLAG
     return payload_of(body, flag | packed)

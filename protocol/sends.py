@@ -249,8 +249,7 @@ _new_tuple = tuple.__new__
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
     """As parse_frame, for a SEND in our producers' form: one regular expression instead of JSON and a mapping of texts.
-    None for all other forms. `blocking-1`.
-    """
+    None for all other forms. `blocking-1`."""
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
         return None
@@ -313,8 +312,7 @@ _LONGEST_SENT = 256
 
 def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
     """Return the answer to a send if the frame that fills data[start:end] has the usual form; else None: use
-    parse_frame.
-    """
+    parse_frame."""
     if end - start > _LONGEST_SENT:
         return None
     match = _SENT.fullmatch(data, start, end)
@@ -393,8 +391,7 @@ class Parts(NamedTuple):
 
 class PartRows(NamedTuple):
     """The results of the parts, one list per column: first message ids, byte offsets, the partitions (where the broker
-    chose them), response codes.
-    """
+    chose them), response codes."""
 
     ids: list[int]
     offsets: list[int]

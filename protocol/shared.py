@@ -156,8 +156,7 @@ class SettleOutcome(IntEnum):
     DONE = 0
     LOST = 1
     """The lease had ended and the message has been leased again since, or it never was a lease of this message: nothing
-    was changed.
-    """
+    was changed."""
     GONE = 2
     """The message is neither leased nor waiting: it was acknowledged, or retention has taken it."""
 

@@ -137,8 +137,7 @@ class Lane(IntEnum):
 
 class Hello(NamedTuple):
     """A follower's description of itself in the body of FOLLOW. set: the broker id. node: its name. instance: of its
-    data directory. epoch: the highest one that it has seen. epochs: numbers and ids of the epochs of its data.
-    """
+    data directory. epoch: the highest one that it has seen. epochs: numbers and ids of the epochs of its data."""
 
     set: int
     node: str
@@ -149,8 +148,7 @@ class Hello(NamedTuple):
 
 class StreamEntry(NamedTuple):
     """name: `<topic>-<partition>` UTF-8. base: byte offset of the first record. segment: where the segment that
-    contains it begins. units: packed index units, UNIT_BYTES each.
-    """
+    contains it begins. units: packed index units, UNIT_BYTES each."""
 
     name: bytes
     base: int

@@ -260,8 +260,7 @@ class _Tags:
         self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
         """Call `hash` for all records from `first` on that have an attribute, with pauses. flags: of the records from
-        `first`.
-        """
+        `first`."""
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
             if done:

@@ -35,8 +35,7 @@ _NOWHERE = -1
 
 class Change(NamedTuple):
     """A cut: remove everything from byte offset `end` on. With `begin`: remove everything and begin an empty segment at
-    that offset, which lies in none of the partition's segments.
-    """
+    that offset, which lies in none of the partition's segments."""
 
     end: int
     begin: int | None = None

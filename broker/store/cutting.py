@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 
 CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
 """done(kept, error): the files that keep the removed data, for each log that was cut; and why the others were not
-cut.
-"""
+cut."""
 
 _BEING_CUT = "its end is being cut off"
 
@@ -122,8 +121,7 @@ class Cutting:
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
         """Whether the journal holds no data of the logs and nothing is left to write. Raises StoreError if that can
-        never be.
-        """
+        never be."""
         for log in logs:
             if log.read_only is not None:
                 raise StoreError(f"{log.directory} cannot be cut before a restart: {log.read_only}")

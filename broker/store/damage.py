@@ -19,8 +19,7 @@ _MAX_RANGES = 1024
 
 class Damaged(NamedTuple):
     """Bytes [start, end) of a partition hold no good record. A good record begins, or the segment ends, at byte offset
-    `end`.
-    """
+    `end`."""
 
     start: int
     end: int
@@ -28,8 +27,7 @@ class Damaged(NamedTuple):
 
 class Sound(NamedTuple):
     """The offset lies in a good record, which begins at byte offset `start` and has `size` bytes including its
-    header.
-    """
+    header."""
 
     start: int
     size: int
@@ -66,8 +64,7 @@ class DamagedRanges:
 
     def in_front(self, units: UnitArray) -> UnitArray:
         """Return those of some consecutive units that lie before the next range. The first unit must lie in no
-        range.
-        """
+        range."""
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
             return units

@@ -1,6 +1,5 @@
 """The data directories of a broker: create them, lock them against a second broker, scan them for partitions
-(storage.md §1).
-"""
+(storage.md §1)."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def lock_data_path(files: Files, path: str) -> int:
 
 def _make(files: Files, path: str) -> None:
     """Create the missing directories of the path, and sync the name of each: files in a directory survive a power cut
-    only if the directory does. Raises OSError.
-    """
+    only if the directory does. Raises OSError."""
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):
         missing.append(above)

@@ -32,8 +32,7 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 def no_room(error: OSError) -> bool:
     """Whether a write failed because the disk is full. Such a write has broken nothing; a failed sync may have lost
-    data.
-    """
+    data."""
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
 
@@ -58,8 +57,7 @@ class DiskSpace:
         self, files: Files, paths: Callable[[], Sequence[str]], run_in_thread: RunInThread, reserve: int | None = None
     ) -> None:
         """paths: the first one has the journal. reserve: bytes per data directory; 0: write until the disk is full;
-        None: `default_reserve`.
-        """
+        None: `default_reserve`."""
         self._files = files
         self._paths = paths
         self._run_in_thread = run_in_thread

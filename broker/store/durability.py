@@ -202,8 +202,7 @@ class Durability:
 
     def committed(self, end: int) -> None:
         """Note that until the files are synced the transaction log can restore data below `end`, appended or about to
-        be.
-        """
+        be."""
         self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
@@ -250,8 +249,7 @@ class Durability:
 
     def safe(self, end: int, count: int) -> int:
         """Record that a sync or the journal made the data below `end`, the first `count` records, survive a power
-        cut.
-        """
+        cut."""
         if end <= self.safe_end or not self.waits:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
@@ -260,8 +258,7 @@ class Durability:
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
         """Record that a job synced the data below `end`. all_covered: checkpoints cover everything, including later
-        appends.
-        """
+        appends."""
         self.synced_end = max(self.synced_end, end)
         if all_covered:
             self.dirty = False
@@ -406,8 +403,7 @@ class Durability:
 
     def next_due(self, now: float) -> float:
         """Return when to call `due` again (monotonic seconds) after a call at `now`: nothing becomes due before
-        that.
-        """
+        that."""
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
         if checkpoint <= now or self.waits:
             return max(now, checkpoint)

@@ -173,8 +173,7 @@ class Files:
 
     def sync_filesystem_of(self, fd: int) -> None:
         """Sync all files of the file system that `fd` is on, with one call. Report writes that failed since the last
-        call with this descriptor.
-        """
+        call with this descriptor."""
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
             raise FailedSync(number, os.strerror(number))
@@ -213,8 +212,7 @@ class Files:
 
     def lock(self, path: str) -> int:
         """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process holds the
-        lock.
-        """
+        lock."""
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -463,8 +461,7 @@ class OpenFiles:
 
     def _has_idle(self) -> bool:
         """Whether the next file of the ring may be closed. The clock advances slowly, so that idle files are found in
-        time.
-        """
+        time."""
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:
             return False
@@ -493,8 +490,7 @@ class OpenFiles:
 
     def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
         """As OpenFile.read_cached. If the file system cannot tell what is cached, read at once, which may wait for the
-        disk.
-        """
+        disk."""
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)
         small = size <= tuning.SCRATCH_BYTES

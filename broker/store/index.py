@@ -300,8 +300,7 @@ class Units(ABC):
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
         """Return the number of the first of the units start … stop-1 with key(unit) >= value; the keys do not
-        decrease.
-        """
+        decrease."""
         stored, held = self.stored, -1
         units: Buffer = b""
 
@@ -479,8 +478,7 @@ class UnitReader(Units):
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
         """Return the number of the unit with this id among start … stop-1. ascending: their ids are known to be
-        sorted.
-        """
+        sorted."""
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)
             return place if place < stop and self.unit(place)[1] == message_id else None

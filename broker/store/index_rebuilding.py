@@ -39,8 +39,7 @@ class IndexRebuilding:
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
         """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has taken
-        the segment meanwhile; the new index may be left over.
-        """
+        the segment meanwhile; the new index may be left over."""
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
         self._open_files = open_files

@@ -35,8 +35,7 @@ NUMBERS = LOOSE, WAITING
 
 OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
 """recovered(files, snapshot, first_offset, directories): a log has been recovered, from this byte offset on. The
-partitions in the directories, by `<topic>-<partition>`, have not been recovered yet. Raises StoreError.
-"""
+partitions in the directories, by `<topic>-<partition>`, have not been recovered yet. Raises StoreError."""
 
 
 class InternalTopic(NamedTuple):

@@ -43,8 +43,7 @@ _log = logging.getLogger(__name__)
 
 class JournalStatus(NamedTuple):
     """Figures for operators. cause: why the journal failed, "" if it has not. waiting: appends of the group after this
-    one.
-    """
+    one."""
 
     cause: str
     files: int
@@ -153,8 +152,7 @@ class Journal:
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once when everything added so far is safe or has failed, at once if it already is. The logs know
-        which.
-        """
+        which."""
         if self._waiting:
             self._callbacks.append(callback)
         elif self._running is not None:
@@ -218,8 +216,7 @@ class Journal:
 
     def _write(self, group: Sequence[_Append]) -> None:
         """Worker thread: write the group and sync it once; do nothing if the journal is closed. Raises OSError; raises
-        _NoRoom with the journal unchanged.
-        """
+        _NoRoom with the journal unchanged."""
         with self._lock:
             if self._closed:
                 return
@@ -279,8 +276,7 @@ class Journal:
 
     def _do_without(self, last: _Last, cause: _NoRoom) -> None:
         """Sync the partitions' own files on a full disk: the appended data already has its room there, so nothing is
-        lost.
-        """
+        lost."""
         if not self._full_disk:
             self._full_disk = True
             _log.warning("the journal %s has no room, partitions are synced one by one: %s", self.directory, cause)
@@ -323,8 +319,7 @@ class Journal:
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
         """Whether syncing the partitions' own files costs less: False if an internal log has rows with few bytes of
-        messages.
-        """
+        messages."""
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
             return True

@@ -56,8 +56,7 @@ _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zer
 
 class JournalEntry(NamedTuple):
     """The place of an entry's data: bytes [position, position + length) of a journal file. base: its partition
-    offset.
-    """
+    offset."""
 
     base: int
     length: int
@@ -175,8 +174,7 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
     """Return where the names and the data of the block at `position` begin, its rows, and where it ends; None if it is
-    not good.
-    """
+    not good."""
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):
         return None

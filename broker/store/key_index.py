@@ -156,8 +156,7 @@ def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
     """Yield the entries of one record with a long property list, perhaps millions of keys, without repeats if
-    possible.
-    """
+    possible."""
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
         pause(tuning.KEY_SLICE_PAUSE_SECONDS)
@@ -167,8 +166,7 @@ def _property_lists(
     data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return where the records begin whose attribute lies wholly in the record and in `data`, and where the attributes
-    are.
-    """
+    are."""
     raw = np.frombuffer(data, np.uint8)
     body = starts + HEADER_BYTES
     starts, body = starts[body + 4 <= len(data)], body[body + 4 <= len(data)]

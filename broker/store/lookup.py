@@ -44,8 +44,7 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
 """give_up(segment, index, damage): drop `index` of the segment and rebuild it. Returns False if that is not possible
 now, or not needed because the segment has another index or is gone. Raises StoreError if no other segment can take
-over.
-"""
+over."""
 
 
 class Lookup:
@@ -128,8 +127,7 @@ class Lookup:
 
     def is_indexed(self, offset: int) -> bool:
         """Whether `record_start` can answer for this offset; if not, call `Snapshot.record_start` in a worker
-        thread.
-        """
+        thread."""
         return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
     @_despite_damage
@@ -146,8 +144,7 @@ class Lookup:
     @_despite_damage
     def id_before(self, offset: int) -> int | None:
         """Return the id of the last readable message wholly before this byte offset. None: there is none, or it is
-        unknown while an index is being rebuilt.
-        """
+        unknown while an index is being rebuilt."""
         segments = self._segments
         number = segments.number_at(min(offset, segments.visible_end) - 1)
         if number < 0 or segments[number].index is None:

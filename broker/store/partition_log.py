@@ -81,8 +81,7 @@ class PartitionLog:
         unsynced_directories: Sequence[str] = (),
     ) -> None:
         """segments: as for Segments. unsynced_directories: those in which names of these files may not be on the
-        disk.
-        """
+        disk."""
         self.topic = topic
         self.partition = partition
         self.directory = directory
@@ -464,8 +463,7 @@ class PartitionLog:
     @contextmanager
     def all_visible(self) -> Iterator[None]:
         """In this block all safe data can be read, and `on_visible` is not called. For the owner, who must not yield
-        the thread meanwhile.
-        """
+        the thread meanwhile."""
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
         self.segments.show(self.durability.safe_end, self.durability.safe_count)

@@ -61,8 +61,7 @@ _log = logging.getLogger(__name__)
 _WRITTEN_BACK_MS = 10 * 60 * 1000
 """If a segment without a checkpoint was changed this long before its partition's newest segment, it has long been on
 the disk: the kernel writes after 30 seconds, and our broker checkpoints as often. So only a Java broker's directory has
-such segments, and its first start with our broker need not read all of them.
-"""
+such segments, and its first start with our broker need not read all of them."""
 
 
 class PartitionDamage(NamedTuple):
@@ -170,8 +169,7 @@ def _names(directory: str) -> tuple[str, ...]:
 
 def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
     """Return the number of the first of a partition's segments (at least one) that a start checks and may cut. Raises
-    OSError.
-    """
+    OSError."""
     return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
@@ -213,8 +211,7 @@ class _Tail:
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
         """found: at least one segment; the last one kept becomes the active one. last_time_ms: store time of the record
-        in front of the first checked one. Raises OSError, StoreError.
-        """
+        in front of the first checked one. Raises OSError, StoreError."""
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
             following = found[number + 1 :]

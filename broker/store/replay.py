@@ -97,8 +97,7 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
 
 def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
     """Continue the segments of a partition directory with the journal's entries. Return the number of restored
-    bytes.
-    """
+    bytes."""
     added = 0
     try:
         files.make_directory(directory)

@@ -102,8 +102,7 @@ class Retention:
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
         """clock: wall clock in seconds. on_restored(log): segments taken out of the log are back, because their files
-        could not be removed; anything rebuilt meanwhile was not given to them.
-        """
+        could not be removed; anything rebuilt meanwhile was not given to them."""
         self.enabled = True
         """Whether `apply` and `apply_sizes` take anything: a copy only loses what its source has lost."""
         self._on_restored = on_restored
@@ -168,8 +167,7 @@ class Retention:
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
         """Take out the segments of a log before `first_offset` by the topic's policy, whether retention is enabled or
-        not.
-        """
+        not."""
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
             for segment in log.segments[:-1]:

@@ -128,8 +128,7 @@ def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None
 
 class _Run(NamedTuple):
     """Records back to back, according to their length fields. size: bytes of each, header included; 0 if they
-    differ.
-    """
+    differ."""
 
     starts: Sequence[int]
     end: int
@@ -138,8 +137,7 @@ class _Run(NamedTuple):
 
 def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
     """Yield the records that the length fields describe, up to one that is cut off or impossible; nothing is
-    checked.
-    """
+    checked."""
     position = 0
     left = len(data) if max_records is None else max_records
     while left:
@@ -158,8 +156,7 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
     """Return how many records of `size` bytes begin at `position`. Checks a few first, so that mixed sizes cost
-    little.
-    """
+    little."""
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
         lengths = np.ndarray((count,), ">i4", data, position, (size,))
@@ -197,8 +194,7 @@ def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
 
 def _announced_size(data: bytes) -> int:
     """Return the size of the first record according to its header; 0 if there is no whole header or an impossible
-    one.
-    """
+    one."""
     if len(data) < HEADER_BYTES:
         return 0
     length: int = HEADER.unpack_from(data)[0]

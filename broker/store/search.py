@@ -102,8 +102,7 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
     """Return where the blocks begin that overlap bytes [start, end) of the partition, and where uncovered data
-    begins.
-    """
+    begins."""
     if start >= end:
         return []
     parts = [block.start for block in segment.blocks if block.start < end and block.end > start]
@@ -220,8 +219,7 @@ class _SearchedSegment:
 
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
         """Return the number of the unit of a record in [start, end) with this id. ascending: the ids are known to be
-        sorted.
-        """
+        sorted."""
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
         last = self.reader.starting_before(min(end, self.view.end))  # a block may extend behind the readable data
         wanted = 0 if ascending else (last - first) * UNIT_BYTES

@@ -99,8 +99,7 @@ class Segment:
     @property
     def finished(self) -> bool:
         """Whether no job is left for it: a checkpoint covers all of it, or a sync does and its index is being rebuilt
-        (which ends with a checkpoint).
-        """
+        (which ends with a checkpoint)."""
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size
 

@@ -98,14 +98,12 @@ class Segments(Sequence[Segment]):
 
     def largest_id_below(self, limit: int) -> int:
         """Return the largest known message id below `limit`, 0 if there is no positive one. Reads an index only if its
-        maximum is not below `limit`.
-        """
+        maximum is not below `limit`."""
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
         """Return the segments that no checkpoint covers yet, oldest first: the last ones, except those without an
-        index.
-        """
+        index."""
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
             if not segment.finished:
@@ -154,8 +152,7 @@ class Segments(Sequence[Segment]):
 
     def number_at(self, offset: int) -> int:
         """Return the number of the segment with this byte, the last one if it is beyond, -1 if it is below
-        first_offset.
-        """
+        first_offset."""
         return bisect_right(self._starts, offset) - 1
 
     def count_before(self, number: int) -> int:
@@ -183,8 +180,7 @@ class Segments(Sequence[Segment]):
 
     def grown(self, size: int, units: Buffer) -> int:
         """Record that `size` bytes were written behind the last record. Return the number of index units only in
-        memory.
-        """
+        memory."""
         self.active.size += size
         self.end_offset += size
         return self.active_index.extend(units)

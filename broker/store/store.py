@@ -95,8 +95,7 @@ class Store:
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
         """Names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and lack no synced
-        data, as far as is known.
-        """
+        data, as far as is known."""
         self._config_for = config_for
         self._kinds = kinds
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
@@ -403,8 +402,7 @@ class Store:
 
     def first_failure(self) -> LogReadOnly | None:
         """Return the failure of a log that takes no appends before a restart because a write or sync failed; None if
-        there is none. O(partitions).
-        """
+        there is none. O(partitions)."""
         failed = next((log for log in self.all_logs() if log.read_only is not None), None)
         return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
 
@@ -443,8 +441,7 @@ class Store:
 
     def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
         """Return those that can be read while this node follows. A log whose end is being cut off is left out: until
-        the cut is done, its files hold less than its index says.
-        """
+        the cut is done, its files hold less than its index says."""
         return [log for log in self.internal_logs(topic) if log.read_only is None]
 
     def all_internal_logs(self) -> Sequence[PartitionLog]:
@@ -453,8 +450,7 @@ class Store:
 
     def internal_log(self, topic: str, waits: bool) -> PartitionLog:
         """Return the log for partitions with group commit (`waits`) or asynchronous flush; created on first use. Raises
-        StoreError.
-        """
+        StoreError."""
         return self.numbered_internal_log(topic, number_of(waits))
 
     def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
@@ -497,8 +493,7 @@ class Store:
 
     def reconfigure(self) -> None:
         """Apply every log's current settings. Retention reads them at each run, data paths are read only for new
-        partitions.
-        """
+        partitions."""
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
 
@@ -555,8 +550,7 @@ class Store:
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
         """Return for each partition `<topic>-<partition>` and each internal log: its first offset, its end, and where
-        its last segment begins.
-        """
+        its last segment begins."""
         found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
 

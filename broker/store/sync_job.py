@@ -122,8 +122,7 @@ class SyncJob:
 
     def settle_units(self) -> bool:
         """Owning thread: drop the units from memory if they are in the files, though unsynced, even while `run` goes
-        on. Return whether they are. True for a job that writes none.
-        """
+        on. Return whether they are. True for a job that writes none."""
         if self._units_written and not self._units_settled:
             self._units_settled = True
             for part in self._parts:
@@ -168,8 +167,7 @@ class SyncJob:
 
     def write_units(self) -> None:
         """Write the index units to their files, unsynced. If the disk is full, they stay in memory for the next job,
-        which writes the same places again.
-        """
+        which writes the same places again."""
         try:
             for part in self._parts:
                 if part.units:

@@ -18,8 +18,7 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
     """Call back. An exception is a bug of the callback and is logged: it must not keep other callbacks from being
-    called.
-    """
+    called."""
     try:
         callback(*arguments)
     except Exception:

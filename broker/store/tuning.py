@@ -9,16 +9,14 @@ CHECKPOINT_SECONDS = 5.0
 
 JOURNALED_CHECKPOINT_SECONDS = 30.0
 """As CHECKPOINT_SECONDS for journaled data: a checkpoint only saves the next start work, and large appends cause
-one.
-"""
+one."""
 
 MAX_BACKGROUND_JOBS = 16
 """Timer-driven syncs running at once; each keeps a descriptor open and a worker thread busy."""
 
 GROUPED_FROM = 64
 """If more partitions than this wait for a sync, they share one of the whole file system, including other programs'
-data.
-"""
+data."""
 
 MAX_GROUP = 128
 """Partitions in such a group: ending their jobs and making the next group's takes the owning thread some 3 ms."""
@@ -66,13 +64,11 @@ INTERNAL_SYNC_MS = 1000
 
 DELAYED_SEGMENT_BYTES = 64 << 20
 """Segment size of delayed messages. The longest-lived messages in the oldest segment are rewritten so that it can
-go.
-"""
+go."""
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
 """Up to this size, numbered writes to one or two partitions go through the journal with their row: one sync for all.
-Larger ones are not worth writing twice. `sync-256`, `latency-sync`.
-"""
+Larger ones are not worth writing twice. `sync-256`, `latency-sync`."""
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
@@ -119,8 +115,7 @@ MAX_WALKED = 256
 
 MISSES_PER_STEP = 8
 """After this many writes to files that are not open, an open file may have to close. So if several times as many files
-as may be open are written in turn, the open ones stay open. `partitions-10240`.
-"""
+as may be open are written in turn, the open ones stay open. `partitions-10240`."""
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
 
@@ -184,8 +179,7 @@ KEY_WINDOW_BYTES = 4 << 20
 
 KEY_SLICE_RECORDS = 512
 """Records whose keys are hashed before other threads get the interpreter: half a millisecond, the longest wait for
-it.
-"""
+it."""
 
 KEY_SLICE_PAUSE_SECONDS = 0.00005
 """The pause between such slices, in which other threads get it."""

@@ -1,6 +1,5 @@
 """Changes of the transaction log's files, as values: a worker makes them here, and a broker set sends them to its
-nodes.
-"""
+nodes."""
 
 from __future__ import annotations
 

@@ -131,8 +131,7 @@ class Checkpoints:
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
         """The content of the newest file; RedoPosition(-1, 0) for a file that is not a checkpoint, None if it is
-        empty.
-        """
+        empty."""
 
     def open(self) -> None:
         """Read the existing files. Blocks. Raises OSError."""

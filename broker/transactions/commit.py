@@ -84,8 +84,7 @@ class EncodedBlock(Write):
 
     def move(self, base: int, now_ms: int) -> None:
         """Move the index units to another place. They get the current time: the log would raise times older than its
-        last one.
-        """
+        last one."""
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
             units = units.copy()
@@ -274,8 +273,7 @@ class Committer:
 
     def is_recording(self, key: str) -> bool:
         """Whether a commit of this key runs whose record is not queued: no other record of the key may come before
-        it.
-        """
+        it."""
         return key in self._unrecorded
 
     @property
@@ -316,8 +314,7 @@ class Committer:
 
     def finish(self) -> None:
         """Append all decided messages, and sync the partitions that committed transactions wait for, on this thread.
-        For shutdown, after the writer has finished.
-        """
+        For shutdown, after the writer has finished."""
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
             log.sync_now()
@@ -332,7 +329,6 @@ class Committer:
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
     """Return the first error of the parts. NotEnoughReplicas is no error: a decided commit cannot be taken back, and is
-    whole.
-    """
+    whole."""
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

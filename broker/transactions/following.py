@@ -115,8 +115,7 @@ class Following:
 
     def damaged(self, damage: RedoDamage) -> None:
         """Note bytes of the file that are not records. A torn tail ends no transaction: its record was never
-        written.
-        """
+        written."""
         if damage.torn:
             return
         self._damaged = True

@@ -40,8 +40,7 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
 """After this many more bytes of log, metaq.json is updated with the place for a replay: this bounds the time of a
-start.
-"""
+start."""
 
 
 class TransactionLog:
@@ -156,8 +155,7 @@ class TransactionLog:
 
     def abandon(self, why: str) -> Deferred[None]:
         """Write nothing more, as if the broker had died; the log stays locked. Waiters are told `why`, which leaves the
-        outcome open. Fires when no worker uses the files any more: then the log may be opened again.
-        """
+        outcome open. Fires when no worker uses the files any more: then the log may be opened again."""
         deferred: Deferred[None] = Deferred()
         self._committer.abandon(why)
         self._writer.abandon(why, lambda: deferred.callback(None))
@@ -174,8 +172,7 @@ class TransactionLog:
     @property
     def is_waited_for(self) -> bool:
         """Whether a prepare, commit or rollback waits for its record, or a commit for its messages to be appended.
-        While the log is open.
-        """
+        While the log is open."""
         return self._writer.is_waited_for or self._committer.is_busy
 
     def lock(self) -> None:
@@ -196,8 +193,7 @@ class TransactionLog:
 
     def check(self, logs: Iterable[PartitionLog]) -> None:
         """Raise the reason if a commit with messages for these partitions cannot be taken now: LogReadOnly, and in a
-        broker set NotLeader, NotEnoughReplicas.
-        """
+        broker set NotLeader, NotEnoughReplicas."""
         copies = self._writing.copies
         for log in logs:
             if (cause := log.durability.read_only) is not None:
@@ -234,8 +230,7 @@ class TransactionLog:
 
     def written(self, key: str) -> Deferred[None]:
         """Fires when all queued records are as safe as flushTxLogAtCommit says; fails with refusals.log_failed(key,
-        …).
-        """
+        …)."""
         deferred: Deferred[None] = Deferred()
 
         def done(failure: str | None) -> None:
@@ -298,8 +293,7 @@ class TransactionLog:
 
     def _checkpoint(self) -> None:
         """Write a checkpoint for us. Write one for Java if it has something to find or an older one would mislead
-        it.
-        """
+        it."""
         position = self._writer.replay_from
         if position != self._saved:
             self._save_state(position)

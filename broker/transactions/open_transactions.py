@@ -103,8 +103,7 @@ class Block:
 
 class OpenTransaction:
     """Reactor thread. owner: the connection of a local transaction, None for XA. address: of the client that began it,
-    for the account.
-    """
+    for the account."""
 
     __slots__ = (
         "address",

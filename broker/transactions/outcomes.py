@@ -33,8 +33,7 @@ class Outcomes:
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
         """known_from: all commits of transactions whose first message has this id or a higher one are known. commits:
-        those in the log, in its order: key -> id of the first message.
-        """
+        those in the log, in its order: key -> id of the first message."""
         self._known_from = known_from
         self._commits: dict[str, int] = {}
         self._deciding: dict[tuple[str, int], list[Deferred[bool]]] = {}
@@ -47,8 +46,7 @@ class Outcomes:
 
     def decided(self, key: str, first_id: int, error: MetaqError | None) -> None:
         """Record that it is committed. With `error`, tell it to those that have asked: the outcome is unknown, or a
-        part is missing.
-        """
+        part is missing."""
         waiting = self._deciding.pop((key, first_id), [])
         if error is None:
             self._remember(key, first_id)

@@ -65,8 +65,7 @@ class Placed:
 
     def look_at(self, start: int) -> None:
         """Find records at the written place that differ only in the id. The id is in no checksum, so a consumer takes
-        them: appended anew they would come twice.
-        """
+        them: appended anew they would come twice."""
         for number in self.missing:
             offset, size = start + self._bounds[number], self._size(number)
             if not self.log.first_offset <= offset <= self.log.visible_end - size:
@@ -88,8 +87,7 @@ class Placed:
 
     def location(self) -> Location:
         """Return the location of all records: one range, as in 1.x, including other records in between if they are
-        scattered.
-        """
+        scattered."""
         whole = self.encoded.location
         start = self.places[0]
         if all(self.places[number] - start == bound for number, bound in enumerate(self._bounds[:-1])):

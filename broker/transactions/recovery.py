@@ -409,8 +409,7 @@ class _Replay:
 
     def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
         """Complete a commit whose record was damaged: a partition has its messages, which it never has before a
-        commit.
-        """
+        commit."""
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
             log = self._logs.for_replay(topic, partition)

@@ -35,8 +35,7 @@ _MOST_BEHIND_CONTENT = 2 + 14 + 5
 
 class RedoDamage(NamedTuple):
     """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, never completely
-    written.
-    """
+    written."""
 
     start: int
     end: int

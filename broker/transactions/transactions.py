@@ -279,8 +279,7 @@ class Transactions:
 
     def recover(self, qualifier: str | None) -> list[str]:
         """Return the keys of the prepared transactions with this qualifier (None = all), also of those an operator has
-        decided.
-        """
+        decided."""
         self._check_served()
         noted = [key for key in self._log.heuristics if qualifier is None or qualifier_of(key) == qualifier]
         return [transaction.key for transaction in self._open.prepared(qualifier)] + noted
@@ -313,8 +312,7 @@ class Transactions:
 
     def connection_lost(self, connection: object) -> None:
         """Roll back the local transactions of a closed connection. Until that is done they count towards the limits,
-        and nobody else can begin one with such a key.
-        """
+        and nobody else can begin one with such a key."""
         if lost := self._open.of_connection(connection):
             self._lost.add(self._give_up_lost(lost))
 
@@ -329,8 +327,7 @@ class Transactions:
 
     def holding(self, log: PartitionLog) -> list[str]:
         """Return what may still bring messages to a partition that takes no new ones: keys of transactions, or `a
-        commit`.
-        """
+        commit`."""
         if not self._is_open:
             return ["a transaction log that is not open yet"]
         deciding = [each.key for each in self._deciding if log in each.blocks]
@@ -362,8 +359,7 @@ class Transactions:
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
         """Apply an operator's decision on a prepared XA transaction, `forget`, or the end of an open transaction
-        (remoting.CompleteTransactionRequest).
-        """
+        (remoting.CompleteTransactionRequest)."""
         self._check_served()
         if action == "forget":
             if key not in self._log.heuristics:

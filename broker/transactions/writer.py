@@ -56,8 +56,7 @@ class RedoFile:
         """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
         self.busy_from = size
         """Where a replay may begin: no open transaction extends across this place, and no unsettled one lies before
-        it.
-        """
+        it."""
         self.queued: list[Buffer] = []
         self.patches: list[tuple[int, bytes]] = []
         self.dirty = exists  # an earlier life's writes may not be on the disk
@@ -102,8 +101,7 @@ class _Job:
 
     def run(self) -> None:
         """Run once, on the first thread that calls; the others wait. Raises the OSError that ended it, or DiskFull:
-        then it can be repeated, and its written records are cut back.
-        """
+        then it can be repeated, and its written records are cut back."""
         with self._lock:
             if not self._ran:
                 self._ran = True
@@ -274,8 +272,7 @@ class RedoWriter:
 
     def settle(self, file: RedoFile, transaction: Hashable) -> None:
         """Record that a replay need not see this transaction any more. A file without any is deleted, except the
-        newest.
-        """
+        newest."""
         file.unsettled.pop(transaction, None)
         if not file.unsettled and file is not self._current:
             self._drop_settled()
@@ -380,8 +377,7 @@ class RedoWriter:
 
     def _done_once_more(self, job: _Job) -> None:
         """Count one completion, here or on the other nodes. Tell the waiters of jobs that are done everywhere, in
-        order.
-        """
+        order."""
         job.missing -= 1
         while self._uncopied and not self._uncopied[0].missing:
             self._tell(self._uncopied.popleft().waiters, None)

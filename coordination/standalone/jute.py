@@ -14,8 +14,7 @@ __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode
 
 MOST_ACLS = 100
 """Maximum ACLs of a node. Apache has no limit: a request may bring thirty thousand, and each access to the node checks
-all.
-"""
+all."""
 
 _INT = struct.Struct("!i")
 _LONG = struct.Struct("!q")

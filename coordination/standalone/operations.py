@@ -107,8 +107,7 @@ def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
     """Return the bytes that Apache sends behind the error if all operations of a multiRead are writes: an empty list of
-    results. Behind the error of any other request it sends nothing.
-    """
+    results. Behind the error of any other request it sends nothing."""
     try:
         for _ in read_multi(reader):
             yield 1
@@ -257,8 +256,7 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 class _Judged(NamedTuple):
     """The changes of a multi's writes, up to the first refused one; its code, else 0. malformed: one cannot be judged.
-    view: the basis of the judgement.
-    """
+    view: the basis of the judgement."""
 
     view: AheadView
     outcomes: list[WriteOutcome]
@@ -349,8 +347,7 @@ def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted
 
 def _failed_results(count: int, passed: int, code: int) -> list[bytes]:
     """Return the results of a refused multi: those before the refused write might have passed, those behind it were not
-    tried.
-    """
+    tried."""
     codes = [0] * passed + [code] + [RefusalCode.RUNTIME_INCONSISTENCY] * (count - passed - 1) if code else []
     return [reads.MULTI_HEADER.pack(OpCode.ERROR, False, each) + _INT.pack(each) for each in codes]
 
@@ -419,5 +416,4 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
 """The requests of clients. Any other is answered UNIMPLEMENTED and closes the connection, including createSession and
-deleteContainer, which Apache up to 3.9.5 takes from clients, and a check outside of a multi.
-"""
+deleteContainer, which Apache up to 3.9.5 takes from clients, and a check outside of a multi."""

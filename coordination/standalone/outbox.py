@@ -83,8 +83,7 @@ class Outbox:
 
     def synced(self, position: int) -> None:
         """Record that batches up to this position are on the disk: `release` then sends the packets that waited for
-        them.
-        """
+        them."""
         self._synced = position
 
     @property
@@ -130,8 +129,7 @@ class Outbox:
 
     def ready(self, most: int) -> list[PeerConnection]:
         """Return connections with something to send, or to be closed. Each is returned once, until there is more for
-        it.
-        """
+        it."""
         found = list(islice(self._ready, most))
         for connection in found:
             del self._ready[connection]

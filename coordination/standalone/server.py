@@ -311,8 +311,7 @@ class StandaloneServer:
 
     def _serve(self, connection: PeerConnection, units: int) -> int:
         """Serve some requests of one connection; return their cost. It goes to the end of the line if there are
-        more.
-        """
+        more."""
         connection.in_line = False
         cost = 1
         for _ in range(min(units, _FRAMES_IN_TURN)):

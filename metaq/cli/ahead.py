@@ -53,8 +53,7 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
     """Return the groups that have committed more of the broker's partitions than these ends. Makes no request to a
-    broker.
-    """
+    broker."""
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
         for group, partition, offset, owner in _committed(cluster, broker_id)

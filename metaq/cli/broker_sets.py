@@ -1,6 +1,5 @@
 """`metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: an operator's view of broker sets, and actions on
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -396,8 +395,7 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
 
 def _waits_for_a_choice(told: Told) -> bool:
     """Whether a node says that it does not stand for election, because ZooKeeper was set back to an older state of the
-    set.
-    """
+    set."""
     return not isinstance(told, MetaqError) and bool(told.get("setBack"))
 
 

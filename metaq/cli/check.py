@@ -92,8 +92,7 @@ def _require_data(directory: Path) -> None:
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """Show a bar on a terminal's stderr, nothing elsewhere: yield functions to call with all bytes, and with each
-    step's.
-    """
+    step's."""
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
         task = bar.add_task("")

@@ -138,8 +138,7 @@ def _endpoint(text: str) -> Endpoint:
 @dataclass(frozen=True)
 class Target:
     """The broker that the user named; `connected` finds it. server takes precedence over ZooKeeper, which is then not
-    used.
-    """
+    used."""
 
     zk: str
     broker: int | None
@@ -168,8 +167,7 @@ class Target:
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
         """Return where the broker listens; and the broker set, with its id, that it leads. --server is always a single
-        process.
-        """
+        process."""
         if self.server is not None:
             return self.server, None
         with open_cluster(self.zk) as cluster:

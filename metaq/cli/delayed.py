@@ -180,8 +180,7 @@ def cancel_delayed(
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
     """Return the result that `cancel_at` would have, except for a message that was already cancelled: it does not
-    wait.
-    """
+    wait."""
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:
         if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):

@@ -47,8 +47,7 @@ def broker_directory(broker_id: int, replica: int) -> str:
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
     """stored: by broker id that has partitions in a node's directory, `stored_topics`. topics, settings: of the last
-    start. brokers, replicas: the maximum that have started; 0: none, no broker set.
-    """
+    start. brokers, replicas: the maximum that have started; 0: none, no broker set."""
 
     stored: dict[int, dict[str, int]]
     topics: list[TopicSpec]
@@ -59,8 +58,7 @@ class EarlierStarts:
     @classmethod
     def read(cls, data_dir: Path) -> EarlierStarts:
         """Read the data directory. Raises ConfigError if a server.ini cannot be read, and the errors of a broker's
-        start.
-        """
+        start."""
         topics: list[TopicSpec] = []
         settings: dict[tuple[str, str], str] = {}
         started = [each for each in sorted(data_dir.glob("broker-*/server.ini")) if _place(each.parent)]
@@ -105,8 +103,7 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
     """Return by broker id that has partitions in a node's directory: topics, and their highest partition number plus
-    one.
-    """
+    one."""
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
         place = _place(data.parent)

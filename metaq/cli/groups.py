@@ -128,8 +128,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
     """Return the failed messages whose pause is not over; None if a broker does not tell. Only a group that reads them
-    has any.
-    """
+    has any."""
     topic = RETRY_PREFIX + group
     if topic not in topics:
         return 0

@@ -125,8 +125,7 @@ def list_of_halves(
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
     """Return why no half message is listed. A producer group is known only while brokers have half messages of it, or
-    its producers wait for questions.
-    """
+    its producers wait for questions."""
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
     for page in pages.values():

@@ -40,8 +40,7 @@ def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
 
 def check_known_group(cluster: Cluster, group: str) -> None:
     """Raise ClientError, with the nearest name, for a group that is neither a consumer group nor a shared one, and has
-    no failed messages or dead letters. Raise BrokerUnavailable if a silent broker may have it as a shared one.
-    """
+    no failed messages or dead letters. Raise BrokerUnavailable if a silent broker may have it as a shared one."""
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:
         return

@@ -65,8 +65,7 @@ class PlannedNode:
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """What to start. ports: one per process; their broker ids are 0, 1, …, and then from 0 again for the next node of
-    each set. Partitions of a topic are per broker id.
-    """
+    each set. Partitions of a topic are per broker id."""
 
     data_dir: Path
     ports: Sequence[int]
@@ -133,8 +132,7 @@ class LocalCluster:
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
         """on_restart(text): a node of a set has ended, and was started again; or it leads in place of another one whose
-        data is gone.
-        """
+        data is gone."""
         self.plan = plan
         self.brokers: list[Child] = []
         """In the order of plan.nodes()."""
@@ -212,8 +210,7 @@ class LocalCluster:
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
         """If no directory has the in-sync data, somebody has removed it: let the node with the highest epoch lead. Data
-        that only the removed directory had is lost. Raises StoreError.
-        """
+        that only the removed directory had is lost. Raises StoreError."""
         from metaq.broker import inspection  # as in earlier_starts.py
 
         nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]

@@ -205,8 +205,7 @@ def field_text(value: object) -> object:
 
 def message_fields(message: Message) -> dict[str, object]:
     """Return the message as one JSON object. A payload that is not UTF-8 is in `payload_hex` instead of `payload`, a
-    property of bytes is {"base64": …}.
-    """
+    property of bytes is {"base64": …}."""
     payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}

@@ -92,8 +92,7 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
     """Call `act` at a broker, or at a broker set's leader after all its other nodes, and return its result. If the
-    leader alone refused requests, the next leader would serve them.
-    """
+    leader alone refused requests, the next leader would serve them."""
     endpoint, found = target.found()
     if found is None:
         with target.connected(endpoint) as connection:

@@ -450,8 +450,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
     """Yield an alarm for each broker that once existed, or for which groups have offsets: its waiting messages are
-    unknown.
-    """
+    unknown."""
     having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
         for broker_id in _committed_brokers(cluster, group):

@@ -41,8 +41,7 @@ READ_BYTES = 1 << 20
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
     """Parse `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong, also for values that no message
-    can have.
-    """
+    can have."""
     name, sign, written = text.partition("=")
     if not sign:
         raise ValueError(f"{text!r} has no '=': write NAME=VALUE")

@@ -18,8 +18,7 @@ __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
 """Roles that keep a connection to the other side. A slave without one names no peer once its master has left
-ZooKeeper.
-"""
+ZooKeeper."""
 TROUBLED = ("troubled", "stopped")
 
 

@@ -112,8 +112,7 @@ def signal_name(number: int) -> str:
 
 class Child:
     """`main(arguments)` of a module as a child process, in its own session (Ctrl-C reaches only the parent). The kernel
-    ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent).
-    """
+    ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent)."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
         """name: for messages. module: the module of the main function; by default the command line."""

@@ -147,8 +147,7 @@ class SetLook(NamedTuple):
     @property
     def differences(self) -> list[str]:
         """Sentences about services or promises that would differ if another node led; [] as far as is known. A node
-        that does not answer, or is too old to tell, counts as equal to the others.
-        """
+        that does not answer, or is too old to tell, counts as equal to the others."""
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
 

@@ -164,8 +164,7 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 def members_text(members: Mapping[str, int]) -> str:
     """Return the first few members, those with most messages first, each with its number, and how many more there
-    are.
-    """
+    are."""
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

@@ -59,8 +59,7 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
     """Raise NoPartition, with the nearest of its topics and `others`, if the broker neither has nor configures the
-    topic.
-    """
+    topic."""
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
         near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")

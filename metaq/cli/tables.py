@@ -1,6 +1,5 @@
 """Tables of the command line. Those for a pipe or file are written here: rich, which fits tables to a terminal, takes a
-third of a short command's time to load.
-"""
+third of a short command's time to load."""
 
 from __future__ import annotations
 

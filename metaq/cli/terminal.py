@@ -1,6 +1,5 @@
 """Tables and progress bars on a terminal, by rich. A separate module, because loading rich takes a third of a short
-command's time.
-"""
+command's time."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class _Console(Console):
 
 def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
     """Return a console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without
-    one.
-    """
+    one."""
     target = stream or sys.stdout
     return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
@@ -46,8 +44,7 @@ def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
     """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are right-aligned and not
-    folded. widths: of each column's widest text.
-    """
+    folded. widths: of each column's widest text."""
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)
     for gap in (_GAP, _NARROW_GAP):

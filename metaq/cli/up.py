@@ -175,8 +175,7 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
 
 def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
     """Return how many nodes to start of each broker; ConfigError for fewer than before: only the omitted node may have
-    the last messages.
-    """
+    the last messages."""
     if replicas is None:
         return max(stored, 1)
     if replicas < stored:

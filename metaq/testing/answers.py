@@ -257,8 +257,7 @@ class Answers:
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
         """Return the first id of records (flag, body) that are to wait for their time; None if they are not. Raises
-        RemoteProtocolError, DelayRefused.
-        """
+        RemoteProtocolError, DelayRefused."""
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
         if records and is_half(*records[0]):

@@ -34,8 +34,7 @@ class FakeDelays:
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
         """Return the first id of these (flag, body) if they are to wait; None if none is. Raises RemoteProtocolError,
-        as a broker refuses a message that it cannot keep.
-        """
+        as a broker refuses a message that it cannot keep."""
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
             return None

@@ -20,8 +20,7 @@ CHECK_MS = 6000
 @dataclass(slots=True)
 class FakeHalf:
     """A half message that waits for its outcome. due: when a producer is asked for it next, Unix ms. asked: how often
-    one was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown.
-    """
+    one was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown."""
 
     id: int
     topic: str

@@ -68,8 +68,7 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
 
 def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
     """Return the dead letters of a group as stored: payload, tag and keys are the original's; `attempts` and `origin`
-    say the rest.
-    """
+    say the rest."""
     return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
 
 

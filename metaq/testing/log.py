@@ -27,8 +27,7 @@ __all__ = ["MemoryLog", "checked"]
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
     """Return the headers of a batch. Raises RemoteProtocolError like a broker, for records that a client must not
-    send.
-    """
+    send."""
     found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
         raise RemoteProtocolError("record sizes do not match the records")
@@ -116,8 +115,7 @@ class MemoryLog:
 
     def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
         """Return (offset, size) of the records from `offset` on that have one of the tags, if any are given, and match
-        the filter, if there is one.
-        """
+        the filter, if there is one."""
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, self.tags, strict=False)

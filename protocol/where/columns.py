@@ -91,8 +91,7 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
     """Yield matrix widths and the rows that go into each; width 0: into none. widths: the minimum for each row; the
-    data has `end` bytes.
-    """
+    data has `end` bytes."""
     if not len(widths):
         return
     widest = -(-int(widths.max()) // 16) * 16
@@ -107,8 +106,7 @@ def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _In
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
     """Return where each record's attribute begins, its length, and the flags. Length -1: there is none, it does not
-    fit, or it is too long for a filter.
-    """
+    fit, or it is too long for a filter."""
     room = len(data) - _HEAD_DTYPE.itemsize + 1
     inside = int(np.searchsorted(starts, room))
     heads = np.zeros(len(starts), _HEAD_DTYPE)
@@ -151,8 +149,7 @@ class _Numbers(NamedTuple):
 
 class _Block:
     """Attributes as the rows of a matrix, which is `flat`, each between two bytes 0x02: so each item of a property list
-    is between two of them.
-    """
+    is between two of them."""
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
         """width: at least each length plus two; data has this many bytes from each begin - 1 on."""
@@ -175,8 +172,7 @@ class _Block:
 
     def truths(self, expression: Expression, where: Where, needed: _Bools | None = None) -> _Truths:
         """Return the expression's result for each row. Rows that are not `needed` (None: all are) may have any
-        result.
-        """
+        result."""
         if isinstance(expression, Condition):
             return self._condition(expression, where, needed)
         if isinstance(expression, And | Or):

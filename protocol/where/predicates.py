@@ -1,6 +1,5 @@
 """The predicates on one property. `test(value)` evaluates one; a value that cannot be compared counts as unknown, like
-a missing one.
-"""
+a missing one."""
 
 from __future__ import annotations
 
@@ -174,8 +173,7 @@ def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
 
 def _searcher(piece: list[str]) -> Callable[[str, int], int]:
     """Return a function that finds the end of the first match from a position on; -1: there is none. piece: one
-    expression per character.
-    """
+    expression per character."""
     if _ANY in piece:
         search = _compiled(piece).search
 

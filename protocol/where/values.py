@@ -40,8 +40,7 @@ def negated(truth: Truth) -> Truth:
 def as_number(value: NullableValue) -> int | float | None:
     """Return the value as a number; None if it is not one. A text is one if it is a decimal number of at most
     MAX_WHERE_NUMBER characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers
-    like this.
-    """
+    like this."""
     if isinstance(value, str):
         if len(value) > MAX_WHERE_NUMBER or not _is_decimal(value):
             return None
@@ -55,8 +54,7 @@ def as_number(value: NullableValue) -> int | float | None:
 
 def as_bool(value: NullableValue) -> bool | None:
     """Return the value as a truth value; None if it is not one. The texts true and false are, in upper or lower
-    case.
-    """
+    case."""
     if isinstance(value, bool):
         return value
     return _BOOLS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None

@@ -23,8 +23,7 @@ _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 class PropertyName:
     """A property that a filter asks for. is_typed: its value may have another type than text. is_whole: an attribute
-    without a property list also provides it.
-    """
+    without a property list also provides it."""
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
 
@@ -37,8 +36,7 @@ class PropertyName:
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
         """Return the value as written in the attribute of a record with these flags; None if it is missing. Of a
-        repeated name the last one counts, as in `decode_attribute`.
-        """
+        repeated name the last one counts, as in `decode_attribute`."""
         if not flag & PROPERTIES_FLAG:
             return attribute if self.is_whole else None
         item = self.item
@@ -72,8 +70,7 @@ class Where:
         """The properties that it asks for, each once."""
         self.conditions = len(conditions)
         """The number of its conditions, each of which costs something for every message; 0: it matches all messages, or
-        none.
-        """
+        none."""
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
         """Maximum steps of all LIKEs together for each character of a message's attribute (predicates.py)."""
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE

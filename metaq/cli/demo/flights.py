@@ -69,8 +69,7 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
     """Return the figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different
-    ones.
-    """
+    ones."""
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:
         row = json.loads(payload)
