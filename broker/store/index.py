@@ -254,7 +254,6 @@ class Units(ABC):
         self._tail = bytearray(tail)
 
     def __len__(self) -> int:
-        """Return the number of units."""
         return self.stored + len(self._tail) // UNIT_BYTES
 
     @abstractmethod

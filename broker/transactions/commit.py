@@ -95,8 +95,6 @@ class EncodedBlock(Write):
 
 
 class _Commit:
-    """A running commit."""
-
     __slots__ = (
         "_settled",
         "appended",

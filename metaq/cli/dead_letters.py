@@ -55,7 +55,6 @@ def dead_letters() -> None:
 
 
 def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --zk and --group."""
     return zk_option(click.option("--group", "-g", type=GROUP, required=True, help="Whose dead letters.")(command))
 
 

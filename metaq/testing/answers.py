@@ -102,8 +102,6 @@ class Connected:
 
 
 class _Reply(NamedTuple):
-    """The answer to a frame."""
-
     ext: Mapping[str, str | int]
     body: Buffer = b""
     code: int = ResponseCode.SUCCESS
