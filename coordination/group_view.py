@@ -85,7 +85,7 @@ class _Listing:
     born: int
     """zxid that created the parent."""
     changes: int
-    """Number of children that have come and gone under this parent."""
+    """Number of arrivals plus departures of children under this parent."""
 
     @classmethod
     def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:

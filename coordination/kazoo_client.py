@@ -51,8 +51,8 @@ class Client(KazooClient):  # type: ignore[misc]
     """Arguments as in KazooClient.
 
     granted_timeout: seconds that the server last granted the session; None before the first connection. set_back_from:
-    the last zxid that the session had seen, set only while kazoo's listeners hear that it has ended because ZooKeeper
-    was set back; they take it away. Otherwise None.
+    the last zxid that the session had seen, set when it has ended because ZooKeeper was set back, until kazoo's
+    listeners have taken it. Otherwise None.
     """
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
@@ -184,7 +184,7 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 atexit.register(self.stop)
 
     def stop(self) -> None:
-        if not self._guard.is_elsewhere:  # a fork may hold its locks for ever; a child that ends calls this too
+        if not self._guard.is_elsewhere:  # in a fork its locks may be held for ever; an ending child calls this too
             super().stop()
 
 

@@ -245,7 +245,7 @@ class ZkSession:
             log.warning(
                 "ZooKeeper at %s has not ended the session within %.1f s: it is left to expire", self.connect, timeout
             )
-            self.zk.interrupt()  # it still accepts sent data if it goes on; kazoo's threads end
+            self.zk.interrupt()  # a server that goes on still takes what it was sent; kazoo's threads end
         self.events.close(max(0.0, deadline - time.monotonic()))
 
     # --- state ------------------------------------------------------------------------------------------------------

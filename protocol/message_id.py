@@ -84,7 +84,7 @@ def foreign_from(now_ms: int) -> int:
     """Return the lowest id that no broker of ours can have given up to `now_ms` (Unix milliseconds).
 
     It is ten years ahead of the clock: a damaged or foreign record must not use up all remaining ids. A clock that has
-    lost its date counts as 2026, so that a broker does not reject its own ids.
+    lost its date counts as 2026, so that a broker does not ignore its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS

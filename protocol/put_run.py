@@ -84,7 +84,7 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """None if a number is larger than Java's are."""
+    """Return None if a number exceeds Java's range."""
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))
     if max(crcs) > INT32_MAX or min(numbers) < INT32_MIN or max(numbers) > INT32_MAX:

@@ -173,10 +173,10 @@ class Lookup:
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
-        """Return the byte offset of the message that follows at most `messages` whole messages and `max_bytes` bytes.
+        """Return the byte offset reached from `offset` by at most `messages` whole messages and `max_bytes` bytes.
 
-        offset: where a message begins. The result is visible_end at most. A segment whose index is being rebuilt counts
-        as a whole.
+        offset: where a message begins. So does the result, or it is visible_end. A segment whose index is being rebuilt
+        is included as a whole.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))

@@ -242,7 +242,7 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """Return OK once the transaction survives a crash, or READ_ONLY, and forget it, if it has nothing to commit."""
+        """Return OK once the transaction survives a crash. With nothing to commit, forget it and return READ_ONLY."""
         transaction = self._find(connection, key)
         if not transaction.is_xa:
             raise XaRefused(XaCode.XAER_RMERR, "Prepare not implemented on Local Transactions.")
@@ -260,7 +260,7 @@ class Transactions:
         return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
-        """Return None, now or later: everybody can read all messages."""
+        """Commit. The result None, now or later, means that everybody can read all messages."""
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
         if transaction.is_xa and not one_phase and transaction.state is not TransactionState.PREPARED:
@@ -269,7 +269,7 @@ class Transactions:
         return self._commit(transaction)
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
-        """Return None, now or later: no message will ever be visible."""
+        """Roll back. The result None, now or later, means that no message will ever be visible."""
         self._metrics.tx_rollback += 1
         transaction = self._find(connection, key)
         if transaction.messages:

@@ -17,8 +17,7 @@ _LENGTH = struct.Struct("!i")
 class PeerConnection:
     """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; its holder sends that.
 
-    ends: it is to be closed behind what was made for it, and what comes behind that is not looked at. finished: once
-    `out` is sent, the connection is to be closed.
+    ends: close it behind the bytes made for it, and ignore later received ones. finished: once `out` is sent, close it.
     """
 
     __slots__ = (
