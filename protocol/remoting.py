@@ -158,7 +158,7 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: read a move of partitions in ZooKeeper and do what is due. broker: the broker that the first partition
+    """MOVE: read a move of partitions in ZooKeeper and do what is due. broker, partition: the first partition that
     leaves."""
 
     topic: TopicField

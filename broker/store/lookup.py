@@ -194,7 +194,7 @@ class Lookup:
         none is.
 
         Exact for our records; a Java broker's records count with their latest possible store time. A segment whose
-        index is being rebuilt counts as a whole.
+        index is being rebuilt is included as a whole.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
