@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy.ma  # noqa: F401 - else the first np.unique loads it: 14 ms of one request
+import numpy.ma  # noqa: F401 - else the first np.unique loads it, in 14 ms of a request
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import STDLibLogObserver, globalLogBeginner
@@ -76,14 +76,14 @@ def run(
     listen_on: str = "",
     options: BrokerOptions = BrokerOptions(),  # noqa: B008
 ) -> int:
-    """Serve until SIGTERM or SIGINT; print one line once that is so. Returns the process's exit code.
+    """Serve until SIGTERM or SIGINT; print one line once the broker serves. Returns the process's exit code.
 
-    SIGHUP reads the files again. A stop unregisters first, and serves for the file's zkSyncTimeMs longer, so that
-    clients can move; a second signal ends it at once. Main thread only.
+    SIGHUP reads the files again. A stop first unregisters, and serves for the file's zkSyncTimeMs longer, so that
+    clients can move. A second signal ends it at once. Main thread only.
 
-    filters_path: maps Java's filter classes to Python callables, by default filters.ini beside the file. plugins: 1.x's
-    -F options, plugin name -> properties file (replication/plugins.py). listen_on: a numeric address, by default all
-    IPv4 ones.
+    filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini beside
+    server.ini. plugins: 1.x's -F options, plugin name -> properties file (replication/plugins.py). listen_on: a numeric
+    address; by default all IPv4 ones.
     """
     set_up_heap()
     collect_later()
@@ -91,7 +91,7 @@ def run(
     shown.setFormatter(LogFormat())
     logging.basicConfig(level=logging.INFO, handlers=[shown])
     logging.getLogger("twisted").setLevel(logging.WARNING)
-    logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # every try to connect; the session tells what matters
+    logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # it logs every try to connect; the session says enough
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
         files = ConfigFiles(ini_path, filters_path)
@@ -108,7 +108,7 @@ def run(
 
 
 class BrokerProcess:
-    """Everything of one broker, put together. `run` blocks; all else happens on the reactor thread."""
+    """All parts of one broker process. `run` blocks; everything else happens on the reactor thread."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class BrokerProcess:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: the real one (time, descriptors, threads). files: that `config` was read from, to be read again.
+        """reactor: the real one (time, descriptors, threads). files: those of `config`, for a reload.
 
-        rng: chooses partitions for puts that leave it open.
+        rng: chooses partitions for puts that leave the choice to the broker.
         """
         self._config = config
         self._files = files
@@ -133,11 +133,11 @@ class BrokerProcess:
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000
         self._failure: BaseException | None = None
         self._stopping = False
-        self._hurried = False  # by a second signal
-        self._hurry: Deferred[None] | None = None  # cancelled by it
+        self._hurried = False  # set by a second signal
+        self._hurry: Deferred[None] | None = None  # a second signal cancels it
         self._registration: Registration | None = None
         self._serving = False
-        self._opened = ""  # what the start has found
+        self._opened = ""  # the start's report on the data directories
 
     def run(self) -> int:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
@@ -163,7 +163,7 @@ class BrokerProcess:
         self._opened = _what_opened(store, time.monotonic() - started)
         try:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
-                from .replication.recover_offsets import recover_offsets  # kazoo: only where it is asked for
+                from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
 
                 recover_offsets(self._config, store)
             self.broker = Broker(
@@ -178,7 +178,7 @@ class BrokerProcess:
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
-            if self._config.node is None:  # else it is opened when the node leads
+            if self._config.node is None:  # else the node opens it when it leads
                 self.broker.transactions.open()
             for kept in self.broker.partitions.kept():
                 _log.warning("%s", kept)
@@ -199,7 +199,7 @@ class BrokerProcess:
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
         self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
-        if self._roles.registers and self._roles.slave_id is None:  # before it listens: see Partitions.use_moves
+        if self._roles.registers and self._roles.slave_id is None:  # before listening: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
         self._port = listen(self.broker, self._factory, self._reactor)
         self._http = self._open_http(gate)
@@ -218,7 +218,7 @@ class BrokerProcess:
         if not self._has_http:
             return None
         dashboard_port, gateway_port = self._config.dashboard_port, self._plugins.gateway_port
-        from .http.ports import HttpPorts  # twisted.web: only where it is asked for
+        from .http.ports import HttpPorts  # imports twisted.web: only if configured
 
         return HttpPorts(
             self.broker,
@@ -298,7 +298,7 @@ class BrokerProcess:
         return moves
 
     async def _join_set(self, node: str) -> None:
-        """Take part in the broker set: an election decides whether this node registers its topics."""
+        """Join the broker set: an election decides whether this node registers its topics."""
         from metaq.coordination.session import ZkSession
 
         from .partitions.registration import Registration
@@ -336,7 +336,7 @@ class BrokerProcess:
         self._stop()
 
     def _topic_appeared(self, name: str, config: TopicConfig) -> None:
-        if self._registration is not None and self._roles.slave_id is None:  # a slave offers what its master offers
+        if self._registration is not None and self._roles.slave_id is None:  # a slave offers its master's topics
             self._registration.add_topic(name, config)
 
     def _apply_retention(self, schedule: Schedule) -> None:
@@ -386,7 +386,7 @@ class BrokerProcess:
 
     def _stop(self) -> None:
         if self._stopping:
-            self._hurried = True  # also before there is anything to cancel
+            self._hurried = True  # even if there is nothing to cancel yet
             if self._hurry is not None:
                 self._hurry.cancel()
             return
@@ -396,7 +396,7 @@ class BrokerProcess:
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
-        """Unregister, serve a little longer, close the port and the connections."""
+        """Unregister, serve a little longer, then close the port and the connections."""
         await self._roles.stop()
         if self.broker.moves is not None:
             self.broker.moves.stop()
@@ -436,13 +436,13 @@ class BrokerProcess:
 
 
 def _with_options(config: BrokerConfig, options: BrokerOptions) -> BrokerConfig:
-    """The command's options win over [replication]."""
+    """Apply the command's options, which override [replication]."""
     node = config.node if options.node is None else options.node
     return replace(config, node=node, zone=config.zone if options.zone is None else options.zone)
 
 
 def _what_opened(store: Store, seconds: float) -> str:
-    """What the start had to do with the data directories."""
+    """Return a text on the start's work in the data directories."""
     checked = sum(report.checked_bytes for report in store.reports)
     size = sum(log.end_offset - log.first_offset for log in store.logs())
     state = f"{checked} bytes that no checkpoint covers were checked" if checked else "nothing had to be checked"
@@ -466,7 +466,7 @@ def _log_failed_reload(failure: Failure) -> None:
 
 
 def _raise_descriptor_limit() -> int:
-    """Take all descriptors the system allows; return how many connections that leaves (the store takes half)."""
+    """Take all descriptors that the system allows. Return how many are left for connections (the store takes half)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

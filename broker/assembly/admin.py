@@ -1,4 +1,4 @@
-"""Requests for operators: where they may come from; closing and opening partitions, reloading, replication."""
+"""Operators' requests: where they may come from; closing and opening partitions, reloading, replication."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NO_NODE = "this broker is no node of a broker set: start it with --node"
 
 
 class HandsOver(Protocol):
-    """What is asked here of a node of a broker set."""
+    """What this module needs from a node of a broker set."""
 
     def hand_over(self, target: str | None) -> Coroutine[Any, Any, str]: ...
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
-    """Whether a peer at this address (numeric, as the socket names it) may make admin requests.
+    """Whether a peer at this address (numeric, as the socket gives it) may make admin requests.
 
-    listen: the address that the broker listens on, if it is a single one: only this machine has it.
+    listen: the address on which the broker listens, if it is a single one: only this machine has it.
     """
     if admin_from == "any":
         return True
     try:
         address = ip_address(host)
-    except ValueError:  # no address at all: a peer whose origin is unknown
+    except ValueError:  # no address: the peer's origin is unknown
         return False
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -45,7 +45,7 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
 
 
 class Admin:
-    """What operators ask for. Each gives what becomes the JSON of the answer."""
+    """The actions of operators' requests. Each gives the value of the answer's JSON."""
 
     def __init__(
         self,
@@ -66,33 +66,34 @@ class Admin:
         self._seconds = seconds
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
-        """Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's count."""
+        """Close partitions. Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's
+        count."""
         self._partitions.close(request.topic, request.start, request.end)
         return {"topic": request.topic, "closed": self._partitions.closed(request.topic)}
 
     def open_partitions(self, request: OpenPartitionsRequest) -> Any:
-        """Opening an open partition has no effect."""
+        """Open a topic's partitions. Opening an open partition has no effect."""
         opened = self._partitions.closed(request.topic)
         self._partitions.open(request.topic)
         return {"topic": request.topic, "opened": opened}
 
     def reload(self) -> Deferred[Any]:
-        """Read server.ini again; the answer says what that changed. Raises ConfigError, with nothing changed."""
+        """Read server.ini again; the answer says what has changed. Fails with ConfigError, with nothing changed."""
         return self._reload_config().addCallback(lambda report: report.to_json())
 
     def replication_status(self) -> Any:
-        """Of this moment."""
+        """Return the present status of replication."""
         return self._status().to_json()
 
     def set_status(self) -> Any:
-        """What the node of a broker set is, as `replication_status`. Raises NotReplicating."""
+        """Return the status of the broker set's node, as `replication_status`. Raises NotReplicating."""
         if self._member() is None:
             raise NotReplicating(_NO_NODE)
         return self._status().to_json()
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
-        """Have another node lead; the answer says which one, and how long that took. Raises NotReplicating; fails with
-        NotLeader, and CoordinationError for a hand-over that did not happen."""
+        """Have another node lead; the answer names it and the time taken. Raises NotReplicating. Fails with NotLeader,
+        and with CoordinationError if the hand-over did not happen."""
         member = self._member()
         if member is None:
             raise NotReplicating(_NO_NODE)
@@ -104,7 +105,7 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Connect anew and check everything again; the answer is the status at that moment. Raises NotReplicating."""
+        """Connect anew and check everything again; the answer is the present status. Raises NotReplicating."""
         replication = self._replication()
         if replication is None:
             raise NotReplicating(

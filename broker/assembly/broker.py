@@ -1,4 +1,4 @@
-"""The parts of one running broker, put together. The verbs get those that they need (requests/verbs.py)."""
+"""The parts of one running broker, put together. Each verb gets the parts that it needs (verbs.py)."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ T = TypeVar("T")
 
 
 class Reloads(Protocol):
-    """What handlers ask of reload.Reloader."""
+    """What handlers need from reload.Reloader."""
 
     def reload(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
 
 
 class WorkerThreads(NamedTuple):
-    """Where a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be slow. cold: reads
-    behind the page cache. None: the threads for the disk. pause(seconds): what gives others the interpreter in one of
-    them."""
+    """The threads in which a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be
+    slow. cold: reads outside the page cache. None: the threads for the disk. pause(seconds): lets other threads have
+    the interpreter."""
 
     disk: RunInThread
     filters: RunInThread | None = None
@@ -90,7 +90,7 @@ class Broker:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
     ) -> None:
         """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
-        alone = config.node is None and options.node is None  # else the node that leads does these
+        alone = config.node is None and options.node is None  # else only the leading node does these
         self.config = config
         self.store = store
         self.reactor = reactor
@@ -98,18 +98,18 @@ class Broker:
         self.version = __version__
         self.admin_from = options.admin_from
         self.port = config.port
-        """The port listened on; set by the server if the configured one is 0."""
+        """The listening port; the server sets it if the configured one is 0."""
         self.connections = 0
         self.reloader: Reloads | None = None
-        """Set by the process that knows the file; without it there is nothing to read again."""
+        """Set by the process that knows the file; without a file nothing can be reloaded."""
         self.replication: ReplicationPart | None = None
         """This broker's part in replication; None for a plain master."""
         self.member: SetMember | None = None
-        """This broker's node of its set; None for a broker by itself."""
+        """This broker's node of its set; None for a single broker."""
         self.set_report: SetReport | None = None
-        """What that node tells operators, which is also `replication`."""
+        """The node's report to operators, which is also `replication`."""
         self.moves: BrokerMoves | None = None
-        """Its part in moves of partitions; None for a broker that registers nothing, or is a slave."""
+        """This broker's part in moves of partitions; None if it registers nothing or is a slave."""
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
@@ -119,7 +119,7 @@ class Broker:
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
-        """Of connections that the broker ends."""
+        """The log lines about connections that the broker ends."""
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )
@@ -155,7 +155,7 @@ class Broker:
             checks=options.half_checks,
             enabled=alone,
         )
-        # behind those that look what is in the partitions: it makes some
+        # it makes partitions, so it must follow those that look at the existing ones
         self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting, enabled=alone)
         self.writing = Writing(
             store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
@@ -172,10 +172,10 @@ class Broker:
             enabled=alone,
         )
         self.memories: tuple[Memory, ...] = (self.delays, self.halves, self.sequences, self.shared)
-        """In the order in which they begin to lead: numbered sends ask where delayed and half messages are."""
+        """In the order in which they begin to lead: numbered sends need the places of delayed and half messages."""
         self._watch_shared = self.shared.watch
         for log in store.logs():
-            for damaged in log.segments.damage:  # found by a start that was quicker than we are
+            for damaged in log.segments.damage:  # found at the start, before this listened
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
         self.transactions = Transactions(
             config.transactions,
@@ -195,7 +195,7 @@ class Broker:
             self.account,
             self.now_ms,
         )
-        """To be opened before anything is served, and closed before the store."""
+        """To be opened before the first request, and closed before the store."""
         self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
@@ -214,7 +214,7 @@ class Broker:
         return f"meta://{host}:{self.port}"
 
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
-        """Go on with another configuration, whose topics and filters alone may differ."""
+        """Use another configuration, in which only topics and filters may differ."""
         self.config = config
         self.reading.filters = filters
         self.partitions.reconfigure(config)
@@ -223,7 +223,7 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """As Partitions.check_sections. A slave and a node of a set have yet to get topics that another one has."""
+        """As Partitions.check_sections. A slave or a set's node may not have another broker's topics yet."""
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)
 
@@ -234,15 +234,15 @@ class Broker:
         return self.reloader.reload()
 
     def replication_status(self) -> ReplicationStatus:
-        """Of this moment; a broker without a part in replication is a plain master."""
+        """Return the present status; a broker without a part in replication is a plain master."""
         return ReplicationStatus("master") if self.replication is None else self.replication.status()
 
     def now_ms(self) -> int:
-        """Wall clock, Unix milliseconds."""
+        """Return the time by the wall clock, Unix milliseconds."""
         return int(self.clock() * 1000)
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """The result of a function that may wait for the disk."""
+        """Run a function that may wait for the disk in a thread, and give its result."""
         return _deferred(self.run_in_thread, function)
 
 

@@ -1,4 +1,4 @@
-"""Reading server.ini again while the broker runs, and making it so (reload_plan.py decides what changes)."""
+"""Read server.ini again while the broker runs, and apply it (reload_plan.py decides what changes)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Reloader:
         use: Callable[[BrokerConfig], None],
         publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:
-        """path: for messages. read: the files as they are now; fails with ConfigError.
+        """path: for messages. read: gives the present files; fails with ConfigError.
 
-        use(config): called just before the broker and its store go on with it. publish(config, topics): have ZooKeeper
-        know its checksum and these topics; gives warnings.
+        use(config): called just before the broker and its store use it. publish(config, topics): publishes its checksum
+        and these topics in ZooKeeper; gives warnings.
         """
         self._path = path
         self._broker = broker
@@ -71,7 +71,7 @@ class Reloader:
         return report
 
     async def _change(self, config: BrokerConfig) -> None:
-        """What may fail first, on other threads; then all at once."""
+        """Apply a configuration: first the steps that may fail, on other threads; then all others at once."""
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))
         new_paths = store.unknown_paths(config.data_paths)
@@ -81,7 +81,7 @@ class Reloader:
         broker.reconfigure(config, filters)
 
     def _left_behind(self, data_paths: Sequence[str]) -> list[str]:
-        """Partitions whose directory the file names no more."""
+        """Return the partitions whose directory the file no longer names."""
         unnamed = self._broker.store.unknown_paths(self._broker.store.data_paths, known=data_paths)
         return [
             f"{path} is named by no dataPath any more: its partitions are not served after a restart"

@@ -1,4 +1,4 @@
-"""The port: it listens, makes a session for each connection, bounds their number and cuts idle ones."""
+"""The port: listens, makes a session for each connection, limits their number and cuts idle ones."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _BACKLOG = 1000
 
 
 class SessionFactory(Factory):
-    """Makes a session for each connection, bounds their number and cuts idle ones."""
+    """Makes a session for each connection, limits their number and cuts idle ones."""
 
     noisy = False
 
     def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
-        """http: some of the connections are kept for the HTTP ports."""
+        """http: whether some connections are reserved for the HTTP ports."""
         self._broker = broker
         self._gate = gate
         broker.account.use_descriptors(max_connections, http=http)
-        self._sessions: dict[Session, str] = {}  # and what it counts as in the account
+        self._sessions: dict[Session, str] = {}  # with the address that the account charges
         self._refused = 0
         self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
@@ -59,7 +59,7 @@ class SessionFactory(Factory):
                 scan.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
-        """A session, or None to close the connection at once."""
+        """Return a session, or None to close the connection at once."""
         connections = self._broker.account.connections
         address = account_address(getattr(addr, "host", "?"))
         if not connections.take(address):
@@ -72,7 +72,7 @@ class SessionFactory(Factory):
         return session
 
     def close_all(self) -> None:
-        """Close every connection after the answers that are due."""
+        """Close every connection after its due answers."""
         for session in list(self._sessions):
             session.close()
 
@@ -96,8 +96,7 @@ class SessionFactory(Factory):
 
 
 def listen(broker: Broker, factory: SessionFactory, reactor: Any) -> tcp.Port:
-    """Listen on the configured address and port (0: a free one, then in broker.port). Raises ConfigError if that cannot
-    be.
+    """Listen on the configured address and port (0: a free one, then in broker.port). Raises ConfigError if that fails.
 
     reactor: IReactorTime and IReactorFDSet.
     """

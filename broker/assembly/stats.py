@@ -1,4 +1,4 @@
-"""What `stats` and STATS answer: the broker's figures in 1.x's words (wire.md §4)."""
+"""The answers to `stats` and STATS: the broker's figures in 1.x's words (wire.md §4)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _HELP = (
     "config Returns broker's config file content.",
 )
 _MAX_NAMED = 100
-"""Read-only partitions that `journal` names with the cause."""
+"""How many read-only partitions `journal` names with the cause."""
 
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 _partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
-    """The body of an answer. Any other word is the name of a topic. Others may be served at each `yield`: a line says
-    what is so when it is made. Raises NotLeader."""
+    """Return the body of an answer. An item that is no known word is the name of a topic. Others may be served at each
+    `yield`: a line has the values at its making. Raises NotLeader."""
     if item == "config":
         return broker.config.source
     lines = yield from all_lines(stats_lines(broker, item))
@@ -42,11 +42,11 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
 
 
 Lines: TypeAlias = Iterator[str | None]
-"""None is no line: others may be served."""
+"""Lines, and None where others may be served."""
 
 
 def stats_lines(broker: Broker, item: str) -> Lines:
-    """Of an item, `config` alone is none, or of a topic. Raises NotLeader."""
+    """Yield the lines of a topic or of any item but `config`. Raises NotLeader."""
     make = _ITEMS.get(item)
     yield "STATS"
     yield from _topic_lines(broker, item) if make is None else make(broker)
@@ -54,7 +54,7 @@ def stats_lines(broker: Broker, item: str) -> Lines:
 
 
 def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
-    """Others may be served at each `yield`."""
+    """Return all lines. Others may be served at each `yield`."""
     found = []
     for line in lines:
         if line is not None:
@@ -127,18 +127,18 @@ def _reset_lines(broker: Broker) -> Lines:
 
 
 def _replication_lines(broker: Broker) -> Lines:
-    """Not an item of 1.x, so `help`, whose text is 1.x's, does not name it."""
+    """Yield the lines of `replication`. 1.x has no such item, so `help`, whose text is 1.x's, does not name it."""
     yield from broker.replication_status().lines()
 
 
 def _disk_lines(broker: Broker) -> Lines:
-    """Of each data directory. An item of ours."""
+    """Yield lines about each data directory. An item of ours."""
     for room in broker.store.space.rooms():
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
 def _delayed_lines(broker: Broker) -> Lines:
-    """Messages that wait for their time. An item of ours."""
+    """Yield lines about delayed messages. An item of ours."""
     delays = broker.delays
     yield f"pending {len(delays)}"
     yield f"pending_bytes {delays.live_bytes}"
@@ -150,7 +150,7 @@ def _delayed_lines(broker: Broker) -> Lines:
 
 
 def _halves_lines(broker: Broker) -> Lines:
-    """Half messages, which wait for the outcome of their transaction. An item of ours."""
+    """Yield lines about half messages. An item of ours."""
     halves = broker.halves
     for state, count in halves.states().items():
         yield f"{state.value} {count}"
@@ -164,7 +164,7 @@ def _halves_lines(broker: Broker) -> Lines:
 
 
 def _journal_lines(broker: Broker) -> Lines:
-    """Whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
+    """Yield lines on whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"
     if status.cause:
@@ -190,7 +190,7 @@ def _topic_lines(broker: Broker, topic: str) -> Lines:
     logs = [log for log in broker.store.logs() if log.topic == topic]
     yield None
     messages, size = yield from _sums(logs)
-    yield "".join(each if each.isprintable() else ascii(each)[1:-1] for each in topic)  # which may be any text
+    yield "".join(each if each.isprintable() else ascii(each)[1:-1] for each in topic)  # a name may be any text
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"
     yield f"message_count {messages}"
@@ -207,7 +207,7 @@ def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
 
 
 def _sums(logs: Sequence[PartitionLog]) -> Generator[None, None, tuple[int, int]]:
-    """Messages and bytes of all."""
+    """Return the sums of messages and bytes."""
     messages = size = 0
     for number, log in enumerate(logs, 1):
         messages += log.segments.message_count
@@ -222,7 +222,7 @@ def _java(value: bool) -> str:
 
 
 def _shared_lines(broker: Broker) -> Lines:
-    """Of shared groups. An item of ours."""
+    """Yield lines about shared groups. An item of ours."""
     for queue in broker.shared.each():
         state, (group, topic, partition) = queue.state, queue.key
         delayed, most_attempts, _ = yield from state.figures()

@@ -1,6 +1,6 @@
-"""The table of all verbs: of both protocols, of clients and of operators.
+"""The table of all verbs: of both protocols, for clients and for operators.
 
-A verb is a decoder (protocol/), an action that is given what it needs, an encoder (answers.py) and a row here.
+A verb is a decoder (protocol/), an action that gets what it needs, an encoder (answers.py) and a row here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ __all__ = ["make_gate"]
 
 
 def make_gate(broker: Broker, check: Check | None = None) -> Gate:
-    """The gate of a broker, which asks `check` about every request."""
+    """Return the gate of a broker. It calls `check` for every request."""
     writing, reading = broker.writing, broker.reading
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
@@ -114,10 +114,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     def put_with_key(put: Put, caller: Caller | None) -> Answer:
         if writing.has_transactions:
             return transactions.put(put, caller)
-        return put_alone(put._replace(tx_key=None), caller)  # 1.x stores it at once, ignoring the key
+        return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores it at once
 
     def stats(stats: Stats, caller: Caller | None) -> Work:
-        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may be in any encoding
+        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may have any encoding
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def stats_frame(frame: Frame, caller: Caller | None) -> Work:
@@ -145,7 +145,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         held = 2 * WAITING_BYTES + sum(WAITING_BYTES // 4 + len(topic) for topic in request.topics or ())
         waiting = broker.account.waiting
         waiting.check(address, held)
-        checks = maybeDeferred(broker.halves.checks, request, caller)  # refused at once it counts no longer, too
+        checks = maybeDeferred(broker.halves.checks, request, caller)  # one refused at once must not count either
         return _answer(frame, checks.addBoth(_given_back, waiting, address, held), checked_frame)
 
     def move(request: MoveRequest) -> Deferred[Any]:
@@ -167,7 +167,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size, repeatable=True),
         OffsetQuery: Verb(lookups.nearest),
-        TransactionCommand: Verb(transactions.text, repeatable=True),  # recover alone may be large
+        TransactionCommand: Verb(transactions.text, repeatable=True),  # only recover may be large
         Stats: Verb(stats, lists=True, nodes=Nodes.ALL),
         Version: Verb(version, nodes=Nodes.ALL),
         IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
@@ -207,7 +207,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
             ),
-            repeatable=True,  # RECOVER alone may be large
+            repeatable=True,  # only RECOVER may be large
         ),
         RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
@@ -266,7 +266,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 Encoder = Callable[[int, Any], Bytes]
-"""encoder(opaque, what the action gave)."""
+"""encoder(opaque, result of the action)."""
 
 
 def _framed(
@@ -278,7 +278,7 @@ def _framed(
     nodes: Nodes = Nodes.LEADER,
     repeatable: bool = False,
 ) -> Verb:
-    """A frame whose request is all in its extFields. What `act` gives may come later."""
+    """Return the row of a frame whose request has only extFields. `act` may give its result later."""
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
         _body_bytes,
@@ -307,13 +307,13 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """The request has its answer: it holds no more of these."""
+    """Give places back: the request has its answer."""
     places.add(address, -amount)
     return result
 
 
 def _nothing(_: Ext) -> None:
-    """The decoder of a request that says nothing."""
+    """Decode a request without fields."""
 
 
 def _empty_frame(opaque: int, _: None) -> Bytes:

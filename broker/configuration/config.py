@@ -1,6 +1,6 @@
-"""From a server.ini of metaq 1.x (storage.md §9) to settings: every key, default and check in one place.
+"""From a server.ini of metaq 1.x (storage.md §9) to settings: all keys, defaults and checks.
 
-`read_config` is the only reader. Each key stands in one table, with the field of settings.py that it sets.
+`read_config` is the only reader. Each key is in one table, with the field of settings.py that it sets.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _MAX_PARTITIONS = 100_000
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 ReadValue = Callable[[SectionValues, str, Any], Any]
-"""read(section, key, default) -> the value. A default of None: the key is required."""
+"""read(section, key, default) -> value. A default of None: the key is required."""
 
 
 class _Key(NamedTuple):
-    """A key of server.ini and how its value is read."""
+    """A key of server.ini, and the function that reads its value."""
 
     name: str
     read: ReadValue
@@ -73,12 +73,12 @@ def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
 
 
 def _optional(read: ReadValue) -> ReadValue:
-    """The default may be None."""
+    """Return a reader for a key whose default may be None."""
     return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
 
 
 def _parsed(parse: Callable[[str, str], Any]) -> ReadValue:
-    """parse(text, where it stands)."""
+    """Return a reader that calls parse(text, place)."""
 
     def read(values: SectionValues, key: str, default: Any) -> Any:
         entry = values.entry(key)
@@ -186,10 +186,11 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Threads of the Java broker. What it would not start with is refused, so that it can take the file back."""
+"""Thread counts of the Java broker. Values with which it would not start are refused, so that it can use the file
+again."""
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
-"""Fields of Java's configuration class, which it accepts and ignores."""
+"""Fields of Java's configuration class that it accepts and ignores."""
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
 SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}
@@ -203,7 +204,7 @@ _TOPIC_PREFIX = "topic="
 
 
 def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a table; those without a default are required."""
+    """Return the fields of a table; those without a default are required."""
     return {field: key.read(values, key.name, defaults.get(field)) for field, key in table.items()}
 
 
@@ -213,7 +214,7 @@ def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[st
 def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
     """Read a server.ini and its filters.ini (sources.py). listen: numeric address, "" = all.
 
-    Raises ConfigError for everything wrong with them, naming line, key, value and remedy.
+    Raises ConfigError for every mistake in them, with line, key, value and remedy.
     """
     files = ConfigFiles(path, filters_path)
     config = parse_config(files.read(), path, listen=listen)
@@ -223,9 +224,9 @@ def read_config(path: str, filters_path: str | None = None, listen: str = "") ->
 def parse_config(
     source: bytes | ConfigTexts, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
 ) -> BrokerConfig:
-    """The configuration in the bytes of a server.ini, and of a filters.ini; `name` is used in errors.
+    """Return the configuration in the bytes of a server.ini and of a filters.ini. name: for errors.
 
-    inherited: what topics inherit instead of the file's own [system], for a running broker that reads it again.
+    inherited: topics inherit it instead of the file's own [system], when a running broker reads the file again.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
@@ -277,7 +278,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
         filters, settings = _split_filters(section)
         check_keys(settings, name, TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
         values = SectionValues(settings, name, file)
-        stat = settings.pop("stat", None)  # not checked by 1.x in a topic's section: anything but true is false
+        stat = settings.pop("stat", None)  # 1.x does not check it in a topic's section: anything but true is false
         topics[topic] = TopicConfig(
             topic,
             **_read(_TOPIC, values, {field: getattr(system, field) for field in _TOPIC})
@@ -297,7 +298,7 @@ def _check_replicas(topic: TopicConfig, file: str, section: str) -> None:
 
 
 def _split_filters(section: Section) -> tuple[Section, Section]:
-    """The entries of a topic's section that name filters, and the others."""
+    """Divide a topic's section into entries that name filters, and all others."""
     parts = Section(), Section()
     for entry in (*section.values(), *section.blank.values()):
         parts[0 if entry.key.startswith(_FILTER_PREFIX) else 1].put(entry)

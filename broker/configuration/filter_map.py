@@ -1,10 +1,10 @@
-"""filters.ini: which Python callable stands for which of 1.x's Java filter classes. No I/O.
+"""filters.ini: the Python callables that stand for 1.x's Java filter classes. No I/O.
 
     [filters]
     com.acme.OnlyLargeOrders = acme_filters:only_large_orders
     com.acme.Everything = *
 
-server.ini keeps the Java names, so the Java broker can take it back as it is.
+server.ini keeps the Java names, so that a Java broker can use it again as it is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""In the place of a callable: the group gets all messages."""
+"""Stands for a callable: the group gets all messages."""
 
 FILTERS_FILE = "filters.ini"
-"""Looked for beside server.ini if no other file is named."""
+"""The file beside server.ini that is used if no other file is named."""
 
 _SECTION = "filters"
 
 
 def parse_filter_map(source: bytes, name: str = FILTERS_FILE) -> Mapping[str, str]:
-    """Java class name -> `package.module:callable` or ACCEPT_ALL. Raises ConfigError naming line and value."""
+    """Return Java class name -> `package.module:callable` or ACCEPT_ALL. Raises ConfigError with line and value."""
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     if others := sections.keys() - {_SECTION}:
         raise ConfigError(name, f"[{min(others)}]", f"is not a section of this file: use [{_SECTION}]")

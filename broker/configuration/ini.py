@@ -16,7 +16,7 @@ __all__ = ["Entry", "Section", "SectionValues", "check_keys", "evaluate_int32", 
 
 
 class Entry(NamedTuple):
-    """One `key=value`: the last one of its key wins. `where` is `<file>:<line>`."""
+    """One `key=value`; the last one of a key counts. where: `<file>:<line>`."""
 
     key: str
     value: str
@@ -24,14 +24,14 @@ class Entry(NamedTuple):
 
 
 class Section(dict[str, Entry]):
-    """The entries of one section by key; those whose last value is blank count as not set and are only in `blank`."""
+    """The entries of one section by key. Entries whose last value is blank count as unset, and are only in `blank`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blank: dict[str, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        """Take over an entry in the place of an earlier one of its key."""
+        """Add an entry; it replaces an earlier one of its key."""
         self.pop(entry.key, None)
         self.blank.pop(entry.key, None)
         (self if entry.value else self.blank)[entry.key] = entry
@@ -42,10 +42,10 @@ _ASSIGNMENT = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
 
 
 def parse_ini(text: str, name: str) -> dict[str, Section]:
-    """Sections by name, in order; a repeated section merges, the last value of a key wins.
+    """Return the sections by name, in order. Repeated sections are merged; the last value of a key counts.
 
-    Comments are lines that start with `;` or `#`. A blank value means: not set. Raises ConfigError naming `name` and
-    the line for anything that is neither a section, a comment, nor an assignment.
+    Comments are lines that start with `;` or `#`. A blank value means: not set. Raises ConfigError with `name` and the
+    line for a line that is neither a section, a comment nor an assignment.
     """
     sections: dict[str, Section] = {}
     current: Section | None = None
@@ -75,7 +75,7 @@ _EXPRESSION = re.compile(r"(?:0[xX][0-9a-fA-F]+|[0-9]+|[-+*/%&|^~() \t]|<<|>>)*"
 
 
 def _divide(a: int, b: int) -> int:
-    quotient = abs(a) // abs(b)  # towards zero, as Java does
+    quotient = abs(a) // abs(b)  # towards zero, as in Java
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
@@ -109,9 +109,9 @@ _UNARY: dict[type[ast.unaryop], Callable[[int], int]] = {
 
 
 def evaluate_int32(text: str) -> int:
-    """The value of an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`, wrapped to 32 bits as 1.x does.
+    """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`, wrapped to 32 bits as in 1.x.
 
-    Raises ValueError saying what is wrong. Nothing but numbers, + - * / % << >> & | ^ ~ and brackets is understood.
+    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises ValueError with the mistake.
     """
     if _DECIMAL.fullmatch(text):
         value = int(text)  # Python's grammar has no leading zeros
@@ -142,7 +142,7 @@ def _evaluate(node: ast.expr) -> int:
 
 
 def check_keys(section: Section, name: str, known: Set[str]) -> None:
-    """Raise ConfigError for a key of the section `name` that is not in `known`, naming the closest one."""
+    """Raise ConfigError for a key of the section `name` that is not in `known`; the error names the closest one."""
     for entry in (*section.values(), *section.blank.values()):
         if entry.key in known:
             continue
@@ -152,12 +152,12 @@ def check_keys(section: Section, name: str, known: Set[str]) -> None:
 
 
 def wrong(entry: Entry, remedy: str) -> ConfigError:
-    """The error for an entry, which names its line, key and value."""
+    """Return the error for an entry, with its line, key and value."""
     return ConfigError(f"{entry.where}: {entry.key}", entry.value, remedy)
 
 
 class SectionValues:
-    """Typed access to one section; an entry that is not set gives the default, or ConfigError if there is none."""
+    """Typed access to one section. An unset entry gives the default, or ConfigError if there is no default."""
 
     def __init__(self, section: Section, name: str, file: str) -> None:
         self._section = section
@@ -168,7 +168,7 @@ class SectionValues:
         return self._section.get(key)
 
     def blank(self, key: str) -> Entry | None:
-        """The entry of a key that stands there without a value."""
+        """Return the entry of a key that is there without a value."""
         return self._section.blank.get(key)
 
     def text(self, key: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""What reading server.ini again changes, decided without doing it (zookeeper.md §3, storage.md §9)."""
+"""Decide what a reload of server.ini changes, without doing it (zookeeper.md §3, storage.md §9)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["ReloadReport", "Reloaded", "reloaded_config"]
 
 @dataclass(frozen=True, slots=True)
 class ReloadReport:
-    """What reading server.ini again has done."""
+    """The result of a reload of server.ini."""
 
     changed: bool
-    """Whether the bytes of server.ini or filters.ini differ from those loaded before; if not, nothing was done."""
+    """Whether the bytes of server.ini or filters.ini differ from the loaded ones; if not, nothing was done."""
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
-    """No longer in the file; they stay registered and accepted until a restart."""
+    """Topics that are no longer in the file; they stay registered and accepted until a restart."""
     needs_restart: tuple[str, ...] = ()
     """Keys of [system], [zookeeper] and [replication] that differ from those at the start."""
     warnings: tuple[str, ...] = ()
-    """What is not done yet, and when it will be done."""
+    """Steps that are not done yet, and when they will be done."""
 
     def to_json(self) -> dict[str, bool | list[str]]:
-        """As RELOAD_CONFIG answers it (docs/protocol.md)."""
+        """Return the answer to RELOAD_CONFIG (docs/protocol.md)."""
         return {
             "changed": self.changed,
             "addedTopics": list(self.added_topics),
@@ -53,7 +53,7 @@ class ReloadReport:
 
 
 class Reloaded(NamedTuple):
-    """What follows from new files: the configuration to go on with, and the data directories of the next start."""
+    """The consequences of new files: the configuration to use from now on, and the next start's data directories."""
 
     config: BrokerConfig
     report: ReloadReport
@@ -61,10 +61,10 @@ class Reloaded(NamedTuple):
 
 
 def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
-    """What changes when the files hold `source`. Any thread: takes 0.1 ms a topic.
+    """Return the consequences of `source`, the new content of the files. Any thread: takes 0.1 ms a topic.
 
-    Only topics change; they inherit the running [system]. A topic that is missing now keeps its settings (1.x).
-    at_start: server.ini when the broker was started. Raises ConfigError for a file that it would not start with.
+    Only topics change; they inherit the running [system]. A topic that is now missing keeps its settings (1.x).
+    at_start: server.ini at the broker's start. Raises ConfigError for a file with which the broker would not start.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)
@@ -87,7 +87,7 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
-    """Keys of [system], [zookeeper] and [replication] that two versions of a server.ini set differently."""
+    """Return the keys of [system], [zookeeper] and [replication] that differ between two versions of a server.ini."""
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")

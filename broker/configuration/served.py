@@ -1,7 +1,6 @@
-"""What of a configuration decides what clients are served and promised, for comparing the nodes of a broker set.
+"""The settings that decide what clients are served and promised, for comparing the nodes of a broker set.
 
-Left out is what each node may have as it likes: where it stores and listens, what it counts, how large its segments
-are.
+Left out are settings that may differ between nodes: directories and addresses, counters, sizes of segments.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ __all__ = ["served_settings"]
 
 
 def served_settings(config: BrokerConfig) -> dict[str, Any]:
-    """As SET_STATUS tells it: {"system": {option: value}, "settings": [{option: value}, …], "topics": {name: number}}.
+    """Return them as in SET_STATUS: {"system": {option: value}, "settings": [{option: value}, …], "topics": {name:
+    number}}.
 
-    settings: each combination of topic options once; topics: which one each section of the file has. O(topics): 1 µs
-    for each.
+    settings: each combination of topic options once. topics: the index into `settings` for each section of the file.
+    O(topics): 1 µs for each.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}
@@ -41,7 +41,7 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Equal for topics with equal `_options`."""
+    """Return a value that is equal for topics with equal `_options`."""
     return (
         topic.partitions,
         topic.ack,
@@ -59,7 +59,7 @@ def _kind(topic: TopicConfig) -> tuple[object, ...]:
 
 
 def _options(topic: TopicConfig, config: BrokerConfig) -> dict[str, Any]:
-    """By the names of server.ini."""
+    """Return the options by their names in server.ini."""
     options: dict[str, Any] = {
         "numPartitions": topic.partitions,
         "ack": topic.promise.value,

@@ -1,4 +1,4 @@
-"""A broker's settings as values, read from server.ini by config.py. Field names carry the unit."""
+"""A broker's settings as values; config.py reads them from server.ini. Field names have the unit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AdminFrom = Literal["loopback", "any"]
-"""Where admin requests are accepted from: this machine, or every address that reaches the port."""
+"""The origins from which admin requests are accepted: this machine, or every address that reaches the port."""
 
 DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
@@ -39,14 +39,14 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
-"""Below the first data path of a node of a broker set: what it knows of the set (sets/history.py)."""
+"""The directory, in the first data path of a set's node, for its knowledge of the set (sets/history.py)."""
 
 
 class Promise(Enum):
     """When a message of a replicated topic is acknowledged."""
 
     LEADER = "leader"
-    """When the leader has it, as its flush mode says."""
+    """When the leader has it, as safe as its flush mode demands."""
     IN_SYNC = "in-sync"
     """When every in-sync node has it, at least in memory."""
     DISK = "disk"
@@ -55,29 +55,30 @@ class Promise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Options of the command that server.ini does not have: a Java broker refuses a key that it does not know."""
+    """Options of the command that are not in server.ini, because a Java broker refuses unknown keys."""
 
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
-    """Bytes of each data directory's disk below which puts are refused; None: a part of it (store/disk_space.py)."""
+    """Puts are refused below so many free bytes on a data directory's disk; None: a part of it
+    (store/disk_space.py)."""
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
-    """Of all connections, waiting to be safe, above which no more puts are read (pending_puts.py)."""
+    """The bytes of all connections' puts waiting to be safe, above which no more are read (pending_puts.py)."""
     node: str | None = None
-    """BrokerConfig.node in its place; None: as server.ini says."""
+    """Replaces BrokerConfig.node; None: as server.ini says."""
     zone: str | None = None
-    """BrokerConfig.zone in its place; None: as server.ini says."""
+    """Replaces BrokerConfig.zone; None: as server.ini says."""
     half_check_seconds: float = 6.0
-    """When a half message is checked first: so long after it came, unless it says when itself. Later checks come after
-    pauses that begin with this and double up to an hour."""
+    """The time from a half message's arrival to its first check, unless it has a time of its own. Later checks come
+    after pauses that begin with this and double up to an hour."""
     http_names: tuple[str, ...] = ()
-    """Host names, beside hostName, by which the HTTP ports may be asked for (http/browsers.py)."""
+    """Host names besides hostName that requests to the HTTP ports may use (http/browsers.py)."""
     half_checks: int = 15
     """How often a producer is asked for the outcome of a half message, before it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperConfig:
-    """[zookeeper]. connect: `host:port,…[/chroot]`; root: the node below which everything lives."""
+    """[zookeeper]. connect: `host:port,…[/chroot]`; root: the znode below which all others are."""
 
     connect: str = "localhost:2181"
     root: str = "/meta"
@@ -85,17 +86,17 @@ class ZooKeeperConfig:
     session_timeout_ms: int = 30_000
     connection_timeout_ms: int = 30_000
     sync_time_ms: int = 5_000
-    """How long the broker goes on serving after it has unregistered."""
+    """How long the broker still serves after it has unregistered."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """[topic=<name>], every key defaulting to [system]'s. `name` may be a pattern (`wild*`)."""
+    """[topic=<name>]; every key defaults to [system]'s. `name` may be a pattern (`wild*`)."""
 
     name: str
     partitions: int
     unflush_threshold: int
-    """Records after which data is synced; 0 and less: every put waits for the sync (group commit)."""
+    """Data are synced after so many records; 0 and less: every put waits for the sync (group commit)."""
     unflush_interval_ms: int
     data_path: str
     delete_policy: DeletePolicy = field(default_factory=partial(parse_delete_policy, DEFAULT_DELETE_POLICY))
@@ -103,23 +104,24 @@ class TopicConfig:
     accept_publish: bool = True
     accept_subscribe: bool = True
     accept_compressed: bool = False
-    """Whether messages with compressed payloads are taken; then clients that cannot read them get none of the topic."""
+    """Whether messages with compressed payloads are taken. If so, clients that cannot read them get no messages of the
+    topic."""
     stat: bool = False
     """Whether realtime counters are kept."""
     ack: Promise | None = None
     """See `promise`."""
     min_in_sync: int = 1
-    """In-sync nodes, the leader among them, with fewer of which messages are refused."""
+    """With fewer in-sync nodes, the leader included, messages are refused."""
     replicas: int | None = None
-    """In-sync nodes with fewer of which the topic counts as under-replicated; None: all nodes of the set."""
+    """With fewer in-sync nodes the topic counts as under-replicated; None: all nodes of the set."""
     readable_partitions: int | None = None
-    """Partitions that consumers are offered; None: `partitions`. Another number while partitions move."""
+    """The number of partitions that consumers are offered; None: `partitions`. It may differ while partitions move."""
     filters: Mapping[str, str] = field(default_factory=dict)
     """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
 
     @property
     def promise(self) -> Promise:
-        """When a message of a replicated topic is acknowledged: by default, group commit means the disks of all."""
+        """When a message of a replicated topic is acknowledged. By default, group commit means on the disks of all."""
         return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
 
     @property
@@ -143,19 +145,19 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The address listened on, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
+    """The listening address, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
     dashboard_port: int | None = None
-    """dashboardHttpPort; None: no pages. (1.x serves them on 8120 then, and a second broker of the host fails.)"""
+    """dashboardHttpPort; None: no pages. (1.x then serves them on 8120, and a second broker on the host fails.)"""
     move_consumers_past_end: bool = False
     """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
     node: str | None = None
-    """Name of this node in its broker set; None for a broker by itself."""
+    """The name of this node in its broker set; None for a single broker."""
     zone: str = ""
-    """Where the broker stands; consumers of the same zone prefer it."""
+    """The broker's zone; consumers of the same zone prefer it."""
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
-    """copyBytesPerSecond: below this a leader does not slow a joining node's copy down for the sake of producers."""
+    """copyBytesPerSecond: a leader does not slow a joining node's copy below this to spare producers."""
     app_class_path: str | None = None
-    """appClassPath: a directory of Python modules with filters; None: only those that are installed."""
+    """appClassPath: a directory of Python modules with filters; None: only installed modules."""
     filter_classes: Mapping[str, str] = field(default_factory=dict)
     """filters.ini: Java class -> Python callable."""
     source: bytes = b""
@@ -171,19 +173,19 @@ class BrokerConfig:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of the file, as registered in ZooKeeper."""
+        """The CRC-32 of the file, as registered in ZooKeeper."""
         return crc32(self.source)
 
     @property
     def data_paths(self) -> list[str]:
-        """Every configured data directory, [system]'s first."""
+        """All configured data directories, [system]'s first."""
         return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Settings of a topic that puts may use, None if it is neither configured nor matched by a pattern.
+        """Return the settings of a topic that puts may use; None if it is neither configured nor matched by a pattern.
 
-        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x). Topics of our own
-        (own_topics.py) are always accepted, and a pattern that begins as they do gives them its settings.
+        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x). metaq's own topics
+        (own_topics.py) are always accepted; a pattern that begins like their names gives them its settings.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -199,13 +201,13 @@ class BrokerConfig:
         return replace(self.system, partitions=OWN_PARTITIONS)
 
     def has_stat(self, name: str) -> bool:
-        """Whether realtime counters are kept: if the name matches any section with stat=true, as in 1.x."""
+        """Whether realtime counters are kept: the name matches any section with stat=true, as in 1.x."""
         return self._counted.match(name)
 
 
 class _Names:
-    """Names of sections, for the topics that they match. Any name may be asked for, so this costs the same however many
-    sections have no pattern."""
+    """Section names, for finding the topics that they match. Any name may be looked up, so the cost does not depend on
+    the number of sections without a pattern."""
 
     def __init__(self, names: Iterable[str]) -> None:
         chosen = set(names)
@@ -221,5 +223,5 @@ _PLAIN = re.compile(r"[\w-]*")
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    # every name is a regular expression with * for .*, also those without * (`.` matches any character); re caches
+    # every name is a regular expression with * for .*, even without * (`.` matches any character); re caches it
     return re.compile(name.replace("*", ".*"))

@@ -1,4 +1,4 @@
-"""The files a broker is configured by: server.ini, and filters.ini beside it."""
+"""The files that configure a broker: server.ini, and filters.ini beside it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ConfigTexts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """Where they are. filters: None = `filters.ini` beside server.ini, if there is one."""
+    """The paths of the files. filters: None = `filters.ini` beside server.ini, if there is one."""
 
     ini: str
     filters: str | None = None
 
     @property
     def filters_path(self) -> str:
-        """The file that maps Java's filter classes to Python callables, whether it exists or not."""
+        """The path of the file that maps Java's filter classes to Python callables, even if it does not exist."""
         return self.filters or os.path.join(os.path.dirname(os.path.abspath(self.ini)), FILTERS_FILE)
 
     @property
@@ -39,7 +39,7 @@ class ConfigFiles:
         return path if os.path.isdir(path) else None
 
     def read(self) -> ConfigTexts:
-        """Wait for the disk. Raises ConfigError for a file that cannot be read."""
+        """Read the files. Blocks. Raises ConfigError for a file that cannot be read."""
         if self.filters is None and not os.path.exists(self.filters_path):
             return ConfigTexts(_read("server.ini", self.ini))
         return ConfigTexts(_read("server.ini", self.ini), _read("--filters", self.filters_path))

@@ -12,7 +12,7 @@ class FlushTxLog(IntEnum):
     """flushTxLogAtCommit: when the transaction log is synced."""
 
     NEVER = 0
-    """Left to the operating system: a crash of the machine may take back what was answered."""
+    """When the operating system does it: a crash of the machine may lose answered requests."""
     AT_COMMIT = 1
     """Before a prepare, commit or rollback is answered."""
     EVERY_SECOND = 2
@@ -27,6 +27,6 @@ class TransactionConfig:
     max_checkpoints: int
     checkpoint_interval_ms: int
     max_timeout_seconds: int
-    """Longer timeouts of transactions are cut to this."""
+    """The maximum timeout of a transaction; longer ones are cut to this."""
     max_timeouts: int
-    """Transactions with a timeout that may be open at once."""
+    """How many transactions with a timeout may be open at once."""

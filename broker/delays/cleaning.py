@@ -1,7 +1,7 @@
-"""Keeping an internal log of delayed messages short: its oldest segment goes when nothing in it waits any more.
+"""Keep an internal log of delayed messages short: drop its oldest segment when no message in it waits any more.
 
-When more than half of the log is of no use, what waits in the oldest segment is written anew behind the end, a little
-at a time, so that the segment can go. Ids stay, so whoever wants to cancel a message finds it.
+When more than half of the log is useless, the messages that wait in the oldest segment are written anew at the log's
+end, a few at a time, so that the segment can go. Ids stay, so a message can still be cancelled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Job:
-    """Writing anew what waits before byte `end`. ids: what is left of it."""
+    """Writes anew the messages that wait before byte `end`. ids: of the messages that are left to write."""
 
     def __init__(self, contents: DelayedLog, end: int, ids: Ids) -> None:
         self.contents = contents
@@ -43,21 +43,21 @@ class _Job:
 
 
 class Cleaning:
-    """Of all logs; one is cleaned at a time. Reactor thread."""
+    """Cleans all logs, one at a time. Reactor thread."""
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
         self._job: _Job | None = None
-        self._copied_to: dict[DelayedLog, int] = {}  # where what was written anew ends
+        self._copied_to: dict[DelayedLog, int] = {}  # where the rewritten records end
         self._not_before = 0.0
 
     def stop(self) -> None:
-        """Another node leads."""
+        """Stop cleaning: another node leads."""
         self._job = None
         self._copied_to.clear()
 
     def consider(self, contents: DelayedLog) -> None:
-        """Do what is due: drop segments, or begin to write anew what keeps the oldest one."""
+        """Drop segments, or begin to write anew the messages that keep the oldest one."""
         log = contents.log
         if self._job is not None or log.read_only is not None:
             return
@@ -74,7 +74,7 @@ class Cleaning:
                 self._step(self._job)
 
     def _drop(self, contents: DelayedLog) -> bool:
-        """Whether segments went."""
+        """Drop the segments that can go. Return whether there were any."""
         log = contents.log
         copied_to = self._copied_to.get(contents)
         if copied_to is not None:
@@ -121,7 +121,7 @@ class Cleaning:
         if self._is_over(job):
             return
         contents = job.contents
-        job.ids = np.concatenate((ids[len(records) :], job.ids))  # what was not read, for it is large
+        job.ids = np.concatenate((ids[len(records) :], job.ids))  # those beyond the size limit were not read
         wanted = ids[: len(records)]
         waits = (contents.find(wanted) != NOWHERE).tolist()
         pendings: list[Pending] = []
@@ -173,7 +173,7 @@ class Cleaning:
         job.contents.log.checkpoint()
 
     def _failed(self, job: _Job, failure: Failure) -> None:
-        if not self._is_over(job):  # else another node leads, and the log may have been cut under the read
+        if not self._is_over(job):  # else another node leads, and the log may have been cut during the read
             self._give_up(job, failure.value)
 
     def _give_up(self, job: _Job, error: BaseException | None) -> None:

@@ -1,8 +1,8 @@
-"""What one internal log of delayed messages says: which wait, and which were delivered or cancelled. Reactor thread.
+"""The state in one internal log of delayed messages: which wait, and which were delivered or cancelled. Reactor thread.
 
-It is derived from the log's index units, and the marks in it (store/delayed_records.py). A node that follows reads on
-as the log grows; one that leads knows what it appends. A mark of a delivery counts as far as the messages are in their
-partition, which only a leader decides (`lead`): until then they are in the table.
+It is derived from the log's index units and its marks (memory/delayed_records.py). A following node reads on as the log
+grows; a leading node knows its own appends. A delivery's mark counts only for the messages that are in their partition.
+Only a leader decides that (`lead`): until then the messages are in the table.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ Find = Callable[[str, int], PartitionLog | None]
 
 
 class _Held(NamedTuple):
-    """What a mark says of deliveries, not known to have happened. mark: its byte offset."""
+    """Deliveries that a mark states, and that may not have happened. mark: its byte offset."""
 
     mark: int
     group: Group
 
 
 class _Unsettled(NamedTuple):
-    """Delivered by this leader, but a power cut may take it back. mark: byte offset of the mark. end: where the
-    messages end in `target`. least: the first byte here of the records that are needed then."""
+    """A delivery by this leader that a power cut may undo. mark: byte offset of the mark. end: where the messages end
+    in `target`. least: the first byte in this log of the records that are needed then."""
 
     mark: int
     target: PartitionLog
@@ -70,7 +70,7 @@ class _Unsettled(NamedTuple):
 
 
 class Late:
-    """Messages that are due and that their partition does not take. retry_at: monotonic seconds."""
+    """Due messages that their partition does not take now. retry_at: monotonic seconds."""
 
     def __init__(self, why: str, pause: float) -> None:
         self.table = DelayTable()
@@ -87,16 +87,16 @@ class DelayedLog(LogReader):
         self.table = DelayTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
-        """How many wait for each partition, late ones too."""
+        """How many messages wait for each partition, late ones included."""
         self.live_bytes = 0
-        """Of the records that wait."""
+        """The size of the waiting records."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
-        """Of the last ones: an answer that was lost with a broker is given again by the next one."""
+        """The last cancelled ids: if an answer is lost with its broker, the next leader can repeat it."""
         self.reading = False
-        """Whether a thread reads what is due now."""
+        """Whether a thread reads due messages now."""
         self.table_unsafe = False
-        """Whether something is due that is not safe yet."""
-        self._live: Counter[int] = Counter()  # records that wait, by where their segment begins
+        """Whether a due message is not safe yet."""
+        self._live: Counter[int] = Counter()  # waiting records, by their segment's first offset
         self._places: dict[
             int, tuple[DelayTarget, bool]
         ] = {}  # by tag: the partition, and whether they were written anew
@@ -104,11 +104,11 @@ class DelayedLog(LogReader):
         self._unsettled: deque[_Unsettled] = deque()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting messages."""
         return sum(map(len, self.tables()))
 
     def tables(self) -> Iterator[DelayTable]:
-        """All, that of the partitions that take nothing now, too. `table` is the first one."""
+        """Yield all tables: first `table`, then those of partitions that take no messages now."""
         yield self.table
         for late in self.late.values():
             yield late.table
@@ -126,7 +126,7 @@ class DelayedLog(LogReader):
         self.live_bytes = 0
 
     def _read(self, most: int | None) -> None:
-        """most: records."""
+        """Read on. most: records."""
         left = most
         for units in self._units():
             self._take(units)
@@ -136,7 +136,7 @@ class DelayedLog(LogReader):
                 if left <= 0:
                     return
         if left is None:
-            self._read_to = self.log.end_offset  # damage may be last
+            self._read_to = self.log.end_offset  # the log may end with damage
 
     def _units(self) -> Iterator[UnitArray]:
         for segment in list(self.log.segments):
@@ -161,7 +161,7 @@ class DelayedLog(LogReader):
             yield units
 
     def snapshot(self) -> Snapshot:
-        """With what is not safe yet, too."""
+        """Return a snapshot that includes records that are not safe yet."""
         return self.log.segments.snapshot()._replace(visible_end=self.log.end_offset)
 
     def _take(self, units: UnitArray) -> None:
@@ -179,7 +179,7 @@ class DelayedLog(LogReader):
             offset, size = int(units["offset"][number]), int(units["size"][number])
             record = self.snapshot().read(offset, size)
             found = decode_marks(record)
-            if found is None:  # a partition's name has the hash of a mark's
+            if found is None:  # a partition's name has the same hash as a mark
                 self._take_pending(*place_of(record), units[number : number + 1])
             else:
                 self._take_marks(offset, found)
@@ -189,7 +189,7 @@ class DelayedLog(LogReader):
 
     def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int64) - anew  # as it was written at first
+        sizes = units["size"].astype(np.int64) - anew  # the size before it was written anew
         if anew:
             before = self.table.move(ids, offsets)
             known = before != NOWHERE
@@ -220,8 +220,8 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Read to the end, and decide which deliveries have happened; those that have not, for marks that say so.
-        Raises StoreError."""
+        """Read to the end, and decide which deliveries have happened. Return the others; the caller marks them as
+        returned. Raises StoreError."""
         self.read_on()
         returned = []
         for mark, group in self._held:
@@ -239,22 +239,22 @@ class DelayedLog(LogReader):
         return returned
 
     def appended(self) -> None:
-        """The leader has appended what it knows."""
+        """Note that this leader has appended records, whose content it knows."""
         self._read_to = self.log.end_offset
 
     def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
-        """Appended by this leader: these wait. size: of their records."""
+        """Add messages that this leader has appended. size: of their records."""
         self._add(place, ids, offsets, size)
         self.appended()
 
     def delivered(self, group: Group, target: PartitionLog, mark: int) -> None:
-        """Appended by this leader: they lie in `target`, as the mark at this byte offset says."""
+        """Note that this leader has delivered a group to `target`, as the mark at byte offset `mark` says."""
         offsets = self.remove(group.place, group.ids, group.sizes)
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """What marks below this byte offset say cannot be lost any more. copied: the partitions have to be visible, as
-        what every node of a set has is."""
+        """Return the byte offset below which the marks' deliveries can no longer be lost. copied: deliveries must also
+        be visible, which means that every node of a set has them."""
         unsettled = self._unsettled
         while unsettled:
             _, target, end, _ = unsettled[0]
@@ -265,11 +265,11 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The first byte of what a power cut may make wait again; the log's end if there is nothing."""
+        """The first byte of the records that a power cut may make wait again; the log's end if there are none."""
         return min((each.least for each in self._unsettled), default=self.log.end_offset)
 
     def rewritten(self, ids: Ids, offsets: Ids) -> None:
-        """Appended by this leader: the records of these, if they still wait, lie at `offsets` now."""
+        """Note that this leader has written records anew at `offsets`; ids that no longer wait are ignored."""
         for table in self.tables():
             before = table.move(ids, offsets)
             known = before != NOWHERE
@@ -277,7 +277,7 @@ class DelayedLog(LogReader):
             self._tally(offsets[known], 1)
 
     def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
-        """Their partition does not take these now."""
+        """Note that the partition does not take these messages now."""
         late = self.late.get(place)
         if late is None:
             late = self.late[place] = Late(why, pause)
@@ -289,14 +289,14 @@ class DelayedLog(LogReader):
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Ids:
-        """Where the records of these lie, NOWHERE if they do not wait."""
+        """Return the records' byte offsets; NOWHERE for messages that do not wait."""
         found = self.table.find(ids)
         for table in islice(self.tables(), 1, None):
             found = np.maximum(found, table.find(ids))
         return found
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        """They do not wait any more; the byte offsets of those that did. sizes: of their records in the partition."""
+        """Remove messages. Return the byte offsets of those that waited. sizes: of their records in the partition."""
         found = self.table.remove(ids)
         if np.count_nonzero(found == NOWHERE):
             for table in islice(self.tables(), 1, None):
@@ -313,7 +313,7 @@ class DelayedLog(LogReader):
         return offsets
 
     def cancel(self, group: Group) -> None:
-        """A mark says that they are not delivered."""
+        """Cancel a group, as a mark says."""
         self.remove(group.place, group.ids, group.sizes)
         self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
         while len(self.cancelled) > tuning.DELAYED_CANCELLED:
@@ -326,7 +326,7 @@ class DelayedLog(LogReader):
         self._tally(offsets, 1)
 
     def live_in(self, segment: Segment) -> int:
-        """How many of its records wait."""
+        """Return how many of a segment's records wait."""
         return self._live[segment.first_offset]
 
     def _tally(self, offsets: Ids, sign: int) -> None:
@@ -336,7 +336,7 @@ class DelayedLog(LogReader):
         least = most = int(offsets[0])
         if len(offsets) > 1:
             least, most = int(offsets.min()), int(offsets.max())
-        if least < segments.first_offset:  # a follower's segment may go before what is behind it is read
+        if least < segments.first_offset:  # a follower's segment may go before later ones are read
             self._tally(offsets[offsets >= segments.first_offset], sign)
             return
         first, last = segments.number_at(least), segments.number_at(most)
@@ -351,14 +351,14 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """The sizes stay where they were, so that the others' places do."""
+    """Return the group without these ids. All sizes stay, so that the other messages keep their places."""
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
 
 
 def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
-    """Which of its messages are in the partition. What retention, or an operator with the whole partition, has taken
-    away is believed to have been; so is what cannot be read."""
+    """Return which of the group's messages are in the partition. Messages count as delivered if retention has removed
+    them, if an operator has removed the whole partition, or if they cannot be read."""
     everything = np.ones(len(group.ids), np.bool_)
     if target is None or group.base < target.first_offset:
         return everything
@@ -375,7 +375,7 @@ def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
 
 
 def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray]:
-    """The units of a segment without an index."""
+    """Return the units of a segment without an index."""
     found = []
     for scan in walk(files, fd, start, segment.size, segment.first_offset):
         if len(scan.units):
@@ -388,16 +388,16 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 # --- records ----------------------------------------------------------------------------------------------------------
 
 ReadBytes = Callable[[int, int], Buffer | None]
-"""read(byte offset, most bytes): None if that would have to wait for the disk."""
+"""read(byte offset, most bytes): None if the read would have to wait for the disk."""
 
 _SPAN_BYTES = 64 << 10
 _FIRST_BYTES = 4096
 
 
 def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
-    """The whole records at these offsets, of their first ones so many as have `most_bytes`, and one at least.
+    """Return the whole records at the first of these offsets: as many as fit into `most_bytes`, and at least one.
 
-    Neighbours are read together. None if `read` gives it. Raises what it raises.
+    Neighbours are read together. Returns None if `read` does, and raises what it raises.
     """
     order = offsets.argsort(kind="stable").tolist()
     starts = offsets.tolist()
@@ -417,7 +417,7 @@ def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] 
             data, base = got, start
         place = start - base
         length: int = HEADER.unpack_from(data, place)[0]
-        sizes[which] = size = HEADER_BYTES + (length if 0 <= length <= MAX_FRAME_BYTES else 0)  # else it is damaged
+        sizes[which] = size = HEADER_BYTES + (length if 0 <= length <= MAX_FRAME_BYTES else 0)  # else damaged
         found[which] = bytes(data[place : place + size])
     total = 0
     for which, size in enumerate(sizes):

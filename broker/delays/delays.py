@@ -1,11 +1,11 @@
 """Delayed messages: taken into an internal log, delivered into their partitions when they are due.
 
-A message is due by the wall clock. Timers run by the monotonic one, sleep a second at most, and look at the wall clock
-again: a clock that steps forward delivers at once what is due by it, one that steps back delivers later.
+A message is due by the wall clock. Timers run by the monotonic clock, sleep a second at most, and look at the wall
+clock again. If that steps forward, the messages then due are delivered at once; if it steps back, they come later.
 
-A delivery is one append to the internal log, the mark, and one to each partition behind it, in one turn of the reactor.
-The mark counts as far as the messages are in their partition (contents.py), so a crash in between, and a leader that
-has only a part of both, neither loses a message nor delivers it twice.
+A delivery is one append to the internal log, the mark, and then one append to each partition, in one turn of the
+reactor. The mark counts only for the messages that are in their partition (contents.py). So no message is lost or
+delivered twice if the broker crashes in between, or a new leader has only a part of both.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class Pended(NamedTuple):
-    """Records of one partition's delayed messages, to be appended to `log`; `Delays.noted` once they are."""
+    """Records of one partition's delayed messages, to be appended to `log`. Call `Delays.noted` afterwards."""
 
     owner: Delays
     log: DelayedLog
@@ -74,16 +74,16 @@ class Pended(NamedTuple):
     sizes: Sequence[int]
     buffers: Sequence[Buffer]
     size: int
-    """Bytes of the records."""
+    """The size of the records in bytes."""
     now_ms: int
 
     def units(self, offset: int) -> bytes:
-        """The index units of the records at byte `offset`."""
+        """Return the index units of the records, which begin at byte `offset`."""
         return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
 
 class DelayedDelivery(NamedTuple):
-    """What one turn gives to one partition. wanted: when each should have come, Unix ms."""
+    """The messages that one turn delivers to one partition. wanted: when each was due, Unix ms."""
 
     group: Group
     write: DueWrite
@@ -91,10 +91,10 @@ class DelayedDelivery(NamedTuple):
 
 
 class Delays:
-    """Of one broker. Reactor thread.
+    """The delayed messages of one broker. Reactor thread.
 
-    `enabled` is False on a node that copies another one's partitions, which delivers nothing. `lead` sets it, `follow`
-    takes it back.
+    `enabled` is False on a node that copies another node's partitions and so delivers nothing. `lead` sets it to True,
+    `follow` to False.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Delays:
         enabled: bool = True,
         topic: str = DELAYED_TOPIC,
     ) -> None:
-        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970. topic: of the logs."""
+        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970. topic: the logs' topic."""
         self.enabled = False
         self.writing: Deliverer
-        """To be set before anything is asked."""
+        """To be set before the first request."""
         self.delivered = 0
-        """Messages, since the start."""
+        """Messages delivered since the start."""
         self.damaged = 0
-        """Messages that could not be read when they were due, since the start."""
+        """Messages since the start that could not be read when they were due."""
         self.store = store
         self._topic = topic
         self._make_write = make_write
@@ -128,7 +128,7 @@ class Delays:
         self._crowded = False  # whether an id may be in use already
         self._timer: Timer | None = None
         self._wakes_at = _NEVER
-        self._retry_at = 0.0  # of marks that could not be written
+        self._retry_at = 0.0  # when to deliver again after an error
         self._lateness: deque[int] = deque(maxlen=tuning.DELAYED_LATENESS)
         self._returned: dict[PartitionLog, list[Group]] = {}
         self._last_settled: dict[PartitionLog, int] = {}
@@ -138,25 +138,25 @@ class Delays:
 
     @property
     def turn_records(self) -> int:
-        """Messages that are done, when they are due, before others are served."""
+        """How many due messages are handled before others are served."""
         return tuning.DELAYED_TURN_RECORDS
 
     # --- messages come ------------------------------------------------------------------------------------------------
 
     def due(self, flag: int, body: Buffer) -> int:
-        """When a delayed message that comes now is due, Unix ms. Raises RemoteProtocolError."""
+        """Return when a delayed message that arrives now is due, Unix ms. Raises RemoteProtocolError."""
         return self._due(flag, body, self.now_ms())
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
         return due_of(flag, body, now_ms)
 
     def check(self, target: PartitionLog) -> None:
-        """Raise DiskFull or StoreError if nothing can wait for this partition now, AccountSpent if too much waits."""
+        """Raise DiskFull or StoreError if no message can wait for this partition now, AccountSpent if too many wait."""
         self._check_room(1)
         self._contents(target.waits)
 
     def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if so many more may not wait; here they always may."""
+        """Raise AccountSpent if `count` more messages may not wait; in this class they always may."""
 
     def pend(
         self,
@@ -167,8 +167,8 @@ class Delays:
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Pended:
-        """Records of delayed messages for a partition that `check` has passed. dues: `due` of each. taken: an ordinary
-        id for each."""
+        """Make records of delayed messages for a partition that `check` has passed. dues: `due` of each. taken: an
+        ordinary id for each."""
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
             try:
@@ -185,7 +185,7 @@ class Delays:
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
-        """The same with pauses, for messages that nobody has looked at. Raises what `due` and `check` do."""
+        """As `pend`, with pauses, for messages that were not checked before. Raises as `due` and `check`."""
         self._check_room(len(bodies))
         now_ms = self.now_ms()
         dues: list[int] = []
@@ -226,7 +226,7 @@ class Delays:
         return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 
     def _contents(self, waits: bool) -> DelayedLog:
-        """Raises DiskFull, StoreError."""
+        """Return the log for partitions with or without group commit. Raises DiskFull, StoreError."""
         log = self.store.internal_log(self._topic, waits)
         if self.store.space.full:
             self.store.space.check(log.directory, journaled=waits)
@@ -250,7 +250,7 @@ class Delays:
             ids = pending_ids_of(dues, counter, later)
             if not (self._crowded and (yield from self._any_waits(np.array(ids, np.int64)))):
                 return ids
-            later += 1  # four million wait for the same millisecond
+            later += 1  # the ids of this millisecond are used up: four million wait
 
     def _any_waits(self, ids: Ids) -> Generator[None, None, bool]:
         for start in range(0, len(ids), tuning.DELAYED_SLICE_RECORDS):
@@ -262,7 +262,7 @@ class Delays:
         return False
 
     def noted(self, pended: Pended, base: int) -> None:
-        """These were appended from byte `base` on: they are to be delivered."""
+        """Note that these records were appended from byte `base` on, so that they are delivered."""
         ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
         pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
         self._wake_by(due_ms(int(ids.min())))
@@ -270,11 +270,11 @@ class Delays:
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """Wall clock, Unix ms."""
+        """Return the time by the wall clock, Unix ms."""
         return int(self._clock() * 1000)
 
     def _wake_by(self, due: float) -> None:
-        """due: Unix ms."""
+        """Wake at `due`, Unix ms, or earlier."""
         if due < self._wakes_at and self.enabled:
             if self._timer is not None:
                 self._timer.cancel()
@@ -282,7 +282,7 @@ class Delays:
             self._timer = self.call_later(self._seconds_until(due), self._wake)
 
     def _seconds_until(self, due: float) -> float:
-        """Never 0 for what is not due yet: clocks and floats may differ by less than they can say."""
+        """Return the seconds until `due`; never 0 before it, because clocks and floats are inexact."""
         if due <= self.now_ms():
             return 0.0
         return min(tuning.DELAYED_SLEEP_SECONDS, max(tuning.DELAYED_LEAST_SECONDS, due / 1000 - self._clock()))
@@ -305,7 +305,7 @@ class Delays:
             self._deliver_due(contents)
 
     def _sleep(self) -> None:
-        """Until something is due."""
+        """Sleep until a message is due."""
         now_ms, seconds = self.now_ms(), self.seconds()
         wake_at = self._wanted_at(now_ms, seconds)
         if self._retry_at > seconds:
@@ -313,7 +313,7 @@ class Delays:
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        """When the next turn is due, Unix ms. The arguments are now, by both clocks."""
+        """Return when the next turn is due, Unix ms. The arguments are the present time by both clocks."""
         least = tuning.DELAYED_LEAST_SECONDS
         wake_at = _NEVER
         for contents in self._logs.values():
@@ -332,7 +332,7 @@ class Delays:
     # --- delivering ---------------------------------------------------------------------------------------------------
 
     def _deliver_due(self, contents: DelayedLog) -> None:
-        """A turn's part of what is due."""
+        """Deliver one turn's share of the due messages."""
         if contents.reading or self.seconds() < self._retry_at:
             return
         due_before = pending_id(self.now_ms() + 1, 0)
@@ -369,7 +369,7 @@ class Delays:
         late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
 
     def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
-        """Read and deliver these: at once if the page cache has them, else in a thread."""
+        """Read and deliver messages: at once if the page cache has them, else after a thread has read them."""
         most = tuning.DELAYED_TURN_BYTES
         records = read_records(contents.log.segments.read, offsets, most)
         if records is not None:
@@ -400,7 +400,7 @@ class Delays:
             self._sleep()
 
     def _decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
-        """Those that can be read; the others are dropped. ids: theirs, and perhaps more."""
+        """Return the readable messages; drop damaged ones. ids: of the records, and perhaps more after them."""
         found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
             pending = decode_pending(record)
@@ -413,7 +413,7 @@ class Delays:
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append these to their partitions, behind a mark; ids: theirs, and perhaps more."""
+        """Append messages to their partitions, after a mark. ids: of the records, and perhaps more after them."""
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self._decoded(contents, ids, records):
             groups[pending.place].append(pending)
@@ -431,7 +431,7 @@ class Delays:
             self._append(contents, deliveries)
 
     def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> DelayedDelivery:
-        """Raises what refuses a put."""
+        """Make a delivery to one partition. Raises as a refused put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
         first_id = self.writing.message_ids.next(count)
@@ -459,8 +459,10 @@ class Delays:
     def _append_marked(
         self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]
     ) -> tuple[DueWrite, list[DueWrite]]:
-        """The mark, without which nothing else is appended, and what is appended and not safe yet. Those that their
-        partition does not take have an error, and wait as before."""
+        """Append a mark, and behind it the deliveries. Return the mark, and the appended writes that are not safe yet.
+
+        If the mark fails, nothing else is appended. A delivery that its partition refuses gets an error, and its
+        messages wait as before."""
         log = contents.log
         mark_at = log.end_offset
         marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
@@ -496,10 +498,10 @@ class Delays:
         self._pause(late, str(error))
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """The records of these lie elsewhere now, behind what marks say of them."""
+        """Called when records were written anew, and so lie behind the marks about them."""
 
     def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        """What cannot be read will never be; nobody knows whose it was."""
+        """Cancel unreadable messages for good; their partitions are unknown."""
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
             contents.log.directory,
@@ -518,7 +520,7 @@ class Delays:
         return self._make_write(log, (data,), unit)
 
     def _append_marks(self, contents: DelayedLog, marks: Marks) -> MetaqError | None:
-        """Why they are not appended. Nobody waits for them."""
+        """Append marks for which nobody waits. Return the error if that fails."""
         data, unit = encode_marks(marks, self.now_ms(), contents.log.end_offset)
         append = Append(contents.log, (data,), unit)
         self.store.append_many((append,))
@@ -530,7 +532,7 @@ class Delays:
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Have the logs say what did not happen. What cannot be written is tried again."""
+        """Mark failed deliveries as returned in the logs. Marks that cannot be written are tried again."""
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
             if error is None:
@@ -546,7 +548,7 @@ class Delays:
         return "delayed messages"
 
     def lead(self) -> None:
-        """As Memory. What is due is delivered from now on."""
+        """As Memory. Due messages are delivered from now on."""
         for log in self.store.internal_logs(self._topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
@@ -563,7 +565,7 @@ class Delays:
             self._sleep()
 
     def follow(self) -> None:
-        """As Memory. Nothing is delivered from now on; what is in memory is forgotten, and read again."""
+        """As Memory. No message is delivered from now on. The state in memory is dropped, and read again."""
         if self.enabled:
             self.enabled = False
             if self._timer is not None:
@@ -592,7 +594,7 @@ class Delays:
             self._cleaning.consider(contents)
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """A log that is at rest says at last that all its deliveries have happened."""
+        """Mark in an idle log that all its deliveries have happened."""
         written = self._last_settled.get(contents.log)
         if written is None:
             return
@@ -604,22 +606,22 @@ class Delays:
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting messages."""
         return sum(map(len, self._logs.values()))
 
     def counts(self) -> Counter[DelayTarget]:
-        """How many wait for each partition."""
+        """Return how many messages wait for each partition."""
         total: Counter[DelayTarget] = Counter()
         for contents in self._logs.values():
             total.update(contents.counts)
         return total
 
     def count(self, place: DelayTarget) -> int:
-        """How many wait for a partition."""
+        """Return how many messages wait for a partition."""
         return sum(contents.counts[place] for contents in self._logs.values())
 
     def late(self) -> dict[DelayTarget, tuple[int, str]]:
-        """How many are due for partitions that do not take them now, and why not."""
+        """Return how many messages are due for partitions that do not take them now, and why not."""
         found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():
@@ -629,21 +631,22 @@ class Delays:
 
     @property
     def live_bytes(self) -> int:
-        """Of the records that wait."""
+        """The size of the waiting records."""
         return sum(contents.live_bytes for contents in self._logs.values())
 
     def lateness_ms(self, part: float) -> int:
-        """How late the last deliveries were, at most: of this part of them, 0.0 … 1.0. 0 without any."""
+        """Return a quantile of the last deliveries' lateness; 0 without any. part: 0.0 … 1.0."""
         if not self._lateness:
             return 0
         return int(np.quantile(np.array(self._lateness), part, method="higher"))
 
     def contents(self) -> Sequence[DelayedLog]:
-        """Of the logs that there are."""
+        """Return the contents of all existing logs."""
         return tuple(self._logs.values())
 
     def cancel(self, request: CancelDelayedRequest) -> Deferred[CancelDelayedReply]:
-        """Answered when it is as safe as the messages. Fails with what refuses a put, StoreError."""
+        """Cancel a message. Fires when the cancellation is as safe as the messages. Fails as a refused put, or with
+        StoreError."""
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
     async def _cancel(self, place: DelayTarget, message_id: int) -> CancelDelayedReply:
@@ -664,7 +667,7 @@ class Delays:
             if pending is None or pending.place != place:
                 return CancelDelayedReply(Cancelled.UNKNOWN)
             if self._logs.get(contents.log) is not contents or contents.find(ids)[0] == NOWHERE:
-                return await self._cancel(place, message_id)  # another one has cancelled it meanwhile, or its time came
+                return await self._cancel(place, message_id)  # it was cancelled or delivered meanwhile
             _, write, waiting = self._cancel_now(contents, (pending,))
             await self._until_safe(write, waiting)
             return CancelDelayedReply(Cancelled.CANCELLED)
@@ -672,8 +675,8 @@ class Delays:
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, DueWrite, list[DueWrite]]:
-        """Have a mark say so of these, of one partition: the group, the mark, and what is not safe yet. Raises what
-        refuses it."""
+        """Cancel messages of one partition by a mark. Return the group, the mark, and the writes that are not safe yet.
+        Raises the mark's error."""
         place = messages[0].place
         group = Group(place, _ids_of(messages), _sizes_of(messages))
         write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
@@ -686,7 +689,7 @@ class Delays:
         return group, write, waiting
 
     async def _until_safe(self, write: DueWrite, waiting: Sequence[DueWrite]) -> None:
-        """Raises why `write` is not."""
+        """Wait until `write` is safe. Raises its error."""
         if waiting:
             safe: Deferred[None] = Deferred()
             self.writing.when_safe(waiting, partial(safe.callback, None))
@@ -700,7 +703,7 @@ def _ids_of(messages: Sequence[Pending]) -> Ids:
 
 
 def _sizes_of(messages: Sequence[Pending]) -> Sizes:
-    """Of their records in the partition."""
+    """Return the sizes of the messages' records in the partition."""
     return np.array([len(each.body) for each in messages], np.int64) + HEADER_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What delays ask of the room that stores messages (writing/), which stands above this one."""
+"""What delays need from the room that stores messages (writing/), which stands above this one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Deliverer", "DueWrite"]
 
 
 class DueWrite(Protocol):
-    """Records to be appended, and what became of them: a Write, as `make_write` makes it. [base, end): byte offsets."""
+    """Records to append, and the result: a Write, as `make_write` makes it. [base, end): byte offsets."""
 
     log: PartitionLog
     base: int
@@ -26,11 +26,11 @@ class DueWrite(Protocol):
 
     @property
     def failure(self) -> MetaqError | None:
-        """Why not all records are safe; None if they are."""
+        """Why the records are not all safe; None if they are."""
 
 
 class Deliverer(Protocol):
-    """Stores what is due, and the marks that say so."""
+    """Stores due messages, and the marks about them."""
 
     @property
     def message_ids(self) -> MessageIds: ...
@@ -38,13 +38,13 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """None unless what is appended goes to the other nodes of a set, too."""
+        """None unless appends also go to other nodes of a set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Where to append. Raises what refuses a put."""
+        """Return the log to append to. Raises as a refused put."""
 
     def append(self, writes: Iterable[Any]) -> list[Any]:
-        """Append each DueWrite in order; returns those that are not safe yet."""
+        """Append each DueWrite in order. Return those that are not safe yet."""
 
     def when_safe(self, waiting: Sequence[Any], done: Callable[[], None]) -> None:
         """Call `done` once each of these is safe, or has an error."""

@@ -1,9 +1,9 @@
-"""Which delayed messages wait, in the order of their times: ids and where their records lie, 16 bytes each.
+"""Waiting delayed messages in the order of their times: ids and the offsets of their records, 16 bytes each.
 
-An id begins with the time (protocol/delays.py), so ids in order are messages in the order of their times. What came
-last lies in one leaf, `_recent`; when that is full it is dealt out to the others, each of which has a range of ids. A
-leaf is two sorted arrays and what was added since they were sorted. So nothing ever moves more than a leaf at once, and
-a message costs O(log n), with numpy for all of a batch.
+An id begins with the time (protocol/delays.py), so the order of ids is the order of times. The newest ids are in one
+leaf, `_recent`. When it is full, it is dealt out to the other leaves, each with its own range of ids. A leaf is two
+sorted arrays, and additions since they were sorted. So no step moves more than one leaf, and a message costs O(log n),
+with numpy for a whole batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Places = npt.NDArray[np.intp]
 
 NOWHERE = -1
 _LEAF = 4096
-"""A leaf with more is divided. 32 KiB of ids: to insert into it costs 20 µs."""
+"""A leaf with more ids is divided. 32 KiB of ids: an insertion costs 20 µs."""
 
 _RECENT = 1 << 14
 _UNSORTED = 512
@@ -36,7 +36,7 @@ _NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
-    """Ids in order, with the byte offsets of their records, and in arrays of their own those that came since."""
+    """Sorted ids with the byte offsets of their records, and later additions in arrays of their own."""
 
     __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
 
@@ -54,7 +54,7 @@ class _Leaf:
         self.added_offsets.frombytes(offsets.tobytes())
 
     def sort(self) -> None:
-        """Afterwards nothing is in `added_ids`."""
+        """Sort the additions in; `added_ids` is empty afterwards."""
         if not self.added_ids:
             return
         ids, offsets = np.array(self.added_ids, np.int64), np.array(self.added_offsets, np.int64)
@@ -72,7 +72,7 @@ class _Leaf:
         self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Which of these are here, and the places of those; ids: in order."""
+        """Return which of these ids are here, and their places. ids: sorted."""
         self.sort()
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_), _NOWHERE
@@ -89,13 +89,13 @@ _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
 class DelayTable:
-    """One thread. Each id is there once. Arrays of ids may be in any order, results are in the same."""
+    """For one thread. Each id is there once. Arrays of ids may have any order; results have the same order."""
 
     def __init__(self) -> None:
         self._recent = _Leaf()
         self._leaves = [_Leaf()]
         self._firsts: list[int] = []
-        """Of each leaf but the first one, the id from which on ids belong to it."""
+        """The lowest id that belongs to each leaf but the first one."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class DelayTable:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def insert(self, ids: Ids, offsets: Ids) -> None:
-        """Ids that are not there yet."""
+        """Insert ids that are not there yet."""
         self._count += len(ids)
         recent = self._recent
         recent.add(ids, offsets)
@@ -114,16 +114,15 @@ class DelayTable:
             self._deal(recent.ids, recent.offsets)
 
     def remove(self, ids: Ids) -> Ids:
-        """Take these out: where their records lie, NOWHERE for those that are not there."""
+        """Remove ids. Return their records' offsets; NOWHERE for ids that are not there."""
         return self._each(ids, self._take)
 
     def find(self, ids: Ids) -> Ids:
-        """As `remove`, and they stay."""
+        """As `remove`, but the ids stay."""
         return self._each(ids, lambda leaf, here, places: leaf.offsets[places])
 
     def move(self, ids: Ids, offsets: Ids) -> Ids:
-        """Their records lie at `offsets` from now on: where they lay before, NOWHERE for those that are not there,
-        which stay so."""
+        """Set the records' offsets. Return the old ones; NOWHERE for ids that are not there, which are not added."""
         order = ids.argsort(kind="stable")
         wanted = offsets[order]
 
@@ -135,19 +134,19 @@ class DelayTable:
         return self._each(ids, replace)
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all ids."""
         self._recent, self._leaves, self._firsts, self._count = _Leaf(), [_Leaf()], [], 0
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
     @property
     def first(self) -> int | None:
-        """The least id."""
+        """The lowest id; None if there is none."""
         found = [least for least in (self._recent.least(), self._first_leaf().least()) if least is not None]
         return min(found, default=None)
 
     def until(self, end: int, most: int) -> tuple[Ids, Ids]:
-        """The first ids below `end`, at most so many, in order, and where their records lie."""
+        """Return the first ids below `end`, sorted, at most `most`, and their records' offsets."""
         return self._range(0, 0, end, most)
 
     def after(self, start: int, most: int) -> tuple[Ids, Ids]:
@@ -155,15 +154,15 @@ class DelayTable:
         return self._range(bisect_right(self._firsts, start), start + 1, None, most)
 
     def lying_before(self, offset: int) -> Iterator[tuple[Ids, Ids]]:
-        """Those whose records lie before byte `offset`, leaf by leaf, in no order. Nothing may change meanwhile but
-        offsets, and what is removed."""
+        """Yield, leaf by leaf and unsorted, the ids whose records lie before byte `offset`. Meanwhile only removals and
+        changes of offsets are allowed."""
         for leaf in [self._recent, *self._leaves]:
             leaf.sort()
             chosen = leaf.offsets < offset
             yield leaf.ids[chosen], leaf.offsets[chosen]
 
     def all_offsets(self) -> Iterator[Ids]:
-        """Leaf by leaf."""
+        """Yield all offsets, leaf by leaf."""
         for leaf in [self._recent, *self._leaves]:
             leaf.sort()
             yield leaf.offsets
@@ -171,7 +170,7 @@ class DelayTable:
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def _first_leaf(self) -> _Leaf:
-        """The first one that is not empty, if there is any; empty ones before it go."""
+        """Return the first leaf that is not empty, if there is one. Empty leaves before it go."""
         while not len(self._leaves[0]) and len(self._leaves) > 1:
             del self._leaves[0], self._firsts[0]
         return self._leaves[0]
@@ -191,7 +190,7 @@ class DelayTable:
         return ids[order], offsets[order]
 
     def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
-        """Of ids in order: which leaf those from `start` to `end` belong to."""
+        """Return (leaf number, start, end) for each slice of sorted ids that belongs to one leaf."""
         firsts, shares, start = self._firsts, [], 0
         while start < len(ids):
             number = bisect_right(firsts, ids[start])
@@ -201,8 +200,8 @@ class DelayTable:
         return shares
 
     def _deal(self, ids: Ids, offsets: Ids) -> None:
-        """Give these, which are in order, to the leaves that they belong to."""
-        for number, start, end in reversed(self._shares(ids)):  # a leaf that is divided moves those behind it
+        """Give sorted ids to the leaves that they belong to."""
+        for number, start, end in reversed(self._shares(ids)):  # dividing a leaf renumbers the leaves behind it
             leaf = self._leaves[number]
             leaf.add(ids[start:end], offsets[start:end])
             if len(leaf.added_ids) > _UNSORTED or len(leaf) > _LEAF:
@@ -219,8 +218,8 @@ class DelayTable:
         self._firsts[number:number] = [int(part.ids[0]) for part in parts[1:]]
 
     def _each(self, ids: Ids, use: _Use) -> Ids:
-        """use(leaf, which of the ids in order are there, their places) for each leaf that has some; the offsets that
-        it gives."""
+        """Call use(leaf, which of the sorted ids are there, their places) for each leaf that has any. Return the
+        offsets that `use` gives."""
         if len(ids) == 1:
             return self._one(ids, use)
         if not self._count:
@@ -245,7 +244,7 @@ class DelayTable:
         return found
 
     def _one(self, ids: Ids, use: _Use) -> Ids:
-        """As `_each`. `transactions-1`."""
+        """As `_each`, for a single id. Its benchmark: `transactions-1`."""
         if self._count:
             for leaf in (self._recent, self._leaves[bisect_right(self._firsts, ids[0])]):
                 leaf.sort()
@@ -258,7 +257,7 @@ class DelayTable:
         offsets = leaf.offsets[places]
         count = len(places)
         self._count -= count
-        if int(places[-1]) == count - 1:  # the first ones, which are due: the usual case
+        if int(places[-1]) == count - 1:  # removal of the first ids, which are due: the usual case
             leaf.ids, leaf.offsets = leaf.ids[count:], leaf.offsets[count:]
             return offsets
         leaf.ids, leaf.offsets = np.delete(leaf.ids, places), np.delete(leaf.offsets, places)
@@ -266,7 +265,7 @@ class DelayTable:
 
 
 def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
-    """Copies of the first ones in [start, end)."""
+    """Return copies of the first ids in [start, end) and of their offsets."""
     leaf.sort()
     first = int(leaf.ids.searchsorted(start)) if start else 0
     last = len(leaf.ids) if end is None else int(leaf.ids.searchsorted(end))

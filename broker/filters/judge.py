@@ -1,4 +1,4 @@
-"""A filter applied to stored records, within bounds. Runs on a worker thread: filters are users' code."""
+"""Applies a filter to stored records, within bounds. Worker thread, because filters are users' code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .table import Filter
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
-"""A request's filter calls end after this time with what was decided by then; a call is never interrupted."""
+"""A request's filter calls end after this time; earlier decisions count. A single call is never interrupted."""
 
 SCAN_BYTES = 16 << 20
-"""Rejected bytes in front of an accepted record that one `get` looks through before it says how far it has come."""
+"""How many rejected bytes one `get` looks through for an accepted record before it reports its progress."""
 
 
 class Verdict(NamedTuple):
-    """One record's bytes [start, end) in the buffer it was read from, and whether the group gets it."""
+    """One record's bytes [start, end) in its buffer, and whether the group gets it."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """One request's filter: of one group, for one partition."""
+    """The filter of one request: of one group, for one partition."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Judge:
         return self._deadline is not None and self._seconds() >= self._deadline
 
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
-        """Judge the whole records in `data`, which is read from `offset`; ends early when the time is over.
+        """Judge the whole records in `data`, which was read from `offset`. Ends early when the time is over.
 
-        A request's first record is always judged. A record that fails its check ends it too: the client finds it.
+        A request's first record is always judged. A record that fails its check also ends it: the client finds it.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -79,7 +79,7 @@ class Judge:
 
 
 class Chosen(NamedTuple):
-    """What a `get` is answered: the accepted records of a stretch, and the stored offset behind all that was judged.
+    """The answer to a `get`: the accepted records of a stretch, and the stored offset after all judged records.
 
     client_ends: where each record ends in `data`; stored_ends: where it ends in the log, counted from the start.
     """
@@ -91,7 +91,7 @@ class Chosen(NamedTuple):
 
     @property
     def leading(self) -> int:
-        """Bytes of the records in front of which nothing was rejected."""
+        """The bytes of the records before which none was rejected."""
         apart = np.flatnonzero(self.client_ends != self.stored_ends)
         if not len(apart):
             return len(self.data)
@@ -101,12 +101,12 @@ class Chosen(NamedTuple):
 def choose_records(
     judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int, gap: int
 ) -> Chosen:
-    """The accepted records from `offset` on, `size` bytes at most, without the rejected ones between them.
+    """Return the accepted records from `offset` on, at most `size` bytes, without the rejected ones between them.
 
-    read(offset, bytes): stored bytes of one segment, b"" at the end. size: of each read, too. largest: of a first one
-    that is longer. gap: rejected bytes that may be left out. With more of them in front of the first accepted record
-    nothing is given, and next_offset is where that record begins, or SCAN_BYTES away. If no whole record begins at
-    `offset` the bytes there are given as they are, and next_offset is `offset`: the client knows what to do with them.
+    read(offset, bytes): stored bytes of one segment, b"" at the end. size: also of each read. largest: the limit of a
+    longer first record. gap: how many rejected bytes may be left out. With more of them before the first accepted
+    record no record is given, and next_offset is where that record begins, or SCAN_BYTES away. If no whole record
+    begins at `offset`, the bytes there are given as they are, and next_offset is `offset`: the client can handle them.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -1,4 +1,4 @@
-"""What a filter sees of a stored message."""
+"""A stored message as a filter sees it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FilteredMessage"]
 
 
 class FilteredMessage:
-    """One message of a partition, read only; what a filter does not ask for is not decoded.
+    """One message of a partition, read-only. Parts that a filter does not use are not decoded.
 
     topic, partition, offset (byte position of the record), id and flag are as stored.
     """
@@ -30,9 +30,9 @@ class FilteredMessage:
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.topic}-{self.partition} at {self.offset}>"
 
-    @property  # a cached_property takes a lock, which costs more than what it does here
+    @property  # a cached_property takes a lock, which costs more than this property
     def payload(self) -> bytes:
-        """What the producer sent, without the attribute. Raises PayloadUnreadable if it is compressed and damaged."""
+        """The producer's payload, without the attribute. Raises PayloadUnreadable if it is compressed and damaged."""
         if self._payload is None:
             self._payload = payload_of(self._body, self.flag)
         return self._payload

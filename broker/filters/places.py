@@ -1,20 +1,20 @@
-"""Where requests of 1.x clients really stand after a filter has left out records. No I/O. Reactor thread.
+"""The true places of 1.x clients' requests after a filter has left out records. No I/O. Reactor thread.
 
 A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
-falls behind the stored one: 300 stored bytes of which 100 are accepted move it by 100. `RememberedPlaces` keeps, for
-each connection, topic, partition and group, what the last answer's bytes were, and so what the next request's offset
-means.
+falls behind the stored one: 300 stored bytes with 100 accepted ones move it by 100. For each connection, topic,
+partition and group, `RememberedPlaces` keeps the places of the last answers' bytes, and so the meaning of the next
+request's offset.
 
-Why nothing is lost, whatever becomes of the client:
-- It starts where a record begins, at offset = stored offset. What it has processed since are disjoint accepted records
-  of the log, so its offset grows by at most as much as the stored one: offset <= stored offset. So all accepted
-  records that begin before its offset have been processed.
-- Where nothing is known about an offset (another connection, another consumer, a broker that was restarted, a memory
-  that was given up) takes it as it is, from the start of the record with this byte: some come again, none is missed.
-- How many come again is bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and where
-  there is nothing left to give, a 301 sets the client's offset to the stored one.
-What is remembered is forgotten when another connection asks for the same group and partition: from then on offsets may
-come from there. An offset that several answers may have led to is taken for the smallest of their places.
+Why no message is lost, even if a client restarts or reconnects:
+- A client starts where a record begins, at offset = stored offset. It then processes disjoint accepted records of the
+  log, so its offset grows by at most as much as the stored one: offset <= stored offset. So it has processed all
+  accepted records that begin before its offset.
+- An unknown offset (of another connection or consumer, after a restart of the broker, or after its memory was given up)
+  is taken as it is, from the start of the record with this byte: some messages come again, none is missed.
+- The repeated messages are bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and
+  where no messages are left to give, a 301 sets the client's offset to the stored one.
+Places are forgotten when another connection asks for the same group and partition, because offsets may then come from
+there. An offset to which several answers may have led counts as the smallest of their places.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ import numpy.typing as npt
 __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key", "RememberedPlaces"]
 
 MAX_GAP_BYTES = 8 << 20
-"""Rejected bytes by which a client's offset may fall behind before it is put right; the last record may exceed it."""
+"""How many rejected bytes a client's offset may fall behind before it is corrected; the last record may exceed this."""
 
 PUT_RIGHT_SECONDS = 5.0
 """How long an offset may stay behind. Java clients commit every 5 s by default, and pause for 0.5 s after a 301."""
 
 _MAX_ANSWERS = 4
-"""Of one connection and partition: to a request that timed out and the next one, or to an application's own gets."""
+"""How many answers are kept for one connection and partition: to a request that timed out and the next one, or to an
+application's own gets."""
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
-"""Of all connections: where the records in the midst of answers end, 8 bytes each. The oldest are given up first."""
+"""The most bytes, for all connections, of the ends of records within answers, 8 bytes each. The oldest are given up
+first."""
 
 Key = tuple[str, int, str]
 """topic, partition, group."""
@@ -51,9 +53,9 @@ _NOTHING: Ends = np.empty(0, np.uint32)
 class Answered(NamedTuple):
     """One answer: `size` accepted bytes for the client's offsets [offset, offset + size].
 
-    stored, stored_end: byte offsets in the partition that the first and the last of them stand for. client_ends,
-    stored_ends: where each record ends, counted from `offset` and `stored`; empty if that was given up. behind_since:
-    when this client's offset fell behind (reactor seconds), None if it has not.
+    stored, stored_end: the partition's byte offsets for which the first and the last of them stand. client_ends,
+    stored_ends: where each record ends, counted from `offset` and `stored`; empty if given up. behind_since: when this
+    client's offset fell behind (reactor seconds); None if it has not.
     """
 
     offset: int
@@ -66,16 +68,16 @@ class Answered(NamedTuple):
 
     @property
     def detail_bytes(self) -> int:
-        """Memory of the ends."""
+        """The memory that the ends take."""
         return self.client_ends.nbytes + self.stored_ends.nbytes
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing was left out, here or before."""
+        """Whether no record was left out, in this answer or before."""
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
     def place_of(self, offset: int) -> int | None:
-        """What an offset at the end of one of the records, or at the start, stands for; None if it is no such place."""
+        """Return the stored offset for the start or for the end of a record; None for any other offset."""
         if offset == self.offset + self.size:
             return self.stored_end
         if offset == self.offset:
@@ -89,7 +91,7 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """What a request's offset stands for; `answers` are those that say so, without any it is taken as it is."""
+    """The stored place of a request's offset. answers: that led there; without any, the offset is taken as it is."""
 
     offset: int
     stored: int
@@ -97,17 +99,17 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """Bytes by which the client's offset is behind."""
+        """How many bytes the client's offset is behind."""
         return self.stored - self.offset
 
     @property
     def behind_since(self) -> float | None:
-        """When it fell behind."""
+        """When the offset fell behind."""
         return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
 
 
 class _Holder:
-    """The connection that asked last, and what it was answered."""
+    """The connection that asked last, and its answers."""
 
     __slots__ = ("answers", "owner")
 
@@ -117,22 +119,22 @@ class _Holder:
 
 
 class RememberedPlaces:
-    """All that is remembered. An owner stands for a connection and is compared by identity."""
+    """All remembered answers. An owner stands for a connection and is compared by identity."""
 
     def __init__(self) -> None:
         self.filtered: set[tuple[str, str]] = set()
-        """(topic, group) of those that have had a filter since the broker's start: as many as configurations name."""
-        self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last at the end
+        """(topic, group) of all groups with a filter since the broker's start: as many as configurations name."""
+        self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # last answered ones at the end
         self._owned: dict[object, set[Key]] = {}
-        self._detailed: OrderedDict[Key, None] = OrderedDict()  # those whose answers have details, in the same order
+        self._detailed: OrderedDict[Key, None] = OrderedDict()  # holders whose answers have details, in the same order
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """For how many groups and partitions there is a connection that asked last."""
+        """The number of groups and partitions for which a holder is known."""
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
-        """What a request's offset stands for; what another connection was answered for the key is forgotten."""
+        """Return the place of a request's offset. Answers to another connection for the key are forgotten."""
         holder = self._holders.get(key)
         if holder is None:
             return FoundOffset(offset, offset)
@@ -146,7 +148,7 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """The owner's request is worked on: what it is answered may be remembered, if nobody else asks meanwhile."""
+        """Note that the owner's request is under way: its answer may be remembered if nobody else asks meanwhile."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             self.forget(key)
@@ -156,12 +158,13 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """The owner's request at `found` is answered this; its client has done with the answers that led it there."""
+        """Remember the answer to the owner's request at `found`; its client no longer needs the answers that led
+        there."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             return
         self._remove(holder, found.answers)
-        if holder.answers or not answer.is_exact:  # what is exact would be taken as it is anyway
+        if holder.answers or not answer.is_exact:  # exact offsets would be taken as they are anyway
             holder.answers.append(answer)
             self._detail_bytes += answer.detail_bytes
             self._remove(holder, holder.answers[:-_MAX_ANSWERS])
@@ -172,11 +175,11 @@ class RememberedPlaces:
                 self._give_up_details(self._detailed.popitem(last=False)[0])
 
     def moved(self, owner: object, key: Key, found: FoundOffset, offset: int) -> None:
-        """The owner's client is told to go on at `offset`, which then stands for itself."""
+        """Note that the owner's client is told to go on at `offset`, which then stands for itself."""
         self.answered(owner, key, found, Answered(offset, 0, offset, offset))
 
     def forget(self, key: Key) -> None:
-        """Whatever offset is asked for next, it stands for itself."""
+        """Forget a key: the next offset, whichever it is, stands for itself."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
@@ -188,7 +191,7 @@ class RememberedPlaces:
             del self._owned[holder.owner]
 
     def connection_lost(self, owner: object) -> None:
-        """O(what is remembered of the connection)."""
+        """Forget a lost connection. O(its keys)."""
         for key in list(self._owned.get(owner, ())):
             self.forget(key)
 

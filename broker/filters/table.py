@@ -18,11 +18,11 @@ __all__ = ["Filter", "FilterTable", "load_filters"]
 _log = logging.getLogger(__name__)
 
 GroupAccept = Callable[[str, FilteredMessage], object]
-"""accept(group, message): true if the group is to get the message."""
+"""accept(group, message): true if the group gets the message."""
 
 
 class Filter:
-    """A user's callable. Any thread; `failures` is for people and may miss one."""
+    """A user's callable. Any thread. `failures` is for people and may miss one."""
 
     def __init__(self, name: str, accept: GroupAccept) -> None:
         """name: `package.module:callable`."""
@@ -31,7 +31,7 @@ class Filter:
         self._accept = accept
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
-        """Whether the group gets the message. An exception of the callable means no, as in 1.x; it is logged once."""
+        """Whether the group gets the message. An exception of the callable means no, as in 1.x, and is logged once."""
         try:
             return bool(self._accept(group, message))
         except Exception:
@@ -47,30 +47,30 @@ class Filter:
 
 
 class FilterTable:
-    """Filters by topic and group. Immutable: reading server.ini again makes a new one."""
+    """Filters by topic and group. Immutable: a reload of server.ini makes a new table."""
 
     def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
-        """filters: a name in the place of a filter stands for a Java class without a Python callable."""
+        """filters: a name instead of a filter is a Java class without a Python callable."""
         self._filters = dict(filters or {})
 
     def find(self, topic: str, group: str) -> Filter | None:
-        """The group's filter for a topic, None if it gets everything. Raises FilterUnavailable."""
+        """Return the group's filter for a topic; None if the group gets everything. Raises FilterUnavailable."""
         found = self._filters.get((topic, group))
         if isinstance(found, str):
             raise FilterUnavailable(found, topic, group)
         return found
 
     def filters(self) -> list[Filter]:
-        """All that can be called."""
+        """Return all callable filters."""
         return list({id(each): each for each in self._filters.values() if isinstance(each, Filter)}.values())
 
 
 def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> FilterTable:
-    """Import every callable that the configuration names. Runs users' code: not on the reactor thread once it runs.
+    """Import every callable that the configuration names. Runs users' code: not on a running reactor's thread.
 
-    known: of an earlier configuration, whose filters are kept. Raises ConfigError for what cannot be imported. A Java
-    class that no callable stands for is logged, and the group's requests are refused: it must neither get what
-    it did not want to see nor lose anything.
+    known: the table of an earlier configuration; its filters are kept. Raises ConfigError if an import fails. A Java
+    class without a callable is logged, and the group's requests are refused: the group must neither get unwanted
+    messages nor lose any.
     """
     _extend_path(config.app_class_path)
     filters = {each.name: each for each in (known.filters() if known else ())}
@@ -98,7 +98,7 @@ def _load(name: str, option: str) -> Filter:
         accept = import_module(module)
         for part in attribute.split("."):
             accept = getattr(accept, part)
-    except Exception as error:  # a module runs anything while it is imported
+    except Exception as error:  # an import may run any code
         reason = f"{type(error).__name__}: {error}"
         remedy = f"cannot be imported ({reason}): put the module into appClassPath or install it"
         raise ConfigError(option, name, remedy) from error

@@ -1,1 +1,1 @@
-"""Half messages: kept until the outcome of their transaction is known, which producers are asked for."""
+"""Half messages: kept until the outcome of their transaction is known; producers are asked for it."""

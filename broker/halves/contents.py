@@ -1,4 +1,4 @@
-"""What one internal log of half messages says: which wait, how often each was asked for, and what became of others."""
+"""The state in one internal log of half messages: which wait, how often each was asked for, and decided outcomes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["Decision", "HalfLog", "Questions"]
 
 
 class Questions(NamedTuple):
-    """asked: how often a producer was asked. last: the last time, Unix ms."""
+    """asked: how often producers were asked for a half message. last: the last time, Unix ms."""
 
     asked: int
     last: int
 
 
 class Decision(NamedTuple):
-    """What became of the half messages of a group. Its base and first id say where they are, if they are committed."""
+    """The outcome of a group's half messages. If it is commit, the group's base and first id say where they are."""
 
     outcome: HalfOutcome
     group: Group
 
     def replies(self) -> list[EndHalfReply]:
-        """What is answered to each of the group's ids, in their order."""
+        """Return the answers for the group's ids, in their order."""
         _, ids, sizes, base, first_id = self.group
         if self.outcome is HalfOutcome.ROLLED_BACK:
             return [EndHalfReply(self.outcome)] * len(ids)
@@ -46,17 +46,17 @@ class Decision(NamedTuple):
 
 
 class HalfLog(DelayedLog):
-    """One of the two logs. Reactor thread. `table` has those whose first check is not due."""
+    """One of the two logs. Reactor thread. `table` has the half messages whose first check is not due yet."""
 
     def __init__(self, log: PartitionLog, places: Shares) -> None:
-        """places: for those that wait."""
+        """places: charged for waiting half messages."""
         self.senders = Senders(places)
         self.asked = DelayTable()
-        """Those whose first check is due, or was."""
+        """The half messages whose first check is or was due."""
         self.questions: dict[int, Questions] = {}
-        """Of those that were asked for, by id."""
+        """The questions for half messages that were asked for, by id."""
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The last ones, by id; those of one mark share theirs."""
+        """The last decisions, by id; the ids of one mark share one."""
         super().__init__(log)
 
     def tables(self) -> Iterator[DelayTable]:
@@ -71,7 +71,7 @@ class HalfLog(DelayedLog):
         self.senders.clear()
 
     def set_due(self, ids: Ids) -> None:
-        """The first check of these is due."""
+        """Note that the first check of these is due."""
         self.asked.insert(ids, self.table.remove(ids))
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
@@ -106,12 +106,12 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """What a mark says of questions."""
+        """Note questions, as a mark says."""
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
 
     def decide(self, group: Group, *, committed: bool) -> Decision:
-        """What a mark says of an outcome."""
+        """Note an outcome, as a mark says."""
         decision = Decision(HalfOutcome.COMMITTED if committed else HalfOutcome.ROLLED_BACK, group)
         self.decided.update(dict.fromkeys(group.ids.tolist(), decision))
         while len(self.decided) > tuning.HALVES_DECIDED:
@@ -119,13 +119,13 @@ class HalfLog(DelayedLog):
         return decision
 
     def reply(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """What became of one, if that is known."""
+        """Return the outcome of a half message, if it is known."""
         decision = self.decided.get(half_id)
         if decision is None or decision.group.place != place:
             return None
         return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
-        """An outcome did not come to be."""
+        """Take back an outcome that did not take place."""
         for half_id in ids.tolist():
             self.decided.pop(half_id, None)

@@ -1,12 +1,12 @@
-"""Producer groups: their half messages whose first check was due, in the order of their next ones, and who asks.
+"""Producer groups: their half messages whose first check was due, in the order of their next checks, and who asks.
 
-A half message that is handed out comes again after a pause that grows. While the producer that sent it asks, nobody
-else is given it: that one knows whether its local work is under way. So the half messages of a group and topic lie in
-one *lane* for each producer that asks, and in one for everybody. When a producer falls silent, what is in its lanes
-goes over into those for everybody.
+A half message that was handed out comes again, after longer and longer pauses. While the producer that sent it asks,
+no other producer gets it: the sender knows whether its local work is under way. So the half messages of a group and
+topic lie in one *lane* for each producer that asks, and in one lane for everybody. When a producer falls silent, its
+half messages move to the lanes for everybody.
 
-Whatever has a time (a lane's next half message, the end of a poll, the silence of a producer) has an *alarm* in one
-heap, so that no request looks at all polls, lanes or producers. Reactor thread; times are seconds of one clock.
+Each timed event (a lane's next half message, the end of a poll, the silence of a producer) has an *alarm* in one heap,
+so that no request looks at all polls, lanes or producers. Reactor thread; times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ T = TypeVar("T")
 NEVER = float("inf")
 _GONE = -NEVER
 _ANYBODY = ""
-"""Instead of a producer: the lane that every asker may take from."""
+"""Stands for a producer in the lane from which every asker may take."""
 
 _LOOKED_AT = 512
-"""Entries that one poll looks at before others are served: some 3 ms. More than one answer takes."""
+"""How many entries one poll looks at before others are served: some 3 ms. One answer takes fewer."""
 
 
 class Half:
-    """One whose first check was due. at: when it may be handed out next, NEVER if it is parked. asked: how often it
-    was. producer: who sent it, "" if that is not known."""
+    """A half message whose first check was due. at: when it may be handed out next, NEVER if it is parked. asked: how
+    often it was asked for. producer: its sender, "" if unknown."""
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
 
@@ -49,14 +49,14 @@ class Half:
         self.asked = asked
         self.at = at
         self.last_ms = last_ms
-        """When it was handed out last, Unix ms; 0 = never."""
+        """When it was last handed out, Unix ms; 0 = never."""
         self.producer = producer
         self.lane: _Lane | None = None
 
 
 class Poll(NamedTuple, Generic[T]):
-    """A producer that waits for half messages, until `ends_at`: of these topics, None of all. producer: its name, "" if
-    it does not say."""
+    """A producer that waits for half messages until `ends_at`. topics: None = all. producer: its name, "" if it names
+    none."""
 
     caller: object
     group: str
@@ -68,8 +68,8 @@ class Poll(NamedTuple, Generic[T]):
 
 
 class _Lane:
-    """Half messages of a group and topic that this producer is asked for, or anybody. due: (at, id); what has moved is
-    left in it. count: that are in it. alarm_at: of its alarm; NEVER without one."""
+    """The half messages of a group and topic for which this producer, or anybody, is asked. due: (at, id); stale
+    entries stay in it. count: of the half messages in the lane. alarm_at: of its alarm; NEVER without one."""
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
 
@@ -87,8 +87,8 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: when it counts as gone; NEVER while its question waits; _GONE while its half
-    messages go to everybody. caller: whose question was the last one. topics: of that; None: all."""
+    """A producer that asks. until: when it counts as gone; NEVER while its poll waits; _GONE while its half messages
+    move to everybody's lanes. caller: the connection of its last poll. topics: of that poll; None: all."""
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
 
@@ -101,23 +101,23 @@ class _Asker:
 
 
 _NONE: dict[Any, Any] = {}
-"""Never changed: most of very many groups have nobody who asks."""
+"""Shared by groups without askers, and never changed: with very many groups, most have none."""
 
 
 class AskedGroup(Generic[T]):
-    """One producer group: a kilobyte with its first half message."""
+    """One producer group. It takes a kilobyte with its first half message."""
 
     __slots__ = ("_askers", "_by_producer", "_by_topic", "_lanes", "asked", "parked", "polls")
 
     def __init__(self) -> None:
         self.polls: dict[object, Poll[T]] = _NONE
-        """That wait, by caller."""
+        """The waiting polls, by caller."""
         self._by_topic: dict[str | None, dict[object, Poll[T]]] = _NONE
         self._by_producer: dict[str, Poll[T]] = _NONE
         self._askers: dict[str, _Asker] = _NONE
         self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer and topic
         self.asked = 0
-        """Half messages that may be handed out, now or later."""
+        """The number of half messages that may be handed out, now or later."""
         self.parked = 0
 
     def _put(self, poll: Poll[T]) -> None:
@@ -142,7 +142,7 @@ class AskedGroup(Generic[T]):
             self.polls = self._by_topic = self._by_producer = _NONE
 
     def _taker(self, lane: _Lane) -> Poll[T] | None:
-        """A poll that waits and may take from this lane, the one that has waited longest if there are several."""
+        """Return a waiting poll that may take from this lane; the longest waiting one of several."""
         if lane.producer:
             poll = self._by_producer.get(lane.producer)
             return poll if poll is not None and (poll.topics is None or lane.topic in poll.topics) else None
@@ -163,8 +163,9 @@ _Alarm = tuple[float, int, object]
 
 
 class Groups(Generic[T]):
-    """All of a broker. most: how often each half message is handed out. silent, grace: seconds: a producer that has not
-    asked for `silent` is gone; one whose connection is lost, or that has not asked at all, after `grace`."""
+    """All producer groups of a broker. most: how often each half message is handed out. silent: seconds after its last
+    question at which a producer counts as gone. grace: the same after its connection was lost, and for a producer that
+    has not asked at all."""
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
         self._most = most
@@ -172,20 +173,21 @@ class Groups(Generic[T]):
         self._grace = grace
         self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
-        self._callers: dict[object, dict[str, str]] = {}  # group → producer, of their last polls
+        self._callers: dict[object, dict[str, str]] = {}  # group → producer of the caller's last polls
         self._alarms: TimedEntries[_Alarm] = TimedEntries()
         self._numbers = count()
-        self._timed = 0  # polls, lanes and askers that there are: each has an alarm at most
+        self._timed = 0  # polls, lanes and askers: each has at most one alarm
         self.asked = self.parked = 0
-        """Of all groups."""
+        """The sums of all groups."""
         self.presumed_until = -NEVER
-        """Until then a producer that has not asked yet counts as one that does."""
+        """Until then a producer that has not asked yet counts as asking."""
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> Iterator[Poll[T] | None]:
-        """Forget all; those who waited. Where it gives None others may be served: to drop very many takes long."""
+        """Forget all groups, and yield the waiting polls. Each None is a place to serve others: dropping very many
+        groups takes long."""
         left = _left(self._groups, self._halves, self._callers, self._alarms)
         self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
         self._timed = self.asked = self.parked = 0
@@ -194,7 +196,7 @@ class Groups(Generic[T]):
     # --- half messages ------------------------------------------------------------------------------------------------
 
     def add(self, half: Half, now: float) -> None:
-        """Its first check is due, or was."""
+        """Add a half message whose first check is or was due."""
         self._halves[half.id] = half
         group = self._group(half.group)
         group.asked += 1
@@ -206,11 +208,11 @@ class Groups(Generic[T]):
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
-        """None: it is decided, or its first check is not due."""
+        """Return the half message; None if it is decided or its first check is not due."""
         return self._halves.get(half_id)
 
     def discard(self, half_id: int) -> None:
-        """It is decided."""
+        """Remove a decided half message."""
         half = self._halves.pop(half_id, None)
         if half is not None:
             group = self._groups[half.group]
@@ -224,7 +226,7 @@ class Groups(Generic[T]):
             self._drop_empty(half.group)
 
     def put_off(self, half: Half, at: float) -> None:
-        """It may be handed out at that time, and not before; never again if that was the last time."""
+        """Hand a half message out again at `at`, not before; never if it was handed out for the last time."""
         group = self._groups[half.group]
         if half.asked < self._most:
             half.at = at
@@ -238,12 +240,12 @@ class Groups(Generic[T]):
             self._leave(half)
 
     def is_parked(self, half: Half) -> bool:
-        """Whether it is handed out no more."""
+        """Whether a half message is no longer handed out."""
         return half.at == NEVER
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
-        """Those that are due for it, at most its limit; they are to be `put_off`, unless they are decided first. None:
-        of very much it has not seen all, and goes on in a turn, for which it is to `wait`."""
+        """Return the half messages due for a poll, at most its limit. The caller must `put_off` each that is not
+        decided first. None: there are too many entries for one look; the poll must `wait`, and a turn goes on."""
         group = self._group(poll.group)
         found: list[Half] = []
         lanes = [(lane.first_at, number, lane) for number, lane in enumerate(group._lanes_for(poll))]
@@ -256,7 +258,7 @@ class Groups(Generic[T]):
             if self._is_current(lane, at, half_id):
                 half = self._halves[half_id]
                 if not lane.producer and half.producer not in ("", poll.producer) and self._asks(group, half):
-                    self._enter(half, half.producer)  # it is back
+                    self._enter(half, half.producer)  # its sender asks again
                 else:
                     found.append(half)
             if lane.due:
@@ -270,11 +272,11 @@ class Groups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """The groups, sorted by name. most: of more than that, those that have been known for longest."""
+        """Return at most `most` groups, the longest known ones, sorted by name."""
         return sorted(islice(self._groups.items(), most))
 
     def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:
-        """So many groups at a time; what comes meanwhile is in none."""
+        """Yield the groups, `size` at a time; groups that come meanwhile are left out."""
         names = list(self._groups)
         for start in range(0, len(names), size):
             chosen = names[start : start + size]
@@ -317,17 +319,17 @@ class Groups(Generic[T]):
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def asked_for(self, caller: object, group: str) -> int:
-        """For how many groups beside this one that connection asks."""
+        """Return for how many groups other than this one the connection asks."""
         groups = self._callers.get(caller, {})
         return len(groups) - (group in groups)
 
     def arrive(self, poll: Poll[T]) -> None:
-        """A producer asks. It does not wait yet."""
+        """Note that a producer asks. Its poll does not wait yet."""
         producers = self._callers.setdefault(poll.caller, {})
         before = producers.get(poll.group)
         producers[poll.group] = poll.producer
         if before and before != poll.producer and (asker := self._group(poll.group)._askers.get(before)) is not None:
-            asker.caller = None  # which goes by another name
+            asker.caller = None  # that connection now names another producer
             self._goes(asker)
         group = self._group(poll.group)
         if poll.producer:
@@ -335,7 +337,7 @@ class Groups(Generic[T]):
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
-        """It has its answer: its producer is to ask again."""
+        """Note that a poll was answered: its producer should ask again."""
         group = self._groups.get(poll.group)
         asker = None if group is None else group._askers.get(poll.producer)
         if asker is not None and asker.caller is poll.caller:
@@ -346,7 +348,7 @@ class Groups(Generic[T]):
         self._drop_empty(poll.group)
 
     def lost(self, caller: object, now: float) -> list[Poll[T]]:
-        """Its connection is gone; those of its polls that waited."""
+        """Note that a connection is lost. Return its polls that waited."""
         found = []
         for name, producer in self._callers.pop(caller, {}).items():
             group = self._groups.get(name)
@@ -380,7 +382,7 @@ class Groups(Generic[T]):
         return asker.topics is None or half.place[0] in asker.topics
 
     def _goes(self, asker: _Asker) -> None:
-        """It has fallen silent: anybody may answer for it. Turns give away what is in its lanes."""
+        """Take a producer as gone: anybody may answer for it. Turns move its half messages to everybody's lanes."""
         self._leaves(asker.caller, asker.group)
         if asker.producer in self._groups[asker.group]._lanes:
             asker.until = _GONE
@@ -390,7 +392,7 @@ class Groups(Generic[T]):
 
     def _give_away(self, asker: _Asker, goes_on: Callable[[], bool]) -> None:
         for lane in list(self._groups[asker.group]._lanes.get(asker.producer, {}).values()):
-            while lane.count and lane.due:  # what is being read has no entry, and goes to everybody afterwards
+            while lane.count and lane.due:  # one being read has no entry; it moves later
                 at, half_id = lane.due.pop()
                 if self._is_current(lane, at, half_id):
                     self._enter(self._halves[half_id], _ANYBODY)
@@ -405,7 +407,7 @@ class Groups(Generic[T]):
         self._drop_empty(asker.group)
 
     def _leaves(self, caller: object, group: str) -> None:
-        """Nothing has to be done for this group when the connection is lost."""
+        """Forget that the connection asks for this group."""
         groups = self._callers.get(caller)
         if groups is not None:
             groups.pop(group, None)
@@ -413,13 +415,13 @@ class Groups(Generic[T]):
                 del self._callers[caller]
 
     def wait(self, poll: Poll[T]) -> None:
-        """It is to be answered when there is something."""
+        """Have a poll wait for half messages."""
         self._group(poll.group)._put(poll)
         self._timed += 1
         self._alarm(poll.ends_at, poll)
 
     def end_poll(self, caller: object, group: str) -> Poll[T] | None:
-        """The one of this caller for this group that waits; it does not any more."""
+        """Stop the caller's waiting poll for this group, and return it."""
         found = self._groups.get(group)
         poll = None if found is None else found.polls.get(caller)
         if poll is not None:
@@ -439,8 +441,8 @@ class Groups(Generic[T]):
         end: Callable[[Poll[T]], None],
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Do what is due: have polls given what there is for them, and those ended whose time is over. What `give` and
-        `end` get waits no more. goes_on: whether there is time for another one; the rest is due at once."""
+        """Handle due alarms: give waiting polls their half messages, and end polls whose time is over. A poll that
+        `give` or `end` gets waits no more. goes_on: whether there is time for another step; the rest stays due."""
         while self._alarms and self._alarms.first[0] <= now and goes_on():
             at, _, what = self._alarms.pop()
             if not self._is_set(at, what):
@@ -462,7 +464,7 @@ class Groups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give the half messages of a lane that are due to the polls that wait. What none takes waits for the next."""
+        """Give the due half messages of a lane to waiting polls. Those that no poll takes wait for the next one."""
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):
@@ -474,7 +476,7 @@ class Groups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """When there is something to do, or to look whether there is; infinite if there is nothing."""
+        """Return when the next alarm is due, which may be stale; infinite if there is none."""
         for _ in range(_LOOKED_AT):
             if not self._alarms or self._is_set_still(self._alarms.first):
                 break

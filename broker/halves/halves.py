@@ -1,9 +1,9 @@
-"""Half messages: taken into an internal log, and given to their partitions when their transaction is committed.
+"""Half messages: taken into an internal log, and delivered to their partitions when their transaction is committed.
 
-They are delayed messages (broker/delays) of another kind: when one is due, a producer of its group is asked for the
-outcome, one that waits with CHECK_HALVES: the one that sent it, as long as it asks (groups.py). A commit is a delivery
-at once, behind its mark; a rollback is a cancellation. Each question leaves a mark, too, so that another leader, or a
-broker that was started again, goes on counting.
+They are a kind of delayed messages (broker/delays). When one is due, a producer of its group that waits with
+CHECK_HALVES is asked for the outcome; it is the sender, as long as the sender asks (groups.py). A commit is a delivery
+at once, after a mark; a rollback is a cancellation. Each question also leaves a mark, so that a new leader or a
+restarted broker continues the count.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """Half messages of one group whose first check is due, or was. asked: those that are asked for; parked: those that
-    are not any more. askers: producers that wait for questions."""
+    """Counts for one group. Of half messages whose first check is or was due: asked are asked for, parked are no longer
+    asked for. askers: producers that wait for questions."""
 
     asked: int
     parked: int
@@ -72,7 +72,7 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 
 
 class Halves(Delays):
-    """Of one broker. Reactor thread. Led and followed as Delays are."""
+    """The half messages of one broker. Reactor thread. Leads and follows as Delays."""
 
     def __init__(
         self,
@@ -87,19 +87,19 @@ class Halves(Delays):
         checks: int,
         enabled: bool = True,
     ) -> None:
-        """first_seconds: the first check comes so long after its message. checks: questions for each of them. The rest:
-        as for Delays."""
+        """first_seconds: from a half message to its first check. checks: questions for each half message. Otherwise as
+        Delays."""
         self.first_seconds = first_seconds
         self._account = account
         self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
         self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
-        self._lost: deque[tuple[list[Half], float]] = deque()  # given to callers that are gone, and when others get it
-        self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # a worker thread reads what they are to get
+        self._lost: deque[tuple[list[Half], float]] = deque()  # of lost callers, and when others get them
+        self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # polls for which a worker thread reads
         self._ran, self._seen_at = 0.0, reactor.seconds()
-        self._works = SlicedWork(reactor)  # of what another node leads now
-        self._ending: dict[int, list[Deferred[None]]] = {}  # outcomes that are not safe yet: who else waits for them
+        self._works = SlicedWork(reactor)  # drops the state after another node has taken the lead
+        self._ending: dict[int, list[Deferred[None]]] = {}  # who else waits for an outcome that is not safe yet
         self.committed = self.rolled_back = self.questions = 0
-        """Half messages, and questions for one, since the start."""
+        """Half messages decided, and questions asked for half messages, since the start."""
         super().__init__(store, make_write, clock, reactor, in_thread, enabled=enabled, topic=HALVES_TOPIC)
 
     @property
@@ -132,8 +132,8 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Seconds for which this broker has run, for all times of groups.py. While the process stood still nobody could
-        ask it, so that does not make a producer silent."""
+        """Return the seconds for which this broker has run, the clock of groups.py. Time in which the process stood
+        still does not count, because no producer could ask then."""
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
             self._ran += now - self._seen_at
@@ -163,7 +163,7 @@ class Halves(Delays):
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """The first check of these is due."""
+        """Have producers asked for half messages whose first check is due."""
         found = self._decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
@@ -177,15 +177,15 @@ class Halves(Delays):
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
-        """Seconds from one question to the next one."""
+        """Return the seconds from a question to the next one. asked: questions so far."""
         pause: float = self.first_seconds * 2 ** (asked - 1)
         return min(pause, max(self.first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
 
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
-        """What this producer is to find out, once there is something, or its time is over. Fails with NotLeader when
-        the broker leads no longer. Raises HalfRefused."""
+        """Give the half messages for which to ask this producer, once there are any or its time is over. Fails with
+        NotLeader when the broker leads no longer. Raises HalfRefused."""
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
             raise HalfRefused(
@@ -210,19 +210,19 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """It has done with them."""
+        """Forget what the caller was given before: it has handled those half messages."""
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
             del self._given[caller]
 
     def _end_poll(self, poll: Poll[Checked], checked: Checked = ()) -> None:
-        """Answer it; by default there is nothing for it."""
+        """Answer a poll, by default with no half messages."""
         if not poll.answer.called:
             self._groups.answered(poll, self._running())
             poll.answer.callback(checked)
 
     def connection_lost(self, caller: object) -> None:
-        """Whatever this caller was asked for goes to another one."""
+        """Have other producers asked for the half messages that this caller was given."""
         now = self._running()
         groups = self._given.pop(caller, {})
         reading = [each for each in self._reading.values() if each.caller is caller]
@@ -234,7 +234,7 @@ class Halves(Delays):
             self._sleep()
 
     def _read_for(self, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer with these, whose records may have to be read from the disk first."""
+        """Answer a poll with half messages, whose records may have to be read from the disk first."""
         ids = np.array([half.id for half in halves], np.int64)
         for contents in self._half_logs():
             offsets = contents.asked.find(ids)
@@ -242,7 +242,7 @@ class Halves(Delays):
             if not here.any():
                 continue
             for half, chosen in zip(halves, here.tolist(), strict=True):
-                if not chosen:  # in the other log: the next one gets them
+                if not chosen:  # it is in the other log: the next poll gets it
                     self._groups.put_off(half, half.at)
             chosen_halves = [half for half, chosen in zip(halves, here.tolist(), strict=True) if chosen]
             most = tuning.HALVES_TURN_BYTES
@@ -257,12 +257,12 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """result: their records, perhaps of the first ones alone, or the failure to read them."""
+        """Answer a poll. result: the records of the half messages, or of only the first ones, or a failure to read."""
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
         waiting = [half if self._groups.get(half.id) is half else None for half in halves]
         if not isinstance(result, list):
-            if self.enabled:  # else another node leads, and the log may have been cut under the read
+            if self.enabled:  # else another node leads, and the log may have been cut during the read
                 _log.error("half messages cannot be read, trying again: %s", result.value)
             later = self._running() + tuning.DELAYED_RETRY_SECONDS[1]
             for half in filter(None, waiting):
@@ -311,7 +311,7 @@ class Halves(Delays):
         self._end_poll(poll, checked)
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
-        """Have the log say how often producers were asked. If it cannot, a restart forgets these questions."""
+        """Write to the log how often producers were asked. If that fails, a restart forgets these questions."""
         groups = []
         for pending in messages:
             half = self._groups.get(pending.id)
@@ -340,7 +340,8 @@ class Halves(Delays):
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
-        """Answered when the outcome is as safe as the messages. Fails with what refuses a put, StoreError."""
+        """Decide a half message. Fires when the outcome is as safe as the messages. Fails as a refused put, or with
+        StoreError."""
         place = request.topic, request.partition
         return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
 
@@ -356,8 +357,8 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """The same for several, by their ids, in the order of these. What is committed of them goes behind one mark, in
-        one write, and another mark says what is rolled back."""
+        """As `end` for several ids; the replies have their order. Committed ones go behind one mark, in one write, and
+        another mark names those that are rolled back."""
         return ensureDeferred(self._end_many(place, outcomes))
 
     async def _end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> list[EndHalfReply]:
@@ -378,8 +379,8 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """As many of those that wait in this log as may be read at once, behind the ids of the others. What would have
-        to wait for the disk is in neither."""
+        """Read as many half messages of this log as may be read at once. Return the ids that are left, and the
+        messages. If the read would have to wait for the disk, both are empty."""
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
         ids, offsets = ids[here], offsets[here]
@@ -391,7 +392,7 @@ class Halves(Delays):
         return ids[len(records) :], self._decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """What became of one, once that is safe."""
+        """Return the outcome of a half message, once it is safe."""
         if half_id in self._ending:
             return None
         for contents in self._half_logs():
@@ -400,7 +401,7 @@ class Halves(Delays):
         return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
-        """Its record, if it waits for this partition."""
+        """Return the log and the record of a half message that waits for this partition; else None."""
         ids = np.array([half_id], np.int64)
         for contents in self._half_logs():
             offsets = contents.find(ids)
@@ -410,7 +411,7 @@ class Halves(Delays):
             waits = True
             if offsets[0] < contents.log.segments.visible_end:
                 records = read_records(contents.log.segments.read, offsets, 0)
-            if records is None:  # its producer may have been answered before all nodes of the set have it
+            if records is None:  # or not visible: its producer may be answered before all nodes of the set have it
                 records = await self.in_thread(partial(read_records, contents.snapshot().read, offsets, 0))
                 waits = self._logs.get(contents.log) is contents and contents.find(ids)[0] != NOWHERE
             (pending,) = self._decoded(contents, ids, records) or (None,)
@@ -418,7 +419,8 @@ class Halves(Delays):
         return None
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
-        """Of one partition. Returns when it is safe. Raises what refuses it; then they wait as before."""
+        """Decide half messages of one partition. Returns when the outcome is safe. If it is refused, raises the error,
+        and they wait as before."""
         if outcome is HalfOutcome.COMMITTED:
             decision, write, waiting = self._commit(contents, halves)
         else:
@@ -462,7 +464,7 @@ class Halves(Delays):
 
     def lead(self) -> None:
         super().lead()
-        if self._logs:  # else no half message has been sent to anybody before
+        if self._logs:  # else nobody has sent a half message before
             self._groups.presumed_until = self._running() + tuning.HALVES_SILENT_SECONDS
 
     def follow(self) -> None:
@@ -478,7 +480,7 @@ class Halves(Delays):
         super().follow()
 
     def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
-        """Tell those who waited that another node leads."""
+        """Tell waiting producers that another node leads."""
         for poll in left:
             if poll is not None:
                 poll.answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
@@ -486,7 +488,7 @@ class Halves(Delays):
                 yield
 
     def _drop(self, *known: dict[Any, Any]) -> Iterator[None]:
-        """Forget these, which may be very many."""
+        """Empty dictionaries, which may be very large."""
         for each in known:
             while each:
                 each.popitem()
@@ -496,12 +498,12 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int) -> dict[str, HalfFigures]:
-        """By group. most: of more groups than that, those that have been known for longest."""
+        """Return figures by group, of at most `most` groups, the longest known ones."""
         return {name: _figures(group) for name, group in self._groups.first(most)}
 
     def largest(self, most: int) -> Generator[None, None, dict[str, HalfFigures]]:
-        """By group, sorted by name. most: of more groups than that, those with most half messages, and the sum of the
-        others under OTHERS. Others may be served at each `yield`."""
+        """Return figures by group, sorted by name: of the `most` groups with most half messages, and under OTHERS the
+        sum of all other groups. Others may be served at each `yield`."""
         largest: list[tuple[str, HalfFigures]] = []
         others = HalfFigures(0, 0, 0)
         for groups in self._groups.slices(tuning.HALVES_COUNTED):
@@ -514,19 +516,19 @@ class Halves(Delays):
         return dict(sorted(largest)) | ({OTHERS: others} if any(others) else {})
 
     def states(self) -> Counter[HalfState]:
-        """How many half messages there are of each."""
+        """Return the number of half messages in each state."""
         asked, parked = self._groups.asked, self._groups.parked
         counts = Counter({HalfState.ASKED: asked, HalfState.PARKED: parked})
         counts[HalfState.WAITING] = len(self) - asked - parked
         return counts
 
     def state(self, half_id: int) -> tuple[HalfState, Half | None]:
-        """Of one that waits."""
+        """Return the state of a waiting half message, and its Half if there is one."""
         half = self._groups.get(half_id)
         if half is None:
             return HalfState.WAITING, None
         return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
 
     def next_check_ms(self, half: Half) -> int | None:
-        """When a producer may be asked for it again, Unix ms; None if never."""
+        """Return when a producer may be asked for it again, Unix ms; None if never."""
         return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

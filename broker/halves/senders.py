@@ -1,4 +1,4 @@
-"""Which addresses the half messages of one internal log come from. Reactor thread."""
+"""The addresses that have sent the half messages of one internal log. Reactor thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """An address. number: in the table. count: of its half messages that wait."""
+    """An address. number: stands for it in the table. count: of its waiting half messages."""
 
     __slots__ = ("address", "count", "number")
 
@@ -23,24 +23,24 @@ class _Sender:
 
 
 class Senders:
-    """Counts each half message that waits, in `places`: for its address, or for nobody if another leader or an earlier
-    start has taken it. 16 bytes for each that has an address."""
+    """Counts each waiting half message in `places`: for its address, or for nobody if it was taken by another leader or
+    before a restart. 16 bytes for each with an address."""
 
     def __init__(self, places: Shares) -> None:
         self._places = places
-        self._numbers = DelayTable()  # of its sender, by id
+        self._numbers = DelayTable()  # the sender's number, by id
         self._by_address: dict[str, _Sender] = {}
         self._by_number: dict[int, _Sender] = {}
         self._last = 0
         self._nobodys = 0
 
     def found(self, count: int) -> None:
-        """So many wait that the log tells of."""
+        """Count waiting half messages that were read from the log."""
         self._nobodys += count
         self._places.add(NOBODY, count)
 
     def came(self, address: str, ids: Ids) -> None:
-        """These come from there."""
+        """Count half messages that an address has sent."""
         sender = self._by_address.get(address)
         if sender is None:
             self._last += 1
@@ -49,7 +49,7 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """So many of these have waited, and do not any more."""
+        """Count off half messages. count: how many of the ids have waited until now."""
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):
             if number != NOWHERE:
@@ -58,7 +58,7 @@ class Senders:
         self.found(-count)
 
     def clear(self) -> None:
-        """None waits any more."""
+        """Count off all half messages."""
         for sender in list(self._by_address.values()):
             self._count(sender, -sender.count)
         self.found(-self._nobodys)

@@ -1,8 +1,8 @@
-"""Which requests a web page of somebody else has a browser send here, without its user knowing.
+"""Detects requests that a foreign web page has made a browser send here, without its user knowing.
 
-Such a page can send what forms and images send (the browser names the page in Origin), and by DNS rebinding, pointing a
-domain of its own to this machine, all that a page of ours can (Host is that domain then). Programs other than browsers
-send no Origin, and as Host what they were told to connect to.
+Such a page can send the requests of forms and images; the browser then names the page in Origin. By DNS rebinding,
+which points the page's own domain to this machine, it can send all requests of our own pages; Host is then that domain.
+Programs other than browsers send no Origin, and as Host the name to which they connect.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from twisted.web.server import Request
 __all__ = ["OwnNames", "header_of"]
 
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?", re.ASCII)
-"""An IPv6 address in brackets, or a name or another address; and a port (RFC 9112)."""
+"""An IPv6 address in brackets, or a name or another address; then a port (RFC 9112)."""
 
 
 def header_of(request: Request, name: str) -> str | None:
-    """The last one of this name. What is not valid UTF-8 is replaced: twisted's `getHeader` of a str raises."""
+    """Return the last header with this name. Invalid UTF-8 is replaced, where twisted's `getHeader` of a str raises."""
     value: bytes | None = request.getHeader(name.encode())
     return None if value is None else value.decode("utf-8", "replace")
 
 
 class OwnNames:
-    """The names by which the broker's HTTP ports may be asked for: addresses, names without a dot, which no domain of
-    somebody else is, the machine's name, and those that are given."""
+    """The names that requests to the broker's HTTP ports may use: addresses, names without a dot (no foreign domain is
+    one), the machine's name, and the given names."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """names: host names, in upper or lower case."""
+        """names: host names; case does not matter."""
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Why the request is not answered; None: it is. A header that the request does not have refuses nothing."""
+        """Return why the request is not answered; None if it is. A missing header is no reason."""
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:
                 return f"the request has more than one {name}"
@@ -60,7 +60,7 @@ class OwnNames:
 
 
 def _place(origin: str) -> str | None:
-    """None: it is no address."""
+    """Return the host of an origin; None if it is no address."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The operator's pages on dashboardHttpPort (semantics.md §7), each as HTML and, if asked for, as JSON."""
+"""The operator's pages on dashboardHttpPort (semantics.md §7), each as HTML and, on request, as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
-"""What 1.x's dashboard writes as the id of the last message when it skips."""
+"""The id of the last message that 1.x's dashboard writes when it skips."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
-    """The last lines of the process's log. Any thread."""
+    """Keeps the last lines of the process's log. Any thread."""
 
     def __init__(self, lines: int = _KEPT_LINES) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class RecentLog(logging.Handler):
 class Dashboard:
     """Makes the content of the pages. Reactor thread.
 
-    session: the broker's ZooKeeper session, or None without ZooKeeper. log: the handler that keeps the last lines.
+    session: gives the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the last lines.
     """
 
     broker: Broker
@@ -155,7 +155,7 @@ class Dashboard:
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
-        """What this node of a broker set says of itself, and of the others if it leads."""
+        """Return this node's report about itself, and about the set's other nodes if it leads."""
         report = self.broker.set_report
         if report is None:
             return []
@@ -194,7 +194,7 @@ class Dashboard:
         return Page("Threads", stacks)
 
     def properties(self) -> Page:
-        """1.x's /java-properties: the run time, without the environment, which may hold secrets."""
+        """Return 1.x's /java-properties: the run time, without the environment, which may have secrets."""
         rows = [
             ("python", sys.version.split()[0]),
             ("implementation", platform.python_implementation()),
@@ -229,7 +229,7 @@ class Dashboard:
         return sorted(logs, key=lambda log: log.partition)
 
     async def _in_turns(self, work: Generator[None, None, T]) -> T:
-        """What it returns. Others may be served at each `yield`."""
+        """Do work in turns, and return its result. Others may be served at each `yield`."""
         while True:
             try:
                 next(work)
@@ -238,8 +238,8 @@ class Dashboard:
             await self.broker.turns.turn(NOBODY)
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
-        """The result of a function that asks ZooKeeper. Raises AccountSpent while too many pages wait for theirs: they
-        would keep the threads from syncing messages while ZooKeeper is silent."""
+        """Run a function that asks ZooKeeper, and return its result. Raises AccountSpent while too many pages wait for
+        ZooKeeper: while it is silent they would keep the threads from syncing messages."""
         pages = self.broker.account.pages
         pages.check(NOBODY)
         try:
@@ -255,7 +255,7 @@ class Dashboard:
 
 
 class _Root(Resource):
-    """From an address to its page."""
+    """Finds the page of an address."""
 
     isLeaf = True  # noqa: N815
 
@@ -285,7 +285,7 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Through the gate, and one of so many at once."""
+        """Show a page through the gate; the number of pages at once is limited."""
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
         shown_pages = self._dashboard.broker.account.shown_pages
@@ -308,7 +308,7 @@ class _Root(Resource):
         return NOT_DONE_YET
 
     def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
-        if not gone.called:  # else the browser left; its page is dropped
+        if not gone.called:  # else the browser has left, and its page is dropped
             sheet = view if isinstance(view, Sheet) else _sheet(view, request)
             turns = self._dashboard.broker.turns
             write_sheet(turns, address, request, sheet, lambda failure: _sheet(_failed(failure), request))
@@ -341,7 +341,7 @@ def _not_found() -> Page:
 
 
 def _argument(request: Request, name: bytes) -> str:
-    """Of the address; "" without it."""
+    """Return an argument of the address; "" without it."""
     return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
 
 
@@ -363,7 +363,7 @@ def _failed(failure: Failure) -> Page:
 
 
 def _sheet(page: Page, request: Request) -> Sheet:
-    """In the form that is asked for."""
+    """Return the page in the requested form."""
     wanted = (header_of(request, "accept") or "") + (header_of(request, "content-type") or "")
     if "application/json" in wanted:
         return Sheet("application/json; charset=utf-8", to_json(page), page.status)
@@ -376,7 +376,7 @@ def _sheet(page: Page, request: Request) -> Sheet:
 
 
 class _PartitionProgress(NamedTuple):
-    """committed: a byte offset, None if the group never committed one. owner: a consumer id, "" for none."""
+    """committed: a byte offset; None if the group never committed one. owner: a consumer id; "" for none."""
 
     partition: int
     committed: int | None
@@ -384,11 +384,11 @@ class _PartitionProgress(NamedTuple):
 
 
 class _PartitionOwned(CoordinationError):
-    """The group reads the partition at the moment."""
+    """The group is reading the partition now."""
 
 
 def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
-    """(broker id, master or slave<n>, host:port) of every live process."""
+    """Return (broker id, master or slave<n>, host:port) of every live process."""
     found = []
     for broker_id, nodes in ClusterView(session).brokers().items():
         for address in ([nodes.master] if nodes.master else []) + list(nodes.slaves):
@@ -400,7 +400,7 @@ def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
 def _group_progress(
     session: ZkSession, group: str, topic: str, broker_id: int, partitions: Sequence[int]
 ) -> list[_PartitionProgress]:
-    """One entry per partition of this broker. Raises CoordinationError."""
+    """Return one entry for each partition of this broker. Raises CoordinationError."""
     names = [f"{broker_id}-{partition}" for partition in partitions]
     offsets = ZooKeeperOffsetStore(session).load_many(group, [(topic, name) for name in names])
     owners = ClusterView(session).owners(group, topic)

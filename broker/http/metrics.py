@@ -30,7 +30,7 @@ _COMMANDS = ("cmd_put", "cmd_get", "cmd_offset", "get_miss", "put_failed")
 
 
 class _Metric(NamedTuple):
-    """Samples of one name: each has a value for each label."""
+    """The samples of one name: a value for each label."""
 
     name: str
     kind: str
@@ -40,12 +40,12 @@ class _Metric(NamedTuple):
 
 
 _Metrics: TypeAlias = Generator["_Metric | None", None, None]
-"""None: others may be served."""
+"""Metrics, and None where others may be served."""
 
 
 @dataclass(slots=True)
 class TopicTotals:
-    """Of a topic: messages and bytes kept, partitions with a log, and those closed by a failed write or sync."""
+    """A topic's stored messages and bytes, partitions with a log, and partitions closed by a failed write or sync."""
 
     messages: int = 0
     size: int = 0
@@ -54,7 +54,7 @@ class TopicTotals:
 
 
 def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTotals]]:
-    """Others may be served at each `yield`."""
+    """Return the totals by topic. Others may be served at each `yield`."""
     totals: defaultdict[str, TopicTotals] = defaultdict(TopicTotals)
     for number, log in enumerate(list(broker.store.logs()), 1):
         total = totals[log.topic]
@@ -68,7 +68,7 @@ def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTota
 
 
 def exposition(broker: Broker) -> Pieces:
-    """All metrics; a sample is what is so when its metric is gathered. Reactor thread; O(partitions + groups)."""
+    """Yield all metrics, each with its values at the time of gathering. Reactor thread; O(partitions + groups)."""
     for metric in _metrics(broker):
         if metric is None:
             yield None
@@ -80,8 +80,8 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """What is not valid UTF-8 is escaped: a path of a system with another encoding, or of a message that an earlier
-    version took, must not cost all metrics."""
+    """Return a label. Invalid UTF-8 is escaped: a path in another encoding, or a name from a message that an earlier
+    version took, must not break all metrics."""
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return f'{label}="{escaped}"'
@@ -92,12 +92,12 @@ def _gauge(name: str, text: str, value: float) -> _Metric:
 
 
 def _counter(name: str, text: str, value: float) -> _Metric:
-    """name: without its ending."""
+    """Return a counter. name: without its ending."""
     return _Metric(f"{name}_total", "counter", text, (), [((), value)])
 
 
 def _gauges(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> _Metric:
-    """One value for each value of the label."""
+    """Return a gauge with one value for each value of the label."""
     return _Metric(name, "gauge", text, (label,), (((labelled,), value) for labelled, value in values))
 
 
@@ -229,7 +229,7 @@ def _topics(broker: Broker) -> _Metrics:
 
 
 def _shared(broker: Broker) -> _Metrics:
-    """Of shared groups."""
+    """Yield the metrics of shared groups."""
     shared = broker.shared
     for name, text, value in (
         ("metaq_shared_leased", "Messages leased to shared consumers", shared.leased),
@@ -255,7 +255,7 @@ def _shared(broker: Broker) -> _Metrics:
 
 
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """The largest values, by group and topic, and the sum of the others."""
+    """Return the largest values by group and topic, and the sum of all others."""
     if len(values) <= tuning.PAGE_GROUPS:
         return list(values.items())
     order = sorted(values.items(), key=itemgetter(1), reverse=True)
@@ -264,7 +264,7 @@ def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str,
 
 
 def _replication(status: ReplicationStatus) -> _Metrics:
-    """Of a broker that takes part in replication; only an asynchronous slave knows partitions."""
+    """Yield the metrics of a broker in replication; only an asynchronous slave knows partitions."""
     if status.role != "sync-slave":  # it does not follow its master's connection
         text = "1 while connected to the other broker"
         yield _gauges("metaq_replication_connected", text, "role", [(status.role, status.connected)])
@@ -274,7 +274,7 @@ def _replication(status: ReplicationStatus) -> _Metrics:
     yield _gauges("metaq_replication_partitions", "Partitions of a slave by state", "state", states)
     lags: defaultdict[str, list[int]] = defaultdict(list)
     for each in status.partitions:
-        if each.lag_bytes is not None:  # as every lag is before the master's first answer
+        if each.lag_bytes is not None:  # None before the master's first answer
             lags[each.topic].append(each.lag_bytes)
     for name, text, figure in (
         ("metaq_replication_lag_bytes", "Bytes not copied yet", sum),
@@ -284,7 +284,7 @@ def _replication(status: ReplicationStatus) -> _Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> _Metrics:
-    """Of moves of partitions that this broker drives or closes its partitions for."""
+    """Yield the metrics of moves that this broker drives, or for which it closes its partitions."""
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")
     states = [((*names, each.move.state.value), each.state_seconds) for names, each in named]
@@ -299,7 +299,7 @@ def _moves(moves: Sequence[MoveFigures]) -> _Metrics:
 
 
 def _broker_set(status: ReplicationStatus) -> _Metrics:
-    """Of a node of a broker set; only its leader knows of the others."""
+    """Yield the metrics of a broker set's node; only the leader knows the other nodes."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
     topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
     yield _gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])

@@ -1,4 +1,4 @@
-"""Pages as values, and their two forms, in pieces: HTML that escapes everything, and JSON."""
+"""Pages as values, and their two forms, made in pieces: HTML that escapes everything, and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Button", "Cell", "Page", "Pieces", "Table", "Text", "to_html", "to_j
 Cell: TypeAlias = str | int | float | bool | None
 
 Pieces: TypeAlias = Iterator[str | None]
-"""A text, made piece by piece while it is written. None is no piece: others may be served."""
+"""A text, made piece by piece while it is written. None: others may be served."""
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0; color: #1c2733; background: #f6f7f9; }
@@ -59,8 +59,8 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, made one by one when they are written. cells: of a row. links: column name -> prefix of the link
-    its cells are. action: of a row, or none. HTML has PAGE_ROWS of the rows, JSON all."""
+    """Rows of cells, made one by one when they are written. cells: gives the cells of a row. links: column name ->
+    prefix of its cells' links. action: gives the action of a row, or None. HTML has PAGE_ROWS of the rows, JSON all."""
 
     columns: Sequence[str]
     rows: Sequence[Any]
@@ -72,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text as it is. lines: with their ends; they are made when they are written, None as in Pieces."""
+    """Plain text. lines: with their line ends, made when they are written; None as in Pieces."""
 
     lines: Iterable[str | None]
     title: str = ""
@@ -80,7 +80,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one address shows. status: HTTP's. query: of the address, kept by links to other rows."""
+    """The page of one address. status: of HTTP. query: of the address; links to other rows keep it."""
 
     title: str
     parts: Sequence[Table | Text]
@@ -91,7 +91,7 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Tables become lists of objects, texts strings, by the title of the part or of the page."""
+    """Yield the page as JSON: tables as lists of objects and texts as strings, by the title of the part or page."""
     yield "{"
     between = ""
     for part in page.parts:
@@ -123,7 +123,7 @@ def _json(value: object) -> str:
 
 
 def to_html(page: Page, first: int = 0) -> Pieces:
-    """The whole document. first: number of the row that its tables begin with, from 0 on."""
+    """Yield the whole document. first: the number, from 0, of the first row in its tables."""
     menu = "".join(f'<a href="{path}">{name}</a>' for path, name in _MENU)
     yield (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>metaq: {escape(page.title)}</title>'
@@ -164,7 +164,7 @@ def _table(page: Page, table: Table, first: int) -> Pieces:
 
 
 def _other_rows(page: Page, count: int, first: int, shown: int) -> str:
-    """Which rows of how many these are, and links to those in front of them and behind them."""
+    """Say which rows of how many are shown, with links to the rows before and after them."""
     links = "".join(
         f' <a href="?{escape(urlencode({**page.query, "from": start}))}">{name}</a>'
         for name, start, there in (

@@ -1,4 +1,4 @@
-"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if it is asked for; bounded requests."""
+"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if configured; requests are bounded."""
 
 from __future__ import annotations
 
@@ -37,50 +37,50 @@ __all__ = ["GuardedSite", "HttpPorts"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60
-"""A connection is closed that sends nothing for this long, or that takes nothing of an answer."""
+"""A connection is closed if it sends nothing, or takes nothing of an answer, for this long."""
 
 _LENGTH_DIGITS = 19
-"""Of a Content-Length. Python refuses to convert thousands of digits, which Twisted does not expect."""
+"""The most digits of a Content-Length. Python refuses to convert thousands of digits; Twisted does not expect that."""
 
 _TOLD_FRAMES = 4
 _TOLD_CHARACTERS = 200
 
 
 class _Services(Protocol):
-    """What the connections of both ports share."""
+    """The services that the connections of both ports share."""
 
     account: Account
     closed_lines: FewLines
 
 
 class _Channel(HTTPChannel):
-    """A connection: counted, with the body of its request, and cut when its answers are not taken."""
+    """A connection. It is counted, with the body of its request, and cut when its answers are not taken."""
 
     address: str
     shared: _Services
     transport: Any
     _cut: Any = None
     _unsent = _last_size = 0
-    _crowded = False  # its address, or all, have too many bytes of unfinished requests
-    _whole = False  # the request is being worked on
+    _crowded = False  # its address, or all together, have too many bytes of unfinished requests
+    _whole = False  # the request is complete and under way
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """No bytes of a peer end in Twisted's log, which has a traceback for each."""
+        """Handle errors here, so that a peer's bytes do not end in Twisted's log with a traceback each."""
         try:
             super().dataReceived(data)
         except Exception as error:
             self.failed(error)
             if self._whole:
-                self.transport.abortConnection()  # some of an answer may have gone
+                self.transport.abortConnection()  # a part of an answer may have been sent
             else:
                 self._respondToBadRequestAndDisconnect()
 
     def failed(self, error: BaseException) -> None:
-        """A bug, as a few lines in the log: a peer can send again what has met it."""
+        """Log a bug in a few lines: a peer can send the same request again."""
         frames = reversed(traceback.extract_tb(error.__traceback__)[-_TOLD_FRAMES:])
         places = ", ".join(f"{os.path.basename(each.filename)}:{each.lineno} {each.name}" for each in frames)
         self._tell(f"failed: {type(error).__name__}: {str(error)[:_TOLD_CHARACTERS]!r} in {places}")
@@ -103,7 +103,7 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """So much has come of the body of its request: it counts until the request is done."""
+        """Count the received part of the request's body until the request is done."""
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
             self._crowded = self._crowded and body_bytes > 0
@@ -120,14 +120,14 @@ class _Channel(HTTPChannel):
             self.transport.resumeProducing()
 
     def timeoutConnection(self) -> None:  # noqa: N802
-        """Its client sends nothing, unless it is not read."""
+        """End an idle connection, unless it is not being read."""
         if self._crowded:
             self.setTimeout(IDLE_SECONDS)
         else:
             super().timeoutConnection()
 
     def _cut_slow(self, why: str) -> bool:
-        if self._whole or self._cut is not None:  # what is not read cannot come
+        if self._whole or self._cut is not None:  # it is not being read
             return False
         self._tell(f"closed: {why}")
         self.transport.abortConnection()
@@ -152,7 +152,7 @@ class _Channel(HTTPChannel):
         super().writeSequence(data)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """The client does not take what is written."""
+        """Stop writing: the client does not take its answer."""
         self._wait()
         super().pauseProducing()
 
@@ -163,7 +163,7 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """When the rest is taken: nobody tells whether more of it is."""
+        """Close once the rest is taken, with a time limit: nobody reports its progress."""
         self._wait()
         super().loseConnection()
 
@@ -182,7 +182,7 @@ class _Channel(HTTPChannel):
 
 
 class GuardedSite(Site):
-    """What the ports serve with: requests of bounded size that no page of another site had a browser send."""
+    """Serves bounded requests that no page of another site has made a browser send."""
 
     noisy = False
     protocol = cast(Any, _Channel)
@@ -193,11 +193,11 @@ class GuardedSite(Site):
         self._shared = shared
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
-        """A connection's protocol, or None to close it at once."""
+        """Return a connection's protocol, or None to close it at once."""
         address = account_address(getattr(addr, "host", "?"))
         connections = self._shared.account.http
         if not connections.take(address):
-            if connections.refused.bit_count() == 1:  # the first one, and ever fewer
+            if connections.refused.bit_count() == 1:  # logs the 1st, 2nd, 4th, 8th …
                 _log.warning("an HTTP connection is refused: %s", connections.refusal(address))
             return None
         channel = cast(_Channel, super().buildProtocol(cast(Any, addr)))
@@ -206,13 +206,13 @@ class GuardedSite(Site):
 
 
 class _GuardedRequest(Request):
-    """A request whose body has at most MAX_BODY_BYTES; a larger one closes the connection before it is kept."""
+    """A request whose body has at most MAX_BODY_BYTES; a larger body closes the connection before it is kept."""
 
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        """What the account bounds is kept in memory. Twisted would make a file for a large body, whose descriptor
-        nobody counts."""
+        """Keep the body in memory, because the account bounds it. Twisted would make a file for a large body, whose
+        descriptor nobody counts."""
         self.content = BytesIO()
         self._check(length or 0)
 
@@ -224,9 +224,9 @@ class _GuardedRequest(Request):
             cast(_Channel, self.channel).holds(body_bytes)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
-        """Parameters are in the address alone. Twisted would parse a body whose type is that of a form, which is that
-        of many programs that say nothing else: seconds for 8 MiB, and what is in a message would change where it goes.
-        It does so if it finds the body written to its end."""
+        """Take parameters only from the address. Twisted would parse a body with the type of a form, which many
+        programs send by default: that takes seconds for 8 MiB, and a message's content would change its destination.
+        Twisted does so if the body's file is at its end."""
         cast(Any, self.content).seek(0)
         super().requestReceived(command, path, version)
 
@@ -244,7 +244,7 @@ class _GuardedRequest(Request):
         self.finish()
 
     def processingFailed(self, reason: Failure) -> Failure:  # noqa: N802
-        """A page raises: a bug."""
+        """Handle a page that raises, which is a bug."""
         error = cast(BaseException, reason.value)
         cast(_Channel, self.channel).failed(error)
         self.setResponseCode(INTERNAL_SERVER_ERROR)
@@ -260,7 +260,7 @@ class _GuardedRequest(Request):
 
 
 def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: str) -> Any:
-    """The listening port. Raises ConfigError naming `option` if it cannot listen there."""
+    """Listen, and return the port. Raises ConfigError, which names `option`, if that fails."""
     try:
         return reactor.listenTCP(port, site, interface=interface)
     except CannotListenError as error:
@@ -272,10 +272,10 @@ def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: st
 class HttpPorts:
     """Reactor thread.
 
-    A dashboard's port that is taken is one line in the log: pages must not keep messages from being served. The
-    gateway serves messages itself, so it raises ConfigError then. The dashboard can change things, so it listens where
-    admin requests may come from. The gateway sends and reads messages like the broker's own port, so it listens where
-    that does.
+    If the dashboard's port is taken, one line is logged: pages must not keep messages from being served. The gateway
+    serves messages itself, so it raises ConfigError then. The dashboard can make changes, so it listens where admin
+    requests may come from. The gateway sends and reads messages like the broker's own port, so it listens on the same
+    interface.
     """
 
     def __init__(
@@ -291,8 +291,8 @@ class HttpPorts:
         names: Iterable[str] = (),
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: by which browsers
-        may ask, beside the broker's hostName (OwnNames). session: as in Dashboard.
+        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: that browsers may
+        use besides the broker's hostName (OwnNames). session: as in Dashboard.
         """
         self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))
@@ -321,7 +321,7 @@ class HttpPorts:
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
-        """Listen no more; what is being answered is finished by its connections."""
+        """Stop listening; connections finish the answers under way."""
         logging.getLogger().removeHandler(self._recent)
         ports, self._ports = self._ports, []
         return gatherResults([port.stopListening() for port in ports])

@@ -1,4 +1,4 @@
-"""Writing what a page shows: in turns of the reactor, and no faster than its reader takes it."""
+"""Write a page in turns of the reactor, no faster than its reader takes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 
 class Sheet(NamedTuple):
-    """A page as it is written. status: HTTP's."""
+    """A page as it is written. status: of HTTP."""
 
     content_type: str
     pieces: Pieces
@@ -31,9 +31,9 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write it in turns of the address that asked for it, and finish the request. failed: what is shown instead if
-    nothing is written when a piece fails; later the connection is ended, so that the reader does not take a part for
-    the whole. Reactor thread."""
+    """Write a sheet in turns of the asking address, and finish the request. failed: gives the sheet to show if a piece
+    fails before anything is written. If one fails later, the connection is ended, so that the reader does not take a
+    part for the whole. Reactor thread."""
     _Writer(turns, address, request, sheet, failed).begin()
 
 
@@ -80,7 +80,7 @@ class _Writer:
         self._write(text, more)
 
     def _some(self) -> tuple[bytes, bool]:
-        """What a turn of the reactor makes of it; whether there is more."""
+        """Return the bytes made in one turn of the reactor, and whether there are more."""
         seconds = self._turns.seconds
         until = seconds() + tuning.TURN_SECONDS
         texts: list[str] = []
@@ -126,6 +126,6 @@ class _Writer:
 
 
 def encoded(pieces: Iterable[str | None]) -> bytes:
-    """What is not valid UTF-8 is escaped: a path of a system with another encoding, or of a message that an earlier
-    version took, must not cost the whole page."""
+    """Encode pieces. Invalid UTF-8 is escaped: a path in another encoding, or a name from a message that an earlier
+    version took, must not break the whole page."""
     return "".join(piece for piece in pieces if piece).encode("utf-8", "backslashreplace")

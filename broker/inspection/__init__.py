@@ -1,7 +1,7 @@
-"""What is in a data directory, written by the Java broker or by ours, without a broker: the public way to its files.
+"""The content of a data directory of the Java broker or of ours, without a broker: the public way to its files.
 
-`inspect_directory` reads everything and changes nothing; `stopped` deletes and renames partitions of a stopped broker.
-Both take and give values; what the files look like inside stays in `store` and `transactions`.
+`inspect_directory` reads everything and changes nothing. `stopped` deletes and renames partitions of a stopped broker.
+Both take and give values; only `store` and `transactions` know the format of the files.
 """
 
 from .directory import (

@@ -1,4 +1,4 @@
-"""A whole data directory: partitions, journal, transaction log, the lock, and what would trouble a Java broker."""
+"""A whole data directory: partitions, journal, transaction log, lock, and possible trouble for a Java broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to look. max_record_bytes: maxTransferSize of the Java brokers; processors: of the Java broker's machine."""
+    """Options of an inspection. max_record_bytes: the Java brokers' maxTransferSize. processors: of the Java broker's
+    machine."""
 
     fast: bool = False
     max_record_bytes: int = 1 << 20
@@ -47,7 +48,7 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """Everything that was found. in_use: a broker of ours holds the lock (None: that cannot be told)."""
+    """All results. in_use: whether a broker of ours holds the lock (None: unknown)."""
 
     path: str
     in_use: bool | None
@@ -58,7 +59,7 @@ class DirectoryReport:
 
     @property
     def all_findings(self) -> list[Finding]:
-        """Worst first."""
+        """All findings, worst first."""
         own = [*self.findings, *(each for partition in self.partitions for each in partition.findings)]
         own += self.journal.findings
         if self.transactions is not None:
@@ -67,7 +68,7 @@ class DirectoryReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether something is lost, or a broker would not start."""
+        """Whether messages are lost, or a broker would not start."""
         return any(found.level is Level.DAMAGE for found in self.all_findings)
 
 
@@ -82,8 +83,8 @@ def inspect_directory(
 ) -> DirectoryReport:
     """Read `path` (a dataPath) and the transaction log below `log_path` (default: the same). Changes nothing.
 
-    total: called once with the bytes to read at most; advance: with those that have been read. Raises OSError if the
-    directory itself cannot be listed.
+    total: called once with the most bytes to read. advance: called with the bytes read. Raises OSError if the directory
+    itself cannot be listed.
     """
     in_use = is_in_use(path)
     findings: list[Finding] = []
@@ -115,18 +116,18 @@ def is_data_directory(path: Path) -> bool:
 
 
 def data_directories_near(path: Path) -> list[Path]:
-    """Directories up to two levels below `path` that a broker of ours has used, sorted."""
+    """Return the sorted directories, up to two levels below `path`, that a broker of ours has used."""
     return sorted(lock.parent for depth in ("*", "*/*") for lock in path.glob(f"{depth}/{LOCK_NAME}"))
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """By topic how many partitions, from 0 on, reach the highest one in `path`. Raises what a broker's start does."""
+    """Return the highest partition number in `path` + 1, by topic. Raises as a broker's start."""
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
 
 class StoredNode(NamedTuple):
-    """What a data directory says of its node of a broker set. instance: of its data. epoch: the highest one seen.
-    copied: the directory is a copy, so the data are none of that instance."""
+    """A broker set's node, as its data directory has it. instance: of its data. epoch: the highest one seen. copied:
+    whether the directory is a copy, so that its data do not belong to the instance."""
 
     instance: str
     epoch: int
@@ -134,16 +135,17 @@ class StoredNode(NamedTuple):
 
 
 def stored_node(path: Path) -> StoredNode | None:
-    """None: no node of a set has been at work in `path`. Raises StoreError for a damaged file."""
+    """Return the node whose data are in `path`; None if no set's node has used it. Raises StoreError for a
+    damaged file."""
     file = NodeFile(REAL_FILES, str(path))
     file.read()
     return StoredNode(file.instance, file.epoch, file.copied) if file.history.epochs else None
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether a broker of ours holds the lock; None if that cannot be told.
+    """Whether a broker of ours holds the lock; None if unknown.
 
-    Asked with a shared lock, given back at once: a broker holds an exclusive one. Java brokers hold none.
+    This takes a shared lock and releases it at once: a broker holds an exclusive one. Java brokers hold none.
     """
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -197,7 +199,7 @@ def _java_traps(path: Path, listed: list[SegmentList], processors: int) -> Itera
 
 
 def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
-    """What a node of a broker set remembers of its epochs."""
+    """Check the file in which a broker set's node remembers its epochs."""
     file = NodeFile(files, str(path))
     if not os.path.exists(file.path):
         return
@@ -215,7 +217,7 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class JournalReport:
-    """files: in the journal. returning: bytes by partition that the next start puts behind its last good record."""
+    """files: of the journal. returning: bytes by partition that the next start appends after its last good record."""
 
     path: str
     files: int = 0
@@ -227,7 +229,7 @@ class JournalReport:
 def _inspect_journal(
     files: Files, data_path: Path, logs: Mapping[str, Sequence[SegmentFile]], *, in_use: bool
 ) -> JournalReport:
-    """Compare the journal with what the partitions, by name, have themselves. logs: their segments, in order."""
+    """Compare the journal with the partitions' own files. logs: the partitions' segments, in order, by name."""
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
         journal = read_journal(files, str(data_path))
@@ -251,7 +253,7 @@ def _inspect_journal(
     try:
         for name, found in sorted(journal.entries.items()):
             directory, segments = os.path.join(data_path, name), logs.get(name, ())
-            if is_internal(name):  # an internal log, which is no partition
+            if is_internal(name):  # an internal log is no partition
                 topic, _, number = name.rpartition("-")
                 directory = KINDS[topic].path(str(data_path), int(number))
                 segments = segment_files(files, directory) if files.is_directory(directory) else ()

@@ -1,4 +1,4 @@
-"""What an inspection has found, and how bad it is."""
+"""The findings of an inspection, and their levels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Finding", "Level"]
 
 
 class Level(StrEnum):
-    """Worst first."""
+    """The levels, worst first."""
 
     DAMAGE = "damage"
     """Messages are lost or cannot be read, or a broker would not start."""
     WARNING = "warning"
-    """A start changes something: a tail is cut, messages are written again."""
+    """A start makes changes: a tail is cut, messages are written again."""
     NOTE = "note"
-    """Good to know, above all before a Java broker takes the directory back."""
+    """Good to know, above all before a Java broker uses the directory again."""
 
 
 class Finding(NamedTuple):

@@ -1,4 +1,4 @@
-"""One partition directory: its segments and what lies beside them."""
+"""One partition directory: its segments and the files beside them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _QUARANTINE = f"{DATA_SUFFIX}.damaged-"
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """The files of one partition directory as they were listed; sizes are those of that moment."""
+    """The files of one partition directory, with their sizes when they were listed."""
 
     name: str
     """`<topic>-<partition>`."""
     path: str
     segments: tuple[SegmentFile, ...]
     unsafe: int
-    """Number of the first segment that the next start checks, and may cut; 0 if there is none."""
+    """The number of the first segment that the next start checks and may cut; 0 if there is none."""
     archives: int
     quarantined: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class SegmentList:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """What is in one partition. Offsets and sizes in bytes; records is None if they were not counted."""
+    """The content of one partition. Offsets and sizes in bytes; records is None if they were not counted."""
 
     name: str
     path: str
@@ -54,9 +54,9 @@ class PartitionReport:
     checked_bytes: int = 0
     bad: list[BadRange] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
-    """Number of segments by the state of their index."""
+    """The number of segments by the state of their index."""
     keys: dict[str, int] = field(default_factory=dict)
-    """The same of their key file."""
+    """The number of segments by the state of their key file."""
     largest_record: int = 0
     archives: int = 0
     quarantined: int = 0
@@ -64,7 +64,7 @@ class PartitionReport:
 
 
 def list_partition(files: Files, name: str, path: str) -> SegmentList:
-    """List a partition directory. What cannot be used becomes a finding. Raises OSError if it cannot be listed."""
+    """List a partition directory. Unusable files become findings. Raises OSError if it cannot be listed."""
     segments: list[SegmentFile] = []
     findings: list[Finding] = []
     names = sorted(files.list_directory(path))
@@ -83,7 +83,7 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
             continue
         try:
             status = files.status(where)
-        except FileNotFoundError:  # retention of a broker that runs
+        except FileNotFoundError:  # a running broker's retention
             continue
         segments.append(SegmentFile(where, first_offset, status.size, status.modified_ms))
     segments.sort(key=lambda segment: segment.first_offset)
@@ -134,7 +134,7 @@ def _cut(path: str, names: Sequence[str]) -> list[Finding]:
 def inspect_partition(
     files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
 ) -> PartitionReport:
-    """Read the segments of a listed partition; as inspect_segment. A file that cannot be read becomes a finding."""
+    """Read the segments of a listed partition, as inspect_segment. An unreadable file becomes a finding."""
     segments = listed.segments
     report = PartitionReport(
         listed.name,
@@ -172,7 +172,7 @@ def inspect_partition(
 
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
-    """unsafe: the next start checks the segment, and may cut the partition there."""
+    """Add a segment's report. unsafe: whether the next start checks the segment and may cut the partition there."""
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
     report.checked_bytes += found.file.size - found.checked_from
@@ -180,9 +180,9 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool
     report.bad += found.bad
     state = found.index
     if state is IndexState.BEHIND and last:
-        state = IndexState.OK  # a broker catches up at its start, or at the next checkpoint
+        state = IndexState.OK  # a broker completes it at its start or at the next checkpoint
     report.index[state.value] = report.index.get(state.value, 0) + 1
-    # what a start believes stays as it is: it neither cuts damage there nor sets it aside
+    # a start does not check trusted bytes: it neither cuts damage there nor sets it aside
     for each in found.bad:
         judged, promised = unsafe and each.start >= found.trusted_end, each.start < found.promised_end
         report.findings.append(_bad_finding(found.file, each, last, judged, promised, in_use))
@@ -208,8 +208,8 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """last: in the partition's last segment. judged: a start checks these bytes and cuts the partition there.
-    promised: records were there, and synced.
+    """Return the finding for bad bytes. last: in the partition's last segment. judged: a start checks these bytes and
+    cuts the partition there. promised: synced records were there.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

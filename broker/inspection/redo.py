@@ -22,12 +22,12 @@ from .findings import Finding, Level
 __all__ = ["PendingTransaction", "RedoReport", "RedoSummary", "inspect_redo"]
 
 SegmentsByLog = Mapping[str, Sequence[SegmentFile]]
-"""Segments by `<topic>-<partition>`."""
+"""The segments by `<topic>-<partition>`."""
 
 
 @dataclass(slots=True)
 class RedoSummary:
-    """One redo.<n>. Sizes in bytes; tail_bytes follow the last good record."""
+    """One redo.<n>. Sizes in bytes. tail_bytes: after the last good record."""
 
     path: str
     entries: int
@@ -37,7 +37,8 @@ class RedoSummary:
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """One without an end. first: number of the file and byte of its first record. bytes: of the messages' bodies."""
+    """A transaction without an end. first: file number and byte offset of its first record. bytes: of the messages'
+    bodies."""
 
     key: str
     first: tuple[int, int]
@@ -48,10 +49,10 @@ class PendingTransaction:
 
 @dataclass(slots=True)
 class RedoReport:
-    """What is in the transaction log.
+    """The content of the transaction log.
 
-    replay_from: where a broker of ours begins its replay, (number of the file, byte); None: at the first record.
-    checkpoint: where a Java broker begins.
+    replay_from: where our broker begins its replay, (file number, byte offset); None: at the first record. checkpoint:
+    where a Java broker begins.
     """
 
     path: str
@@ -68,7 +69,7 @@ class RedoReport:
 
 
 def inspect_redo(files: Files, directory: Path, logs: SegmentsByLog, *, in_use: bool) -> RedoReport:
-    """Read all redo files. What cannot be read becomes a finding."""
+    """Read all redo files. Unreadable parts become findings."""
     report = RedoReport(str(directory))
     try:
         _Inspection(files, logs, report, in_use=in_use).run()
@@ -111,7 +112,7 @@ class _Inspection:
             self._report.add(Level.NOTE, self._report.path, text)
 
     def _checkpoint(self) -> None:
-        """The newest that is not empty."""
+        """Read the newest checkpoint that is not empty."""
         for path in numbered_files(self._files, self._report.path, CHECKPOINT_PREFIX).values():
             data = Path(path).read_bytes()
             if not data.strip(b"\0 \r\n"):
@@ -123,7 +124,7 @@ class _Inspection:
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:
-        """Whether no start of ours reads this place any more."""
+        """Whether no start of our broker reads this place any more."""
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
 
@@ -183,7 +184,8 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """None of its blocks is where the log names it. The start judges by single messages, too."""
+        """Report a commit whose blocks are all missing at the places in the log. A start also checks single
+        messages."""
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"
         if self._settled(number, at):
@@ -204,7 +206,7 @@ class _Inspection:
             self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _is_written(self, location: Location) -> bool:
-        """Whether a commit's messages are in the partition. What retention has taken counts as written."""
+        """Whether a commit's messages are in the partition. Messages that retention has removed count as written."""
         segments = self._logs.get(location.store, ())
         if segments and location.offset < segments[0].first_offset:
             return True
@@ -254,5 +256,5 @@ class _Inspection:
 
 
 def _place(position: RedoPosition) -> tuple[int, int]:
-    """Without names, as the report's other places are."""
+    """Return a position as a plain pair, as in the report's other places."""
     return position.number, position.offset

@@ -1,4 +1,4 @@
-"""One segment and what lies beside it. Records are read one by one; bad bytes are passed over and reported, as recovery
+"""One segment and the files beside it. Records are read one by one. Bad bytes are skipped, and reported as recovery
 would judge them.
 """
 
@@ -25,13 +25,13 @@ _PLACES = ["offset", "size"]
 
 
 class Bad(Enum):
-    """What bytes are that hold no good record."""
+    """The kinds of bytes without a good record."""
 
     DAMAGED = "damaged"
-    """Good records follow."""
+    """Good records follow them."""
     ZEROS = "zeros"
     UNFINISHED = "unfinished"
-    """Nothing good follows in this segment."""
+    """No good record follows them in this segment."""
 
 
 class BadRange(NamedTuple):
@@ -43,27 +43,28 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """An index beside a segment is derived data: a broker of ours makes it again unless it is OK or MISLEADING."""
+    """The state of a segment's index, which is derived data: our broker makes it again unless it is OK or
+    MISLEADING."""
 
     OK = "ok"
     BEHIND = "behind"
     """It covers a part of the segment, or nothing before its first checkpoint, or is of a version without checksums."""
     MISSING = "missing"
     WRONG = "wrong"
-    """There is one, but its header or its end does not describe this file."""
+    """Its header or its end does not describe this segment."""
     MISLEADING = "misleading"
-    """Its units are as they were written, but lead to other places than the good records, or have other ids."""
+    """Its units are as they were written, but do not lead to the good records, or have other ids."""
     DAMAGED = "damaged"
-    """A block of its units does not fit its checksum."""
+    """A block of its units does not match its checksum."""
 
 
 @dataclass(slots=True)
 class SegmentReport:
-    """What is in one segment. Sizes in bytes."""
+    """The content of one segment. Sizes in bytes."""
 
     file: SegmentFile
     checked_from: int
-    """Offset in the file from which records were checked."""
+    """The offset in the file from which records were checked."""
     index: IndexState
     index_damage: str = ""
     """What is wrong with a DAMAGED one."""
@@ -75,11 +76,11 @@ class SegmentReport:
     oversized: int = 0
     """Records seen that are larger than the limit."""
     trusted_end: int = 0
-    """Byte offset up to which a start believes the segment without a look at its records."""
+    """The byte offset up to which a start trusts the segment without looking at its records."""
     misplaced: bool = False
-    """A misleading index has other places, and not only other message ids."""
+    """Whether a misleading index has wrong places, and not only wrong message ids."""
     promised_end: int = 0
-    """Up to here the index says that records were synced, whether a start believes it or not."""
+    """The end of the records that were synced according to the index, even if a start does not trust it."""
 
 
 def inspect_segment(
@@ -93,8 +94,8 @@ def inspect_segment(
 ) -> SegmentReport:
     """Read a segment and its index; change neither. Raises OSError.
 
-    last: of its partition. fast: only what no checkpoint covers, and of the last segment alone. limit: bytes of the
-    largest record that is not counted as oversized. advance: called with the bytes that have been dealt with.
+    last: of its partition. fast: read only the part that no checkpoint covers, and only of the last segment. limit: the
+    largest record in bytes that is not counted as oversized. advance: called with the bytes that are done.
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
@@ -119,11 +120,11 @@ def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> I
         with opened(files, file.index_path) as fd:
             try:
                 header = files.pread(fd, INDEX_HEADER_BYTES, 0)
-            except OSError:  # derived data that cannot be read is made again, as if it were wrong
+            except OSError:  # unreadable derived data are made again, like wrong ones
                 return IndexState.WRONG
     except FileNotFoundError:
         return IndexState.MISSING if file.size else IndexState.OK
-    # units are written ahead of the first checkpoint, and the header with it
+    # units are written before the first checkpoint, the header with it
     return IndexState.WRONG if any(header) else IndexState.BEHIND
 
 
@@ -134,7 +135,7 @@ def _read(
     limit: int,
     advance: Callable[[int], None],
 ) -> int:
-    """Fill the report; the number of good records from `checked_from` on."""
+    """Fill the report. Return the number of good records from `checked_from` on."""
     file, count = report.file, 0
     checked = None if report.checked_from else _checked_index(files, report, known)
     index = None if checked is None else _IndexComparison(files, file, checked)
@@ -156,7 +157,7 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """What can be compared with the records: nothing if a block of the index is damaged, which is reported."""
+    """Return the part of the index to compare with the records; None if a block is damaged, which is reported."""
     file = report.file
     if known is None or known.crc is None:
         return None
@@ -165,7 +166,7 @@ def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None
             for _ in reader.chunks(0, known.units):
                 pass
     except IndexDamaged as damage:
-        if trusted_checkpoint(files, file) == known:  # else a running broker has made another meanwhile
+        if trusted_checkpoint(files, file) == known:  # else a running broker has just made another
             report.index, report.index_damage = IndexState.DAMAGED, f"block {damage.block}: {damage.reason}"
         return None
     return known
@@ -181,8 +182,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Whether the units of an index that a start believes are those of the good records, found by their offsets: what
-    the index has between them are records that were damaged since.
+    """Compares the trusted units of an index with the good records, by their offsets. Units between them are of records
+    that were damaged later.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -190,10 +191,10 @@ class _IndexComparison:
         self._file = file
         self._known = known
         self.misplaced = False
-        """Whether some were at other places, or of other sizes."""
+        """Whether some units have other places or sizes."""
 
     def agrees(self, units: UnitArray) -> bool:
-        """units: of good records back to back. Raises OSError."""
+        """Whether the index agrees with good records. units: of adjacent records. Raises OSError."""
         units = units[units["offset"] < self._known.end]
         if not len(units):
             return True
@@ -202,7 +203,7 @@ class _IndexComparison:
             with UnitReader(self._files, self._file.index_path, self._known.units, self._known.crc or 0) as reader:
                 first, last = reader.starting_before(int(units[0]["offset"])), reader.starting_before(end)
                 stored = reader.units(first, last)
-        except IndexDamaged:  # it was not just before: a running broker has made another
+        except IndexDamaged:  # it was sound just before: a running broker has made another
             return True
         same_places = len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _PLACES)
         self.misplaced |= not same_places
@@ -213,11 +214,11 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """Derived data like an index: whatever its state, a broker of ours makes it good again."""
+    """The state of a key file, which is derived data like an index: our broker repairs it in every state."""
 
     OK = "ok"
     BEHIND = "behind"
-    """Blocks are missing at its end: a broker adds them, or it is torn and they are made again."""
+    """Blocks are missing at its end, or it is torn: a broker adds them or makes them again."""
     MISSING = "missing"
     WRONG = "wrong"
     """Its entries are not those of the records."""
@@ -226,7 +227,7 @@ class KeysState(Enum):
 def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> KeysState:
     """Read a segment's key file and, unless `fast`, the keys of its records; change nothing. Raises OSError.
 
-    last: of its partition, which has no complete key file yet. Records that no index describes are not compared.
+    last: of its partition; the last segment has no complete key file yet. Records without an index are not compared.
     """
     try:
         size = files.status(file.keys_path).size
@@ -248,7 +249,7 @@ def _describes(files: Files, file: SegmentFile, blocks: tuple[KeyBlock, ...]) ->
     try:
         with opened(files, file.path) as data, opened(files, file.keys_path) as keys, units as reader:
             return all(_is_right(files, file, block, reader, data, keys) for block in blocks if block.end <= known.end)
-    except IndexDamaged:  # which is told of the index
+    except IndexDamaged:  # the index's state reports that
         return True
 
 

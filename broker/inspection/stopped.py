@@ -1,4 +1,4 @@
-"""Partition directories of a stopped broker: locked, checked, deleted, renamed."""
+"""Lock, check, delete and rename partition directories of a stopped broker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RenamedDirectory(NamedTuple):
 
 
 class DataDirectory:
-    """A dataPath, locked against brokers of ours while the context is open.
+    """A dataPath, locked against our brokers while the context is open.
 
-    A Java broker takes no lock: its operator must have stopped it. lock=False only looks whether one holds it.
+    A Java broker takes no lock: its operator must have stopped it. lock=False only checks whether a broker holds it.
     Raises DirectoryInUse.
     """
 
@@ -56,7 +56,7 @@ class DataDirectory:
             REAL_FILES.close(self._descriptor)
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
-        """The directories, all of which must be there, with nothing of them in the journal; else StoreError."""
+        """Return the directories. Raises StoreError unless all exist, and the journal has no data of them."""
         journaled = read_journal(REAL_FILES, str(self.path)).entries
         for name in (f"{topic}-{partition}" for partition in partitions):
             if name in journaled:
@@ -71,7 +71,7 @@ class DataDirectory:
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
-        """What to rename, in an order in which no rename meets a directory that is still to be moved away.
+        """Return the renames, in an order in which no target is a directory that still has to be renamed.
 
         Raises ConfigError for numbers out of range, StoreError for a missing source or an existing target.
         """
@@ -88,7 +88,8 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Names of those that the transaction log has commits to: a start would write these messages again."""
+        """Return the names of partitions with commits in the transaction log: a start would write these messages
+        again."""
         log = self.path / DIRECTORY
         if not log.is_dir():
             return []
@@ -102,14 +103,14 @@ class DataDirectory:
 
 
 def delete_directory(path: Path) -> None:
-    """Remove it with everything in it, durably. Raises OSError, StoreError."""
+    """Remove a directory with its content, durably. Raises OSError, StoreError."""
     _forget(path.parent, [path.name])
     shutil.rmtree(path)
     REAL_FILES.fsync_directory(str(path.parent))
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """Have a node of a broker set not miss these partitions at its next start. Raises StoreError."""
+    """Make a broker set's node forget these partitions, so that its next start sees no loss. Raises StoreError."""
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()
     if not file.ends.keys().isdisjoint(names):
@@ -117,7 +118,7 @@ def _forget(data_path: Path, names: Sequence[str]) -> None:
 
 
 def move_directories(data_path: Path, moves: Sequence[RenamedDirectory]) -> None:
-    """Rename all, durably; after an error those that were renamed are put back. Raises OSError, StoreError."""
+    """Rename directories, durably; after an error the finished renames are undone. Raises OSError, StoreError."""
     _forget(data_path, [move.old.name for move in moves])
     done: list[RenamedDirectory] = []
     try:

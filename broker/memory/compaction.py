@@ -1,4 +1,4 @@
-"""Keeping the internal logs of one kind short: what is known is written anew, and what is older goes."""
+"""Keep the internal logs of one kind short: write the known state anew, and drop everything before it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class Compaction:
-    """Of the logs of one internal topic, while this node leads. Reactor thread.
+    """Compacts the logs of one internal topic while this node leads. Reactor thread.
 
-    A log that is too long gets a new segment, and all that is known is written to it, some in each turn; what becomes
-    known meanwhile is written behind it, as ever. The segments before it go once that is on the disk.
+    A log that is too long gets a new segment. The whole known state is written to it, a part in each turn; new rows
+    follow as ever. The segments before it go once that state is on the disk.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class Compaction:
         most_bytes: Callable[[PartitionLog], int],
         seconds: Callable[[], float],
     ) -> None:
-        """write_all(log): appends all that is known, and pauses as a SlicedWork does; raises MetaqError if that fails.
-        most_bytes(log): how long it may be."""
+        """write_all(log): append the whole known state, with pauses as in a SlicedWork; raises MetaqError if that
+        fails. most_bytes(log): the log's maximum length."""
         self._store = store
         self._topic = topic
         self._works = works
@@ -42,11 +42,11 @@ class Compaction:
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._under_way: set[PartitionLog] = set()
-        self._written: dict[PartitionLog, tuple[int, int]] = {}  # where its newest snapshot begins and ends
+        self._written: dict[PartitionLog, tuple[int, int]] = {}  # begin and end of its newest snapshot
         self._not_before = 0.0
 
     def tick(self) -> None:
-        """Drop what is not needed any more, or begin."""
+        """Drop old segments that are no longer needed, or begin a compaction."""
         for log in self._store.internal_logs(self._topic):
             if log in self._written:
                 start, end = self._written[log]
@@ -58,7 +58,7 @@ class Compaction:
                 self._works.add(self._compact(log))
 
     def clear(self) -> None:
-        """Another node leads, and does this. What is under way ends. Clear its work, too, before this node leads."""
+        """End the compactions under way: another node leads. `works` must also be cleared before this node leads."""
         self._under_way.clear()
         self._written.clear()
 

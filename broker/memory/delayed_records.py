@@ -1,22 +1,22 @@
-"""What lies in the internal logs of delayed messages (internal_logs.py; broker/delays): those that wait, and marks.
+"""Records of the internal logs of delayed messages (store/internal_logs.py; broker/delays): waiting ones, and marks.
 
-A record has an attribute whose hash stands in its index unit (record.tag_hash_of_body). So the units alone say which
+A record has an attribute whose hash is in its index unit (record.tag_hash_of_body). So the units alone say which
 messages wait, when each is due, and for which partition.
 
-    one that waits   header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
-    written anew     the same with a `/` in front of the topic: it takes the place of an older one with its id
+    a waiting one    header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
+    written anew     the same with a `/` in front of the topic: it replaces the older record with its id
     marks            header, flag 1 | n i32 | n bytes /delivered …        | version u16 | settled i64 | groups
     a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
                      count × size u32                                                                   all big-endian
 
-The header's id of one that waits is its pending id (protocol/delays.py). taken: the ordinary id that it got when it
-came, which tells when that was. flag, checksum and body: as they were sent.
+The id in a waiting record's header is its pending id (protocol/delays.py). taken: the ordinary id that the message got
+when it arrived; it tells that time. flag, checksum and body: as they were sent.
 
-A group of `/delivered` says that these pending messages are the records from byte `base` on of that partition, of these
-sizes, the first one with `first id`. It lies in front of them, so it counts only as far as they are there.
-`/cancelled`: they are not delivered. `/returned`: what a group said of them did not happen: they wait. There base and
-first id are 0. `/asked`, of half messages: a producer was asked for their outcome, each `size` times so far, the last
-time at `base` (Unix ms). settled: whatever marks below this byte offset of the log say has happened.
+A group of `/delivered` says that these pending messages are the partition's records from byte `base` on, with these
+sizes, the first one with `first id`. The group is written before them, so it counts only for those that are there.
+`/cancelled`: they are not delivered. `/returned`: an earlier group's delivery of them did not happen, so they wait.
+Base and first id are 0 in both. `/asked`, for half messages: a producer was asked for their outcomes, `size` times each
+so far, the last time at `base` (Unix ms). settled: marks below this byte offset of the log have taken place.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 class MarkKind(StrEnum):
-    """What marks say. No topic begins with `/`."""
+    """The kinds of marks. No topic begins with `/`."""
 
     DELIVERED = "/delivered"
     CANCELLED = "/cancelled"
@@ -84,14 +84,14 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""By the hash in their index units. A partition's may be the same by chance: the record tells."""
+"""The kinds by the hash in their index units. A partition may have the same hash by chance: the record tells."""
 
 
 # --- those that wait --------------------------------------------------------------------------------------------------
 
 
 class Pending(NamedTuple):
-    """One that waits, read again. body: as it was sent, with its attribute."""
+    """A waiting message, read from its record. body: as it was sent, with its attribute."""
 
     id: int
     place: DelayTarget
@@ -103,7 +103,7 @@ class Pending(NamedTuple):
 
 @lru_cache(1 << 14)
 def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
-    """What is in front of `taken`: its bytes, their CRC-32, and the tag hash."""
+    """Return the bytes in front of `taken`, their CRC-32, and the tag hash."""
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
     front = _LENGTH.pack(len(encoded)) + encoded
@@ -111,12 +111,13 @@ def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
 
 
 def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
-    """The hash in the index units of what waits for it."""
+    """Return the hash in the index units of messages that wait for a partition."""
     return _front(place, anew)[2]
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """For which partition a record waits, of its first bytes, and whether it was written anew. Raises StoreError."""
+    """Return for which partition a record waits, and whether it was written anew. record: its first bytes suffice.
+    Raises StoreError."""
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
         start = HEADER_BYTES + _LENGTH.size
@@ -128,7 +129,7 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """How much larger a record is here than in its partition."""
+    """Return how many bytes larger a record is here than in its partition."""
     return len(_front(place)[0]) + _HEAD.size
 
 
@@ -142,7 +143,7 @@ def encode_pending(
     *,
     anew: bool = False,
 ) -> tuple[list[Buffer], list[int]]:
-    """The records, in buffers, and the size of each."""
+    """Return the records, in buffers, and the size of each."""
     front, front_crc, _ = _front(place, anew)
     more = len(front) + _HEAD.size
     buffers: list[Buffer] = []
@@ -158,7 +159,7 @@ def encode_pending(
 
 
 def decode_pending(record: bytes) -> Pending | None:
-    """A whole record; None if it is damaged, or none of these."""
+    """Decode a whole record; None if it is damaged or no waiting message."""
     length, crc, pending_id, flag = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or flag != ATTRIBUTE_FLAG or checksum(record[HEADER_BYTES:]) != crc:
         return None
@@ -174,17 +175,17 @@ def decode_pending(record: bytes) -> Pending | None:
 
 @lru_cache(1 << 14)
 def _place_named(name: bytes) -> DelayTarget:
-    """Raises ValueError."""
+    """Return the partition with this name. Raises ValueError."""
     topic, _, partition = name.decode("utf-8").removeprefix(_ANEW).rpartition("-")
     return topic, int(partition)
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""The first bytes of a record that surely have `taken`: a partition's name is no longer than a directory's may be."""
+"""So many first bytes of a record surely include `taken`: a partition's name is no longer than a directory's may be."""
 
 
 def taken_at(record: Buffer) -> int | None:
-    """`taken` of the record that begins here; None if the bytes do not go so far."""
+    """Return `taken` of a record; None if the bytes do not reach that far."""
     if len(record) < HEADER_BYTES + _LENGTH.size:
         return None
     (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -199,7 +200,7 @@ def taken_at(record: Buffer) -> int | None:
 
 
 class Group(NamedTuple):
-    """What is said of some pending messages of one partition. sizes: of their records there, header included."""
+    """Some pending messages of one partition in a mark. sizes: of their records there, header included."""
 
     place: DelayTarget
     ids: Ids
@@ -209,7 +210,7 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Byte offset in the partition where the last one ends."""
+        """The byte offset in the partition where the last record ends."""
         return self.base + int(self.sizes.sum())
 
 
@@ -222,7 +223,7 @@ class Marks(NamedTuple):
 
 
 def encode_marks(marks: Marks, now_ms: int, offset: int) -> tuple[bytes, bytes]:
-    """The record and its index unit, for byte `offset` of the log."""
+    """Return the record and its index unit, for byte `offset` of the log."""
     kind = marks.kind
     body = b"".join([_LENGTH.pack(len(kind)), kind.encode(), *_body(marks)])
     record_id = max(0, now_ms - EPOCH_MS) << TIME_SHIFT
@@ -240,7 +241,8 @@ def _body(marks: Marks) -> Iterator[bytes]:
 
 
 def decode_marks(record: bytes) -> Marks | None:
-    """A whole record; None if it has another attribute. Raises StoreError: it is damaged, or a newer broker's."""
+    """Decode a whole record; None if it has another attribute. Raises StoreError if it is damaged or a newer
+    broker's."""
     length, crc, _, _ = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or checksum(record[HEADER_BYTES:]) != crc:
         raise StoreError("marks of delayed messages are damaged")

@@ -1,4 +1,4 @@
-"""The kinds of messages that have an internal log: one row for each."""
+"""One row for each kind of message that has an internal log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .topics import DELAYED_TOPIC, HALVES_TOPIC, SEQUENCES_TOPIC, SHARED_TOPIC
 __all__ = ["KINDS"]
 
 KINDS: InternalTopics = {
-    # first: what a kill has torn is cut off before it is read
+    # first: torn writes are cut off before the other logs are read
     SEQUENCES_TOPIC: InternalTopic("metaqsequences", 1 << 30, recovered=cut_torn_writes),
     # a delivery without its mark would be repeated
     DELAYED_TOPIC: InternalTopic("metaqdelayed", DELAYED_SEGMENT_BYTES, with_messages=True),
     HALVES_TOPIC: InternalTopic("metaqhalves", DELAYED_SEGMENT_BYTES, with_messages=True),
     SHARED_TOPIC: InternalTopic("metaqshared", 1 << 30),
 }
-"""What a broker's store is opened with."""
+"""The internal topics with which a broker's store is opened."""

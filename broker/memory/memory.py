@@ -1,7 +1,7 @@
-"""What a broker remembers of one kind of message: tables that are made from the kind's internal log.
+"""A broker's memory of one kind of message: tables made from the kind's internal log.
 
-There is one for producers' numbers, for delayed messages, for half messages and for shared groups. Whoever starts and
-stops them goes through the list of them (`Broker.memories`) and need not know the kinds.
+There is one each for producers' numbers, delayed messages, half messages and shared groups. The code that starts and
+stops them iterates over `Broker.memories` and need not know the kinds.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ __all__ = ["Memory"]
 
 
 class Memory(Protocol):
-    """Of one kind. Reactor thread. A broker by itself leads from the start; a node of a set follows until it leads."""
+    """The memory of one kind. Reactor thread. A single broker leads from the start; a set's node follows until it
+    leads."""
 
     @property
     def name(self) -> str:
-        """Of the kind, for the log: `delayed messages`."""
+        """The kind's name for the log: `delayed messages`."""
 
     def read_ahead(self) -> None:
-        """Read the logs while nobody waits: this node may have to lead a moment later. Raises StoreError."""
+        """Read the logs while nobody waits, because this node may soon have to lead. Raises StoreError."""
 
     def lead(self) -> None:
-        """Read the logs to their ends, and serve and write from now on. Raises StoreError."""
+        """Read the logs to their ends, then serve and write. Raises StoreError."""
 
     def follow(self) -> None:
-        """Serve and write nothing from now on, because another node does; what it writes is read."""
+        """Stop serving and writing, because another node leads; read what that node writes."""
 
     def tick(self) -> None:
-        """Keep the logs short, or read on what the leader writes. To be called about once a second."""
+        """Keep the logs short, or read what the leader has written. To be called about once a second."""

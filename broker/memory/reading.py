@@ -1,4 +1,4 @@
-"""Reading an internal log on as it grows."""
+"""Read an internal log as it grows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["LogReader"]
 
 
 class LogReader(ABC):
-    """What one internal log says. Reactor thread.
+    """The content of one internal log. Reactor thread.
 
-    A log whose end was cut, or that has lost what was not read, is read again from its beginning.
+    A log is read again from its beginning if its end was cut or if unread parts of it are gone.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -22,29 +22,29 @@ class LogReader(ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """Of the log, which `read_on` would read."""
+        """How much of the log `read_on` would read."""
         return self.log.end_offset - (self.log.first_offset if self._is_other else self._read_to)
 
     @property
     def _is_other(self) -> bool:
-        """Whether all is to be read again."""
+        """Whether the whole log has to be read again."""
         return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
 
     def read_on(self, most: int | None = None) -> None:
-        """Take what has come, to the log's end; most: about so much of it, as `_read` counts. Raises StoreError."""
+        """Read on to the log's end. most: read about so much, in the units of `_read`. Raises StoreError."""
         if self._is_other:
             self.forget()
         self._read(most)
 
     def forget(self) -> None:
-        """Read all again, when `read_on` is called next."""
+        """Forget everything; the next `read_on` reads the whole log."""
         self._renewals, self._read_to = self.log.renewals, self.log.first_offset
         self._clear()
 
     @abstractmethod
     def _clear(self) -> None:
-        """Know nothing any more."""
+        """Drop the state."""
 
     @abstractmethod
     def _read(self, most: int | None) -> None:
-        """Take what is behind byte `_read_to`, and move that on."""
+        """Read from byte `_read_to` on, and advance it."""

@@ -1,19 +1,20 @@
-"""What the store keeps of numbered writes: rows of internal logs (internal_logs.py).
+"""The stored state of numbered writes: rows of internal logs (store/internal_logs.py).
 
-A producer that repeats a send whose answer was lost gives it the number that it had, and the broker must know then what
-became of the first one (broker/writing/sequences.py). So each append of numbered writes appends one record in front of
-them, to the internal log of their mode of flushing.
+A producer that repeats a send whose answer was lost uses its old number. The broker must know then whether it has
+stored the first one (broker/writing/sequences.py). So each append of numbered writes first appends one record to the
+internal log of their mode of flushing.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
                        number of the topic u32                                                       all big-endian
 
-[base, end): the byte offsets that the records get if their append succeeds. Whether it did, the partition says: a row
-counts if the message at `base` has its first id. A row with 0 records takes back what was said of its producer there.
-A row of the producer 0 is about none: its first id has the time until which producers were forgotten for want of room.
+[base, end): the byte offsets that the records get if their append succeeds. The partition shows whether it did: a row
+counts if the message at `base` has its first id. A row with 0 records takes back earlier rows of its producer and
+partition. A row of producer 0 is about no producer: its first id has the time up to which producers were forgotten for
+want of room.
 
-High bits of `records` say that it tells of messages that wait for their time. Then base and end are byte offsets in
-an internal log of those (delayed_records.py), and first id is what the first record there has as `taken`.
+High bits of `records` mark a row about delayed messages. Its base and end are byte offsets in an internal log of those
+(delayed_records.py), and its first id is `taken` of the first record there.
 """
 
 from __future__ import annotations
@@ -78,20 +79,20 @@ _READ_BYTES = 4 << 20
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer of a row that says until when others were forgotten; older brokers pass it over."""
+"""The producer of a row that says until when producers were forgotten; older brokers ignore it."""
 
 DELAYED_ROW = 1 << 31
-"""Bit of `records`: the messages wait for their time."""
+"""Bit of `records`: the messages are delayed or half messages."""
 
 WAITING_ROW = 1 << 30
-"""Bit of `records`, beside DELAYED_ROW: in the log of partitions with group commit."""
+"""Bit of `records`, beside DELAYED_ROW: they are in the log for partitions with group commit."""
 
 HALF_ROW = 1 << 29
 """Bit of `records`, beside DELAYED_ROW: they are half messages, which wait for the outcome of a transaction."""
 
 
 class SequenceRow(NamedTuple):
-    """See the module. Byte offsets in the partition; records: 0 = nothing is known of this producer any more."""
+    """See the module. Byte offsets in the partition; records: 0 = this producer is no longer known there."""
 
     producer: int
     sequence: int
@@ -104,50 +105,50 @@ class SequenceRow(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """When it was written, Unix milliseconds."""
+        """When the row was written, Unix milliseconds."""
         return (self.first_id >> TIME_SHIFT) + EPOCH_MS
 
 
 @lru_cache
 def encode_head(topics: tuple[str, ...]) -> bytes:
-    """What is in front of the rows in a record's body."""
+    """Return the part of a record's body in front of the rows."""
     names = [topic.encode("utf-8") for topic in topics]
     return _HEAD.pack(_VERSION, len(names)) + b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 encode_row = _ROW.pack
-"""encode_row(the fields of SequenceRow, with the number of the topic in `encode_head` in place of its name)"""
+"""encode_row(the fields of SequenceRow, but the topic as its number in `encode_head`)"""
 
 
 def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:
-    """A whole record and its index unit, to be appended at byte `offset`. record_id: one that tells the time."""
+    """Return a whole record and its index unit, to be appended at byte `offset`. record_id: includes the time."""
     size = HEADER_BYTES + len(body)
     unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
     return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
 
 
 def pending_log(records: int) -> tuple[str, bool]:
-    """The topic of the internal log that has what a row with DELAYED_ROW tells of, and whether it is that of partitions
-    with group commit. records: of the row."""
+    """Return the topic of the internal log that has the messages of a row with DELAYED_ROW, and whether it is the log
+    for partitions with group commit. records: of the row."""
     return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
 
 
 def first_bytes(records: int) -> int:
-    """How many bytes of a row's first record have its first id. records: of the row."""
+    """Return how many first bytes of a row's first record include its first id. records: of the row."""
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """The first id that a row has to have if this is its first record; None if it is cut before that."""
+    """Return the first id of the row whose first record begins so; None if the bytes end before it."""
     if records & DELAYED_ROW:
         return taken_at(begun)
     return None if len(begun) < HEADER_BYTES else HEADER.unpack_from(begun)[2]
 
 
 def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list[SequenceRow]]]:
-    """The records of an internal log, in their order: where each ends, and its rows. Raises StoreError."""
+    """Yield the end offset and the rows of each record of an internal log, in order. Raises StoreError."""
     offset, rest = first_offset, b""
-    head, topics = b"", [""]  # of the record before: most are of one topic
+    head, topics = b"", [""]  # of the record before: most records name the same topic
     while data := snapshot.read(offset, _READ_BYTES):
         base = offset - len(rest)
         offset += len(data)
@@ -173,8 +174,8 @@ def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list
 
 
 class RowTable(NamedTuple):
-    """The rows of many records, in their order. end: where the last record ends. rows: their columns are named as the
-    fields of SequenceRow, but that `topic` is the number in the record's head; topics: of each row an index into names.
+    """The rows of many records, in order. end: where the last record ends. rows: columns as the fields of SequenceRow,
+    except that `topic` is the number in the record's head. topics: for each row an index into names.
     """
 
     end: int
@@ -183,17 +184,17 @@ class RowTable(NamedTuple):
     names: Sequence[str]
 
     def row(self, number: int) -> SequenceRow:
-        """One of them."""
+        """Return one row."""
         return SequenceRow._make((*self.rows[number].tolist()[:7], self.names[self.topics[number]]))
 
 
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
-    """As read_rows, for whoever need not look at each row: three times as fast. Ends with the record that has the last
-    of `most_bytes`."""
+    """As read_rows, three times as fast, for callers that need not look at each row. Stops after the record that has
+    the last of `most_bytes`."""
     last = None if most_bytes is None else first_offset + most_bytes
     size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
     offset, rest = first_offset, b""
-    heads: dict[bytes, tuple[int, int]] = {}  # where the names of each begin among those of all, and how many
+    heads: dict[bytes, tuple[int, int]] = {}  # head → where its names begin among all names, and how many
     names: list[str] = []
     unpack = HEADER.unpack_from
     while (last is None or offset - len(rest) < last) and (data := snapshot.read(offset, size)):
@@ -237,10 +238,10 @@ def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: 
 def cut_torn_writes(
     files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
 ) -> None:
-    """Cut the part of a write that a partition ends with, if the process died in the middle of it.
+    """Cut a partial write from the end of each partition: the process died in the middle of it.
 
-    It was never acknowledged, and its producer is going to repeat all of it. (A kill ends a large write between two
-    pages.) directories: of all partitions, by `<topic>-<partition>`; before they are recovered. Raises StoreError.
+    It was never acknowledged, and its producer will repeat all of it. (A kill ends a large write between two pages.)
+    directories: of all partitions, by `<topic>-<partition>`, before they are recovered. Raises StoreError.
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:
@@ -277,7 +278,7 @@ def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
 
 
 def _head(body: bytes) -> tuple[bytes, list[str]]:
-    """What is in front of a record's rows, and the topics that it names."""
+    """Return the part of a body in front of the rows, and the topics that it names."""
     try:
         version, count = _HEAD.unpack_from(body)
         if version != _VERSION:

@@ -8,10 +8,10 @@ SEQUENCES_TOPIC = "/sequences"
 """Rows of numbered sends (sequence_rows.py)."""
 
 DELAYED_TOPIC = "/delayed"
-"""Messages that wait for their time (delayed_records.py)."""
+"""Delayed messages (delayed_records.py)."""
 
 HALVES_TOPIC = "/halves"
 """Half messages, which wait for the outcome of a transaction (delayed_records.py)."""
 
 SHARED_TOPIC = "/shared"
-"""What shared consumers have leased and acknowledged (broker/shared/rows.py)."""
+"""Leases and acknowledgements of shared consumers (broker/shared/rows.py)."""

@@ -1,4 +1,4 @@
-"""Copying a move's partitions from the source's leader, at most so many bytes per second. Reactor thread."""
+"""Copy a move's partitions from the source's leader, at a limited rate in bytes per second. Reactor thread."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .host import Leadership, MovingHost
 __all__ = ["MoveCopy"]
 
 GROUP = "metaq-move"
-"""Named in pulls, for the source's statistics."""
+"""The group named in pulls, for the source's statistics."""
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""What is fetched at once fits into the rate, so that the source's disk and network are not taken in bursts; but a copy
-that is slow on purpose need not ask for each message by itself."""
+"""Fetches fit into the rate, so that they do not take the source's disk and network in bursts. But even a slow copy
+need not ask for each message on its own."""
 
 _PAUSE_SECONDS = 0.02
 _TURN_SECONDS = 0.1
-"""So often a copy that waits for its rate looks whether it is to go on."""
+"""The time after which a copy that waits for its rate checks again whether to go on."""
 _DISK_SECONDS = 0.05
 
 
 class MoveCopy:
-    """The partitions of one move, as far as they are here. It lives as long as the move is driven."""
+    """The copies of one move's partitions. It lives as long as the move is driven."""
 
     def __init__(self, broker: MovingHost, move: Move) -> None:
         self._broker = broker
@@ -52,25 +52,25 @@ class MoveCopy:
         ]
         self._free_at = 0.0
         self.copied = 0
-        """Bytes since this was made."""
+        """Bytes copied since this object was made."""
         self.begun_at: float = self._reactor.seconds()
         self.progressed_at = self.begun_at
-        """When the last bytes came, in seconds of the reactor's clock."""
+        """When the last bytes arrived, in seconds of the reactor's clock."""
 
     @property
     def left(self) -> int | None:
-        """Bytes of the source that are not here; None as long as that is not known."""
+        """The number of the source's bytes that are not here; None while unknown."""
         lags = [each.status.lag_bytes for each in self._copies]
         return None if None in lags else sum(each for each in lags if each is not None)
 
     @property
     def per_second(self) -> float:
-        """Bytes, on average since this was made."""
+        """The average rate in bytes since this object was made."""
         seconds: float = self._reactor.seconds() - self.begun_at
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy of each partition what the source had when its turn came, while `goes_on`. Raises MetaqError."""
+        """Copy each partition up to the source's end at its turn, while `goes_on`. Raises MetaqError."""
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
         begun = [copy for copy in self._copies if await copy.begin(source)]
         for copy in begun:
@@ -85,14 +85,14 @@ class MoveCopy:
                 await self.committed()
 
     async def _has_turn(self, goes_on: Callable[[], bool]) -> bool:
-        """Wait until the rate allows more; whether it is to go on then."""
-        self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # what was not used is lost
+        """Wait until the rate allows more. Return whether to go on."""
+        self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # unused time is lost
         while goes_on() and (pause := self._free_at - self._reactor.seconds()) > 0:
             await deferLater(self._reactor, min(pause, _TURN_SECONDS))
         return goes_on()
 
     def _check_room(self) -> None:
-        """Raises StoreError: what is left would take the room of this broker's own messages."""
+        """Raise StoreError if the rest of the copy would take the room of this broker's own messages."""
         space, move = self._broker.store.space, self._move
         directory = self._broker.store.directory_for(move.topic, move.target_first)
         space.check(directory, journaled=True)
@@ -106,8 +106,8 @@ class MoveCopy:
                 )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Copy up to exactly these ends, and see that everything is on the disk of this broker, and committed on its
-        set. Raises MetaqError."""
+        """Copy up to exactly these ends, and wait until everything is on this broker's disk, and committed in its set.
+        Raises MetaqError."""
         await self.go_through(peer, goes_on)
         for partition, end in zip(self._partitions, ends, strict=True):
             if not goes_on():
@@ -129,7 +129,7 @@ class MoveCopy:
         await self.committed(Lane.DISK)
 
     async def committed(self, lane: Lane = Lane.MEMORY) -> None:
-        """Until every in-sync node of this broker's set has what was appended. Raises NotLeader."""
+        """Wait until every in-sync node of this broker's set has all appended data. Raises NotLeader."""
         leader = self._check()
         if leader is not None:
             deferred: Deferred[None] = Deferred()
@@ -137,7 +137,7 @@ class MoveCopy:
             await deferred
 
     def _check(self) -> Leadership | None:
-        """The leadership of a broker set's node. Raises MetaqError if nothing may be appended here now."""
+        """Return the leadership of a broker set's node. Raises MetaqError if nothing may be appended here now."""
         member = self._broker.member
         if member is None:
             return None

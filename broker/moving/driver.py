@@ -1,6 +1,6 @@
-"""Driving one move at its target, from what ZooKeeper says to the next state, until it is done. Reactor thread.
+"""Drive one move at its target, from the state in ZooKeeper to the next one, until it is done. Reactor thread.
 
-Whatever is done can be done again: another node of the target's set goes on from the state when it leads.
+Every step can be repeated: another node of the target's set goes on from the state when it leads.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
-"""The source is closed when it can be copied in that time, at the rate of the move, and is less than _LITTLE_BYTES."""
+"""The source is closed when the rest can be copied in that time, at the move's rate, and is less than _LITTLE_BYTES."""
 
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""How long the claims of groups stay when it is done: a member may still act by its former view of the cluster."""
+"""How long the groups' claims stay after the move: a member may still act by its former view of the cluster."""
 
 _PATIENCE_SECONDS = 10.0
-"""How long members may take to give partitions up before the log names them; status() does so at once."""
+"""How long members may take to give partitions up before the log names them; status() names them at once."""
 
 
 class MovesHere(Protocol):
-    """What a driver needs of its broker's moves (moves.py)."""
+    """What a driver needs from its broker's moves (moves.py)."""
 
     broker: MovingHost
     session: ZkSession
@@ -72,13 +72,13 @@ class MovesHere(Protocol):
 
 
 class MoveDriver:
-    """One move to this broker."""
+    """Drives one move to this broker."""
 
     def __init__(self, here: MovesHere, found: FoundMove) -> None:
         self.found = found
         self.active = True
         self.waits_for = ""
-        """Why it does not go on now."""
+        """Why the move does not go on now."""
         self._here = here
         self._broker = here.broker
         self._reactor: Any = here.broker.reactor
@@ -92,17 +92,17 @@ class MoveDriver:
 
     @property
     def left(self) -> int | None:
-        """Bytes that are not here; None if that is not known."""
+        """The bytes left to copy; None if unknown."""
         return None if self._copy is None else self._copy.left
 
     @property
     def copied(self) -> int:
-        """Bytes, by this driver."""
+        """The bytes that this driver has copied."""
         return 0 if self._copy is None else self._copy.copied
 
     @property
     def idle_seconds(self) -> float:
-        """Since bytes came or the state changed, or since this was made."""
+        """The time since bytes arrived or the state changed, or since this object was made."""
         progressed = self._went_on_at if self._copy is None else max(self._went_on_at, self._copy.progressed_at)
         seconds: float = self._reactor.seconds() - progressed
         return seconds
@@ -113,12 +113,12 @@ class MoveDriver:
         )
 
     def stop(self) -> None:
-        """Go on with nothing: another node may, from what ZooKeeper says."""
+        """Stop driving: another node may go on from the state in ZooKeeper."""
         self.active = False
         self._hang_up()
 
     def status(self) -> dict[str, Any]:
-        """As MOVE answers it."""
+        """Return the answer to MOVE."""
         copy = self._copy
         return {
             "state": self.move.state.value,
@@ -160,7 +160,7 @@ class MoveDriver:
             self.waits_for = text
 
     async def _look(self) -> None:
-        """What the state is now, as far as ZooKeeper can be asked."""
+        """Read the present state, if ZooKeeper answers."""
         try:
             found = await self._here.in_thread(partial(self._here.moves.read, self.move.topic, self.move.name))
         except CoordinationError as error:
@@ -181,7 +181,7 @@ class MoveDriver:
             self._here.learn(found)
 
     async def _change(self, **fields: Any) -> None:
-        """Replace the state, and go on with what there is then. Raises CoordinationError: nobody knows."""
+        """Replace the state, and go on from the resulting one. Raises CoordinationError if the outcome is unknown."""
         before, new = self.found, replace(self.move, **fields)
         await self._here.in_thread(partial(self._here.moves.change, before, new))
         await self._look()
@@ -194,7 +194,7 @@ class MoveDriver:
     async def _accept(self) -> None:
         """Choose the numbers here, or refuse."""
         await self._here.look_at_all()
-        self._copy = None  # of a former move of the same name, which may have had another rate
+        self._copy = None  # it may be of an earlier move of the same name, with another rate
         move = self.move
         view = ClusterView(self._here.session)
         replicas, brokers = await self._here.in_thread(
@@ -248,7 +248,7 @@ class MoveDriver:
             await self._change(state=MoveState.CANCELLED, note=why)
             return
         new = replace(move, state=MoveState.COPYING, target_first=first)
-        self._here.learn(self.found._replace(move=new))  # no partition may come into being in its place meanwhile
+        self._here.learn(self.found._replace(move=new))  # no other partition may be made in its place meanwhile
         await self._here.in_thread(partial(self._here.moves.change, self.found, new, obsolete))
         for each in obsolete:
             self._here.unlearn(each)
@@ -262,7 +262,7 @@ class MoveDriver:
         return self._copy
 
     async def _copy_most(self) -> None:
-        await self._ask_until(MoveState.COPYING)  # so that it begins no partition behind these
+        await self._ask_until(MoveState.COPYING)  # so that the source adds no partition behind these
         copy, peer = self._copying(), await self._source()
         little = min(_LITTLE_BYTES, int(self.move.rate * _LITTLE_SECONDS))
         while self._is_copying():
@@ -323,11 +323,11 @@ class MoveDriver:
     async def _give_up(self, groups: OffsetHandOver) -> None:
         try:
             await self._here.in_thread(groups.finish)
-        except CoordinationError as error:  # its owner nodes end with the session
+        except CoordinationError as error:  # its owner znodes end with the session
             _log.warning("the claims of %s end later: %s", self.move, error)
 
     async def _end(self) -> None:
-        """Tell the source what it has become."""
+        """Tell the source the final state."""
         if self.move.state is MoveState.DONE:
             _log.warning("moved %s", self.move)
             await self._here.offer(self.move.topic)
@@ -335,13 +335,13 @@ class MoveDriver:
             _log.warning("the move of %s is cancelled: %s", self.move, self.move.note)
         try:
             await self._ask(await self._source())
-        except MetaqError as error:  # it reads the state when it starts
+        except MetaqError as error:  # the source reads the state when it starts
             _log.warning("the source of %s was not told that it has ended: %s", self.move, error)
 
     # --- the source ---------------------------------------------------------------------------------------------------
 
     async def _source(self) -> Peer:
-        """A connection to the process that leads the source. Raises MetaqError."""
+        """Return a connection to the process that leads the source. Raises MetaqError."""
         if self._peer is not None and self._peer.lost is None:
             return self._peer
         view = ClusterView(self._here.session)
@@ -363,7 +363,7 @@ class MoveDriver:
             peer.close()
 
     async def _ask(self, peer: Peer) -> dict[str, Any]:
-        """Have the source look at the move; what it says. Raises MetaqError."""
+        """Have the source look at the move, and return its answer. Raises MetaqError."""
         request = MoveRequest(self.move.topic, self.move.source, self.move.first)
         frame = await peer.frame(RequestCode.MOVE, request.to_ext(), _ASK_SECONDS)
         if frame.code != ResponseCode.SUCCESS:
@@ -372,7 +372,7 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Until the source acts by this state. Raises MetaqError."""
+        """Wait until the source acts by this state. Raises MetaqError."""
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):
             raise MetaqError(str(waits_for))

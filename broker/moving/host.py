@@ -1,4 +1,4 @@
-"""What moving partitions asks of the broker that it runs in."""
+"""What moving partitions needs from the broker that it runs in."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["Leadership", "MovingHost", "SetPart"]
 
 
 class Leadership(Protocol):
-    """That of a broker set's node (sets/leader.py)."""
+    """The leadership of a broker set's node (sets/leader.py)."""
 
     @property
     def draining(self) -> bool:
-        """Whether a hand-over is under way: nothing is taken any more."""
+        """Whether a hand-over is under way: no messages are taken then."""
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node can have been elected before this moment."""
+        """Whether no other node can have been elected until now."""
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
-        """Call `done` once the in-sync nodes have all that was appended before."""
+        """Call `done` once the in-sync nodes have all data that were appended before."""
 
 
 class SetPart(Protocol):
@@ -38,7 +38,7 @@ class SetPart(Protocol):
 
     @property
     def leader(self) -> Leadership | None:
-        """While it leads."""
+        """The leadership while this node leads; else None."""
 
     def refusal(self) -> NotLeader | None:
         """Why clients are not served now; None if they are."""
@@ -59,4 +59,4 @@ class MovingHost(CopyHost, Protocol):
     def transactions(self) -> Transactions: ...
     @property
     def member(self) -> SetPart | None:
-        """None for a broker by itself."""
+        """The broker's node of its set; None for a single broker."""

@@ -1,7 +1,7 @@
-"""A broker's part in moves of partitions: what it shows by them, what it answers about them, and which it drives.
+"""A broker's part in moves of partitions: the partitions that it shows, its answers, and the moves that it drives.
 
-Reactor thread; ZooKeeper is asked in worker threads. The states are in ZooKeeper alone. A broker reads them before it
-serves, and again whenever MOVE asks it to look at one.
+Reactor thread; worker threads ask ZooKeeper. The states are only in ZooKeeper. A broker reads them before it serves,
+and again whenever MOVE asks it to look at one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ __all__ = ["BrokerMoves", "MoveFigures"]
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""Topic, name of the move."""
+"""The topic and the name of a move."""
 
 
 class MoveFigures(NamedTuple):
-    """Of a move under way, for metrics. state_seconds: since its state changed, by the clocks of this broker and of
-    ZooKeeper. The others are known to the broker that drives it: idle_seconds, since it made progress, and bytes."""
+    """The figures of a move under way, for metrics. state_seconds: since its state changed, by the clocks of this
+    broker and of ZooKeeper. Only the broker that drives it knows the others: idle_seconds, since it made progress, and
+    the bytes copied and left."""
 
     move: Move
     state_seconds: float
@@ -47,7 +48,8 @@ class MoveFigures(NamedTuple):
 
 
 class BrokerMoves:
-    """Of a broker that registers in ZooKeeper. It shows nothing before `read`, and drives from `start` to `stop`."""
+    """The moves of a broker that registers in ZooKeeper. It shows no partition before `read`, and drives moves from
+    `start` to `stop`."""
 
     def __init__(self, broker: MovingHost, session: ZkSession, registration: Registration) -> None:
         self.broker = broker
@@ -58,14 +60,14 @@ class BrokerMoves:
         self._found: dict[_Key, FoundMove] = {}
         self._drivers: dict[_Key, MoveDriver] = {}
         self._driving = False
-        self._set_backs = 0  # of the session, that are made good
+        self._set_backs = 0  # the session's set-backs that were made good
         broker.partitions.use_moves(MoveTable(broker.config.broker_id, known=False))
 
     # --- knowing ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Before anything is served: what ZooKeeper says now, asked until it answers. A damaged entry is waited for,
-        too: nobody knows what the broker may show."""
+        """Read the moves before anything is served; ask ZooKeeper until it answers. A damaged entry also has to be
+        waited for, because it is unknown what the broker may show."""
         pauses = Backoff(0.05, 2.0)
         told = ""
         while True:
@@ -81,16 +83,16 @@ class BrokerMoves:
             await self.clean_up(found)
 
     async def look_at_all(self) -> None:
-        """Take what ZooKeeper says now. Raises CoordinationError."""
+        """Read all moves from ZooKeeper. Raises CoordinationError."""
         found = await self._all()
         known, self._found = self._found, found
         for key, each in known.items():
             if key in self._found and each.zxid > self._found[key].zxid:
-                self._found[key] = each  # it has been read meanwhile
+                self._found[key] = each  # a newer state was read meanwhile
         self._use()
 
     async def clean_up(self, found: FoundMove) -> None:
-        """A cancelled move is forgotten when its copies are gone: the directories were deleted."""
+        """Forget a cancelled move if its copies are gone: the directories were deleted."""
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
             return
@@ -107,7 +109,7 @@ class BrokerMoves:
             _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
 
     def learn(self, found: FoundMove) -> None:
-        """Act by it from now on, unless something newer is known."""
+        """Act by a move's state from now on, unless a newer one is known."""
         key = found.move.topic, found.move.name
         known = self._found.get(key)
         if known is None or found.zxid >= known.zxid:
@@ -115,7 +117,7 @@ class BrokerMoves:
             self._use()
 
     def unlearn(self, found: FoundMove) -> None:
-        """It has been deleted."""
+        """Forget a deleted move."""
         if self._found.pop((found.move.topic, found.move.name), None) is not None:
             self._use()
 
@@ -124,26 +126,26 @@ class BrokerMoves:
         self.broker.partitions.use_moves(MoveTable(self.broker.config.broker_id, moves))
 
     def others(self, move: Move) -> list[FoundMove]:
-        """All other moves of its topic."""
+        """Return all other moves of the topic."""
         return [each for each in self._found.values() if each.move.topic == move.topic and each.move.name != move.name]
 
     async def offer(self, topic: str) -> None:
-        """Show clients what there is of a topic now. Raises CoordinationError."""
+        """Show clients a topic's present partitions. Raises CoordinationError."""
         served = self.broker.partitions.served_topics()
         if topic in served:
             await self._registration.offer(topic, served[topic])
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node of this broker's set can have been elected before this moment; always true of a broker
-        by itself."""
+        """Whether no other node of this broker's set can have been elected until now; always True for a single
+        broker."""
         member = self.broker.member
         return member is None or (member.leader is not None and member.leader.leads_now)
 
     # --- ZooKeeper comes back with less than it had -----------------------------------------------------------------
 
     def _session_changed(self, event: SessionEvent) -> None:
-        """Event thread."""
+        """Handle a session event. Event thread."""
         if event is SessionEvent.CONNECTED:
             self._reactor.callFromThread(self._connected_anew)
 
@@ -163,10 +165,11 @@ class BrokerMoves:
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:
-        """Write the moves of this broker that ZooKeeper has lost, or has an older state of, and act by what it says of
-        the others. Raises CoordinationError; then it may be done again.
+        """Write this broker's moves again that ZooKeeper has lost or has in an older state, and act by ZooKeeper's
+        state of the others. Raises CoordinationError; then it may be repeated.
 
-        The target alone changes a move from `copying` on, so it knows the newest state; one that is done never changes.
+        From `copying` on only the target changes a move, so the target knows the newest state. A finished move never
+        changes.
         """
         set_backs, known = self.session.set_backs, dict(self._found)
         now = await self._all()
@@ -197,7 +200,7 @@ class BrokerMoves:
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The broker serves: drive the moves to it."""
+        """Drive the moves to this broker: it serves."""
         self._driving = True
         self._set_backs = self.session.set_backs
         self.session.on_session(self._session_changed)
@@ -205,7 +208,7 @@ class BrokerMoves:
             self._drive(found)
 
     def stop(self) -> None:
-        """It does not serve any more, or leads its set no longer."""
+        """Stop driving: the broker no longer serves or no longer leads its set."""
         self._driving = False
         self.session.off_session(self._session_changed)
         for driver in self._drivers.values():
@@ -226,7 +229,8 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Of the moves that this broker drives, and of those for which it refuses messages, as far as it has heard."""
+        """Return figures of the moves that this broker drives, and of those for which it refuses messages, as far as it
+        knows."""
         if not self._driving:
             return []
         found = []
@@ -242,7 +246,8 @@ class BrokerMoves:
     # --- MOVE ---------------------------------------------------------------------------------------------------------
 
     async def asked(self, request: MoveRequest) -> dict[str, Any]:
-        """Look at a move, do what is due, and say how far it is. Raises CoordinationError, NotLeader."""
+        """Answer MOVE: look at a move, do the step that is due, and report its progress. Raises CoordinationError,
+        NotLeader."""
         key = request.topic, f"{request.broker}-{request.partition}"
         found: FoundMove | None = await self.in_thread(lambda: self.moves.read(*key))
         if found is None:
@@ -270,8 +275,8 @@ class BrokerMoves:
         return answer
 
     def _delayed(self, move: Move) -> dict[str, Any]:
-        """Messages that wait for their time, or for the outcome of a transaction, stay where they are. From now on none
-        begins to wait for these partitions (Partitions.is_leaving), so there are fewer and fewer."""
+        """Say how many delayed and half messages the move waits for: they stay on this broker. No new ones begin to
+        wait for these partitions (Partitions.is_leaving), so their number falls."""
         for keeper, what, command in (
             (self.broker.delays, "delayed messages to be delivered or cancelled", "delayed"),
             (self.broker.halves, "half messages to be committed or rolled back", "halves"),
@@ -284,10 +289,10 @@ class BrokerMoves:
         return {}
 
     def _ends(self, move: Move) -> dict[str, Any]:
-        """Where the partitions end for good, or why that is not known yet.
+        """Return where the partitions end for good, or why that is not known yet.
 
-        This is called when the state was read and is acted by. A node of a set that has its promises now was not
-        replaced before, so its successor reads that state, too.
+        This is called after the broker has read the state and acts by it. A set's node whose grants are valid now was
+        not replaced before, so its successor reads that state, too.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
@@ -309,5 +314,5 @@ class BrokerMoves:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
-        """In a thread of its own: ZooKeeper may take long, and the pool's threads are for the disk."""
+        """Run in a thread of its own: ZooKeeper may take long, and the pool's threads are for the disk."""
         return in_own_thread(self._reactor, "moves", function)

@@ -1,18 +1,18 @@
 """One connection: requests in, answers out, memory bounded. No business logic, no ports: requests/gate.py, server.py.
 
 - All requests that one read brought are served together; their answers go out in one write.
-- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Frames
-  are told apart by their opaque, so theirs go out when they are ready.
-- Turns: requests that take longer than a few milliseconds together are put off to a later turn of the connection; a
-  single one that does is worked off in slices, and those behind it wait. Of one read only so many requests are decoded
-  in a turn. All connections together have so much of an iteration of the reactor (runtime/turns.py).
-- A client that closes its sending half (`nc -N`, or a close, which looks the same) gets the answers that are due; then
-  the connection is closed. A parked pull is answered as if its time were over: its client may read that answer, and
-  nothing else ends the connection before the time that it asked for.
-- Bounds: when the transport has buffered more than it should, or too many bytes wait for the disk, nothing is read and
-  no further request is served; what was read already waits in `_queue`, at most one read's worth, and counts among the
-  unfinished requests of all connections (account.py) until it is served. When too many bytes
-  of all connections wait for the disk, a connection that brings a put is held back in the same way (pending_puts.py).
+- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Answers
+  to frames carry their opaque, so they go out when they are ready.
+- Turns: when the requests of a turn have taken a few milliseconds together, the rest waits for a later turn of the
+  connection. A single long request is worked off in slices, and later ones wait. One turn decodes a limited number of
+  requests of one read. All connections together have a limited share of an iteration of the reactor (runtime/turns.py).
+- A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its due answers; then the
+  connection is closed. A parked pull is answered as if its time were over: its client may still read that answer, and
+  nothing else would end the connection before the time that the pull asked for.
+- Bounds: when the transport's buffer is over its limit, or too many bytes wait for the disk, nothing is read and no
+  further request is served. Requests that were read already, at most one read's worth, wait in `_queue`, and count
+  among the unfinished requests of all connections (account.py). When too many bytes of all connections wait for the
+  disk, a connection that brings a put is held back in the same way (pending_puts.py).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""Bytes of puts waiting for their sync, or of data being read from the disk, above which a connection is not read."""
+"""A connection is not read while more bytes than this of its puts wait for a sync or are read from the disk."""
 
 MAX_PARKED_PULLS = 16_384
-"""Pulls one connection may have waiting for data: one for each of ten thousand partitions, and some."""
+"""How many waiting pulls a connection may have: one for each of 10,000 partitions, and some more."""
 
 
 class SessionServices(Interface):
-    """What all connections of a broker share."""
+    """The services that all connections of a broker share."""
 
     reactor: ReactorTime
     turns: ConnectionTurns
@@ -83,8 +83,8 @@ class Successor(Interface):
 
 
 class _Slot:
-    """The place of an answer in the order of answers; None until it is there. `held` bytes count as pending, `put` of
-    them, while there is no answer, also among the broker's pending puts."""
+    """The place of an answer in the order of answers. answer: None until it is known; `held` bytes count as pending so
+    long. `put` of them also count among the broker's pending puts."""
 
     __slots__ = ("answer", "held", "put")
 
@@ -95,7 +95,7 @@ class _Slot:
 
 
 def _memory(request: WireRequest) -> int:
-    """Bytes that it keeps: its frame, or all that was read with it."""
+    """Return the bytes that a request keeps in memory: its frame, or everything that was read with it."""
     if type(request) is Frame:
         return memoryview(request.body.obj).nbytes
     return request.body_bytes if type(request) is PutRun else 0
@@ -103,7 +103,7 @@ def _memory(request: WireRequest) -> int:
 
 @final
 class _Admitted(NamedTuple):
-    """A request that passed the gate and waits: it does not pass it again."""
+    """A waiting request that has passed the gate, and does not pass it again."""
 
     verb: Verb
     request: WireRequest
@@ -112,13 +112,13 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""Requests under way, which were admitted before, and what only ends its own connection."""
+"""Requests under way, which were admitted before, and `quit`, which only ends its own connection."""
 
 P = ParamSpec("P")
 
 
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Close the connection on an exception that no caller would notice: it would stand still for ever."""
+    """Close the connection on an exception that no caller would notice: otherwise it would stand still forever."""
 
     @wraps(step)
     def guarded(self: Session, /, *arguments: P.args, **more: P.kwargs) -> None:
@@ -132,15 +132,15 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 @implementer(IHalfCloseableProtocol)
 class Session(Protocol):
-    """Twisted's protocol of one connection, and the producer of what is written to it."""
+    """Twisted's protocol of one connection, and the producer of its output."""
 
     def __init__(
         self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
     ) -> None:
         self.host = "?"
-        """Numeric address of the other end."""
+        """The numeric address of the other end."""
         self.last_active = shared.reactor.seconds()
-        """By the reactor's clock."""
+        """The time of the last activity, by the reactor's clock."""
         self._gate = gate
         self._reactor = shared.reactor
         self._turns = shared.turns
@@ -148,7 +148,7 @@ class Session(Protocol):
         self._pending_puts = shared.pending_puts
         self._account = shared.account
         self.address = "?"
-        """What it counts as in the account."""
+        """The address that the account charges."""
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -157,24 +157,24 @@ class Session(Protocol):
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
-        self._pending = 0  # answers that will come later, without parked pulls
+        self._pending = 0  # later answers, without parked pulls
         self._pending_bytes = 0
         self._parked: set[Parkable] = set()
-        self._full = False  # the transport wants no more data
-        self._serving = False  # nothing overtakes what is still to be served
+        self._full = False  # the transport takes no more data
+        self._serving = False  # no request overtakes those being served
         self._yielding = False  # the rest of the queue waits for the connection's next turn
-        self._busy = 0  # it has lately had more to do than one turn; each read takes one off
+        self._busy = 0  # above 0: lately there was more to do than one turn; each read takes 1 off
         self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
         self._held_back = False  # too many puts of all connections wait
-        self._received_bytes = 0  # not served yet, since there was none
-        self._held_bytes = 0  # of them, in the account
-        self._fresh = False  # a request was complete since they were counted
-        self._crowded = False  # its address, or all, have too many of these
-        self._reads_later = False  # the rest of a large frame
+        self._received_bytes = 0  # received since nothing was left unserved
+        self._held_bytes = 0  # the part of them that the account has counted
+        self._fresh = False  # a request was completed since that count
+        self._crowded = False  # its address, or all together, hold too many bytes
+        self._reads_later = False  # it reads the rest of a large frame in a later turn
         self._reading = True
-        self._half_closed = False  # by the client: nothing more comes
+        self._half_closed = False  # the client sends nothing more
         self._closing = False  # no more requests are taken
-        self._closed = False  # and the transport was told
+        self._closed = False  # the transport was told to close
         self._lost = False
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -202,18 +202,18 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether the rest of a large frame comes next: then the transport asks for `space`."""
+        """Whether the rest of a large frame comes next; if so, the transport asks for `space`."""
         return self._reader.large is not None
 
     @property
     def space(self) -> memoryview | None:
-        """Where the transport may receive the next bytes itself (requests.py); then it calls `received`."""
+        """The buffer into which the transport may receive the next bytes (requests.py); it then calls `received`."""
         space = None if self._closing else self._reader.space
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Whether the transport leaves `space` empty for now. Then this connection reads in its next turn, because this
-        iteration has enough to do."""
+        """Whether the transport must not fill `space` now. This connection then reads in its next turn, because this
+        iteration of the reactor has enough to do."""
         if self._yielding or not self._turns.defers(self._busy):
             return False
         self._reads_later = True
@@ -222,7 +222,7 @@ class Session(Protocol):
         return True
 
     def received(self, count: int, since: float | None = None) -> None:
-        """`count` bytes came into `space`. since: when the transport began to receive them."""
+        """Take `count` bytes that were received into `space`. since: when the transport began to receive them."""
         self.last_active = now = self.seconds()
         self._received_bytes += count
         self._reader.fill(count)
@@ -248,20 +248,20 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """All of them; what else the same read brought comes after the others' turn."""
+        """Note that the decoded requests were taken; the rest of the read comes after the other connections' turn."""
         if self._reader.more and not self._yielding:
             self._yield_turn()
         if requests:
             self._fresh = True
 
     def _count_held(self) -> None:
-        """What was received and is not served: an incomplete request, whole ones that wait, and the one under way."""
+        """Count unserved bytes: of an incomplete request, of whole ones that wait, and of the one under way."""
         waits = bool(self._queue) or self._reader.more
         if not waits:
             self._received_bytes = self._reader.held_bytes
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
-        # what waits for this broker, or is under way, keeps its place in front of others; not what its client holds up
+        # requests that wait for this broker or are under way keep their rank; those that their client holds up do not
         done = self._work is None and (self._full or not waits)
         held, fresh = self._received_bytes, self._fresh and done
         self._fresh = self._fresh and not done
@@ -271,12 +271,12 @@ class Session(Protocol):
         unfinished = self._account.unfinished
         if unfinished.has(self, self.address, held, fresh, self._cut):
             self._crowded = self._crowded and held > 0
-        elif not (self._crowded or self._lost or waits):  # who waits for a turn is not read, and counted again then
+        elif not (self._crowded or self._lost or waits):  # one that waits for a turn is not read, and counts then
             self._crowded = True
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """Unless what is held waits for this broker."""
+        """Abort the connection and return True, unless its bytes wait for this broker."""
         slow = self._reading and self._work is None and not self._lost
         if slow:
             self.abort(why)
@@ -288,7 +288,7 @@ class Session(Protocol):
         self._update_reading()
 
     def readConnectionLost(self) -> None:  # noqa: N802
-        """The client sends nothing any more; the transport does not read any more. Close once all is answered."""
+        """The client sends no more, and the transport reads no more. Close once everything is answered."""
         self._half_closed = True
         if not self._closing:
             self._all_parked.wake(self._parked)
@@ -300,28 +300,28 @@ class Session(Protocol):
         return self._half_closed or self._lost
 
     def writeConnectionLost(self) -> None:  # noqa: N802
-        """Only follows our own half-close, and there is none."""
+        """Does nothing: it only follows our own half-close, which does not happen."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
         self._queue.clear()
         self._account.unsent.taken(self)
-        self._all_parked.wake(self._parked)  # to wait no more
+        self._all_parked.wake(self._parked)  # so that they wait no more
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
-        self._reader = RequestReader()  # up to a frame, which would stay until the garbage is collected
+        self._reader = RequestReader()  # frees up to a frame at once, not at the next garbage collection
         self._held_bytes = 0
         self._count_held()  # the request under way
         self._gate.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """The transport has buffered enough."""
+        """The transport's buffer is full."""
         self._full = True
         self._update_reading()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The transport has sent everything."""
+        """The transport's buffer is empty."""
         self._full = False
         self._account.unsent.taken(self)
         self.last_active = self.seconds()
@@ -337,7 +337,7 @@ class Session(Protocol):
         return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
-        """Serve requests in order; what may not be served now goes to `_queue`."""
+        """Serve requests in order; those that may not be served now go to `_queue`."""
         self._serving = True
         try:
             self._serve_each(requests)
@@ -378,7 +378,7 @@ class Session(Protocol):
                     if not self._yielding:
                         self._yield_turn()
                 continue
-            if group is not None:  # what follows must see the puts
+            if group is not None:  # later requests must see the puts
                 self._commit(group)
                 group = None
             if self._out_bytes >= tuning.WRITE_BYTES:
@@ -392,14 +392,14 @@ class Session(Protocol):
             if verb is not None and verb.stores and self._pending_puts.full:
                 self._hold_back(verb, request, requests)
                 return
-            if kind is PutRun:  # like a group, which does not end the turn; only a further one waits for the next
+            if kind is PutRun:  # as a group, it does not end the turn; only a further one waits for the next turn
                 if served_run and self.seconds() >= turn_end:
                     self._yield_turn()
                     self._put_off(verb, request, requests)
                     return
                 served_run = True
             self._serve_one(verb, request)
-            if self._work is not None:  # what follows comes after it
+            if self._work is not None:  # later requests come after it
                 self._queue.extend(requests)
                 return
             if kind is not PutRun and self.seconds() >= turn_end and not self._yielding:
@@ -408,12 +408,12 @@ class Session(Protocol):
             self._commit(group)
 
     def _put_off(self, verb: Verb | None, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Serve these later."""
+        """Serve this request and those that follow it later."""
         self._queue.append(request if verb is None else _Admitted(verb, cast(WireRequest, request)))
         self._queue.extend(following)
 
     def _hold_back(self, verb: Verb, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Neither serve these nor read before fewer puts wait."""
+        """Neither serve these requests nor read until fewer puts wait."""
         self._put_off(verb, request, following)
         self._wait_for_room()
 
@@ -427,7 +427,7 @@ class Session(Protocol):
         self._resume()
 
     def _yield_turn(self) -> None:
-        """There is more to do than this turn's part."""
+        """Put the rest off: there is more to do than this turn's share."""
         self._busy = tuning.BUSY_READS
         self._wait_turn()
 
@@ -437,7 +437,7 @@ class Session(Protocol):
 
     @_or_close
     def _go_on(self) -> None:
-        """The others had their turn."""
+        """Go on after the other connections' turn."""
         self._yielding = False
         if self._reads_later:
             self._reads_later = False
@@ -449,7 +449,7 @@ class Session(Protocol):
             self._work = None
             self._fresh = True
             self._pending -= 1
-            if self._lost and verb.lists:  # for nobody
+            if self._lost and verb.lists:  # nobody gets the list
                 self._turns.listing.end()
             else:
                 self._work_off(verb, request, work)
@@ -459,7 +459,7 @@ class Session(Protocol):
             self._go_on_serving()
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
-        """Go on until it is done or the others are to have their turn; also on a connection that is lost."""
+        """Work on a request until it is done or it is the others' turn; also on a lost connection."""
         turn_end = self.seconds() + tuning.TURN_SECONDS
         while True:
             answer = self._gate.go_on(request, work)
@@ -474,7 +474,7 @@ class Session(Protocol):
         self._yield_turn()
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
-        """What work on it needs one of; None: nothing."""
+        """Return the kind of places that work on this request needs; None if it needs no place."""
         if verb.lists:
             return self._turns.listing
         return self._turns.large if _memory(request) >= tuning.LARGE_WORK_BYTES else None
@@ -536,7 +536,7 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """A pull was woken or its deadline has come."""
+        """Step a pull that was woken or whose deadline has come."""
         if pull in self._parked:
             self._waits_no_more(pull)
         if self._closing:
@@ -568,7 +568,7 @@ class Session(Protocol):
             self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
 
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
-        """held: bytes in memory while the answer is not there yet. put: they are a put's."""
+        """Answer later. held: bytes in memory until the answer is known. put: whether they are a put's."""
         slot = _Slot(held, put=held if put else 0)
         self._pending_puts.add(slot.put)
         if ordered:
@@ -579,7 +579,7 @@ class Session(Protocol):
 
     @_or_close
     def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
-        """answer: a Failure if none could be made."""
+        """Send a later answer. answer: a Failure if none could be made."""
         self._pending -= 1
         self._pending_bytes -= slot.held
         self._pending_puts.settle(slot.put)
@@ -597,8 +597,8 @@ class Session(Protocol):
         self._resume()
 
     def _broken(self, error: BaseException) -> None:
-        """A bug: what the client should have been told is not known, and what it sent may be done or not. So its
-        connection ends, as Twisted ends one whose requests raise when they come in.
+        """End the connection after a bug: the right answer is unknown, and the request may be done or not. Twisted also
+        ends a connection whose incoming data raise an exception.
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
@@ -640,8 +640,8 @@ class Session(Protocol):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Something changed that may have blocked: serve what was put off."""
-        if self._serving:  # who serves goes on, and ends the turn
+        """Serve requests that were put off: the reason may be gone."""
+        if self._serving:  # the serving caller goes on, and ends the turn
             return
         if not self._may_go_on:
             self._flush()
@@ -657,7 +657,7 @@ class Session(Protocol):
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether there is something to serve, and it may be."""
+        """Whether a request waits that may be served."""
         return bool(self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing)
 
     def _go_on_serving(self) -> None:
@@ -687,7 +687,7 @@ class Session(Protocol):
     def _update_reading(self) -> None:
         self._count_held()
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
-            self._wait_for_room()  # a large frame is a put; what has come of it stays
+            self._wait_for_room()  # a large frame is a put; its received part stays
         reading = not (self._blocked or self._crowded or self._queue or self._reader.more or self._reads_later)
         if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
@@ -699,7 +699,7 @@ class Session(Protocol):
                 self._transport.pauseProducing()
 
     def close(self) -> None:
-        """Take no more requests; close when all answers that are due have been written."""
+        """Take no more requests; close when all due answers are written."""
         self._closing = True
         self._queue.clear()
         if not self._pending and not self._lost and not self._closed:
@@ -709,8 +709,8 @@ class Session(Protocol):
             self._transport.loseConnection()
 
     def become(self, protocol: Successor) -> None:
-        """Give the connection to another protocol. For a request without an answer, on a connection without others. It
-        goes on to count among those of its address."""
+        """Give the connection to another protocol: for a request without an answer, on a connection without other
+        requests. The connection still counts among those of its address."""
         self._closing = self._closed = True
         self._queue.clear()
         transport = self._transport
@@ -728,7 +728,7 @@ class Session(Protocol):
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 
     def abort(self, why: str) -> None:
-        """Close at once, whatever is unsent."""
+        """Close at once; unsent data are lost."""
         self._log_end(why)
         self._transport.abortConnection()
 

@@ -1,15 +1,15 @@
-"""A connection's transport: Twisted's, with the three changes that a request-reply protocol gains most from.
+"""A connection's transport: Twisted's, with three changes from which a request-reply protocol gains most.
 
 - `write` gives the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
   the reactor, which costs a blocking sender two epoll_ctl and one more epoll_wait for each message.
-- What the socket does not take is sent on from where it is; Twisted joins all that is buffered each time it writes.
-- Reads of a fitting size: a small buffer for single requests (a large one costs more than the request), a larger one
-  while requests come in bulk, and the rest of a large frame straight to its place.
+- Buffered data are sent on without a copy. Twisted joins all buffered data each time it writes.
+- Reads have a fitting size: a small buffer for single requests (a large one costs more than the request), a larger one
+  while requests come in bulk, and the rest of a large frame goes straight to its place.
 
 The benchmark of all three: `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario consume`.
 
-This is the only module that uses private parts of Twisted. `connection_class` gives them to the versions that they were
-tested with, and Twisted's own transport to any other.
+Only this module uses private parts of Twisted. `connection_class` chooses them for the versions of Twisted with which
+they were tested, and Twisted's own transport for any other version.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = ["FastConnection", "PlainConnection", "connection_class"]
 _log = logging.getLogger(__name__)
 
 TESTED = ((24, 7), (26, 10))
-"""The first and the last version of Twisted, (year, month), whose private parts are known to be as FastConnection needs
-them. `PlainConnection` serves with any other."""
+"""The first and the last version of Twisted, (year, month), whose private parts are known to suit FastConnection.
+`PlainConnection` serves with any other version."""
 
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 
 
 def connection_class(version: str = twisted_version) -> type[tcp.Server]:
-    """The transport for this version of Twisted."""
+    """Return the transport class for this version of Twisted."""
     year, month = map(int, version.split(".")[:2])
     if TESTED[0] <= (year, month) <= TESTED[1]:
         return FastConnection
@@ -57,7 +57,7 @@ def connection_class(version: str = twisted_version) -> type[tcp.Server]:
 
 
 class PlainConnection(tcp.Server):
-    """One accepted connection, through Twisted's public interface alone."""
+    """One accepted connection that uses only Twisted's public interface."""
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
         """Twisted's signature."""
@@ -68,39 +68,39 @@ class PlainConnection(tcp.Server):
         super().__init__(sock, *others)
 
     sent_bytes = 0
-    """Of answers that had to wait in the buffer: what goes out at once does not count."""
+    """The sent bytes of answers that had to wait in the buffer; bytes that go out at once do not count."""
 
     def writeSomeData(self, data: bytes) -> int | ConnectionLost:  # noqa: N802
-        """Twisted's, which gives the number of bytes or why there are none."""
+        """As Twisted's, which returns the number of bytes sent or why none were."""
         sent = super().writeSomeData(data)
         if isinstance(sent, int):
             self.sent_bytes += sent
         return sent
 
     def write(self, data: Buffer) -> None:
-        """Twisted's takes bytes alone."""
+        """Convert to bytes, because Twisted takes nothing else."""
         super().write(bytes(data))  # type: ignore[no-untyped-call]
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
-        """The same for several buffers."""
+        """As `write` for several buffers."""
         super().writeSequence([bytes(data) for data in iovec])  # type: ignore[no-untyped-call]
 
 
 class FastConnection(PlainConnection):
     """One accepted connection."""
 
-    bufferSize = 64 * 1024  # what may be buffered before the session is paused  # noqa: N815
+    bufferSize = 64 * 1024  # buffered bytes that pause the session  # noqa: N815
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Receive once and have it served, now or in the connection's turn."""
+        """Receive once, and have the data served now or in the connection's turn."""
         session = cast("Session", self.protocol)
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
-        """As `doRead`, at once. Of a connection that has ended it gives the reason again."""
+        """As `doRead`, but at once. After the connection's end it returns the reason again."""
         session = cast("Session", self.protocol)
         space = session.space if session.large else None
         try:
@@ -124,7 +124,7 @@ class FastConnection(PlainConnection):
         return None
 
     def write(self, data: Buffer) -> None:
-        """Send what the socket takes now, buffer the rest."""
+        """Send what the socket takes now, and buffer the rest."""
         if self._nothing_buffered:
             try:
                 sent = self.socket.send(data)
@@ -136,7 +136,7 @@ class FastConnection(PlainConnection):
         self._buffer((data,))
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
-        """The same for several buffers, which are not joined first."""
+        """As `write` for several buffers, without joining them."""
         buffers = list(iovec)
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
@@ -149,7 +149,7 @@ class FastConnection(PlainConnection):
         self._buffer(buffers)
 
     def doWrite(self) -> Any:  # noqa: N802
-        """Send on what is buffered; with nothing left, do what Twisted does then."""
+        """Send buffered data; with none left, do what Twisted does then."""
         buffers = cast(list[Buffer], self._tempDataBuffer)
         if buffers:
             try:
@@ -183,14 +183,15 @@ class FastConnection(PlainConnection):
 
 @cache
 def _may_receive() -> bool:
-    """Whether the system allows that much (net.core.rmem_max). Else the kernel's own choice may be larger."""
+    """Whether the system allows such a receive buffer (net.core.rmem_max). If not, the kernel's own choice may be
+    larger."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= tuning.RECEIVE_BYTES
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """What is left of the buffers behind the first `sent` bytes."""
+    """Return the rest of the buffers after the first `sent` bytes."""
     for number, data in enumerate(buffers):
         if sent < len(data):
             return [memoryview(data)[sent:], *buffers[number + 1 :]]

@@ -7,22 +7,23 @@ from collections.abc import Callable
 __all__ = ["KINDS", "OTHERS", "Counter", "Metrics", "format_number"]
 
 KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
-"""Realtime counters, in the order they are printed. message_size counts body bytes, the others count 1 each."""
+"""Realtime counters, in the order in which they are printed. message_size counts body bytes, the
+others count 1 each."""
 
 OTHERS = "*"
-"""Where a group or topic is named: all that have no figures of their own. No name has this character."""
+"""Stands for all groups or topics without figures of their own. No name has this character."""
 
 RESET_SECONDS = 30 * 60
 """Realtime counters start again after this long, as in 1.x."""
 
 
 def format_number(value: float) -> str:
-    """Java's `#.##`: at most two decimals, none that are zero."""
+    """Format as Java's `#.##`: at most two decimals, without trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 class Counter:
-    """How often something was counted, and the sum of the values."""
+    """The number of counted values, and their sum."""
 
     __slots__ = ("count", "value")
 
@@ -31,7 +32,7 @@ class Counter:
         self.value = value
 
     def format(self, seconds: int) -> str:
-        """One line of `stats`; `seconds` since the counters were reset."""
+        """Return one line of `stats`. seconds: since the counters were reset."""
         per_count = format_number(self.value / self.count) if self.count else "invalid"
         per_second = format_number(self.count / seconds) if seconds else "invalid"
         return (
@@ -43,19 +44,19 @@ class Counter:
 class Metrics:
     """Counters of one broker. Lives on the reactor thread.
 
-    The totals (`cmd_…`) never go back. Realtime counters exist for topics with stat=true and start again on `reset` and
-    every RESET_SECONDS. `has_stat` must be cheap: it is asked for each batch.
+    The totals (`cmd_…`) never go back. Realtime counters exist for topics with stat=true; they start again on `reset`
+    and every RESET_SECONDS. `has_stat` must be cheap: it is called for each batch.
     """
 
     def __init__(self, has_stat: Callable[[str], bool], seconds: Callable[[], float]) -> None:
         """seconds: a monotonic clock."""
         self.cmd_put = 0
-        self.put_bytes = 0  # of the bodies of all puts asked for
+        self.put_bytes = 0  # of the bodies of all requested puts
         self.cmd_get = 0
         self.cmd_offset = 0
         self.get_miss = 0
         self.put_failed = 0
-        # verbs asked for, whether they succeed or not
+        # requested verbs, whether they succeed or not
         self.tx_begin = 0  # of both kinds
         self.tx_xa_begin = 0
         self.tx_commit = 0
@@ -72,7 +73,7 @@ class Metrics:
         return int(self._seconds() - self._started)
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
-        """Puts asked for, whether they succeed or not."""
+        """Count requested puts, whether they succeed or not."""
         self.cmd_put += count
         self.put_bytes += body_bytes
         if self._has_stat(topic):
@@ -80,7 +81,7 @@ class Metrics:
             self._count("message_size", topic, count, body_bytes)
 
     def put_refused(self, topic: str, count: int = 1) -> None:
-        """Puts answered with 500 (a closed partition is not counted, as in 1.x)."""
+        """Count puts answered with 500. A closed partition is not counted, as in 1.x."""
         self.put_failed += count
         if self._has_stat(topic):
             self._count("put_failed", topic, count, count)
@@ -91,13 +92,13 @@ class Metrics:
             self._count("get", topic, 1, 1)
 
     def get_missed(self, topic: str) -> None:
-        """A get answered with 404 or 301."""
+        """Count a get answered with 404 or 301."""
         self.get_miss += 1
         if self._has_stat(topic):
             self._count("get_miss", topic, 1, 1)
 
     def damaged(self, size: int, new_range: bool) -> None:
-        """So many bytes were found damaged for the first time since the start: a range, or more of a known one."""
+        """Count bytes that were newly found damaged since the start: a new range, or more of a known one."""
         self.damaged_ranges += new_range
         self.damaged_bytes += size
 
@@ -107,14 +108,14 @@ class Metrics:
             self._count("offset", topic, 1, 1)
 
     def reset(self) -> None:
-        """Start the realtime counters again; what was ever counted stays listed, with zeros."""
+        """Start the realtime counters again. All topics counted before stay listed, with zeros."""
         self._reset_at = self._seconds()
         for topics in self._realtime.values():
             for counter in topics.values():
                 counter.count = counter.value = 0
 
     def realtime(self, kind: str, topic: str | None = None) -> str:
-        """The text of one counter, over all topics or of one."""
+        """Return the text of one counter, for one topic or for all together."""
         topics = self._realtime[kind]
         if not topics:
             return "null"

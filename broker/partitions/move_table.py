@@ -1,8 +1,8 @@
-"""What the moves of a cluster mean for one broker: how many partitions it shows, and which of them take nothing. Pure.
+"""What a cluster's moves mean for one broker: how many partitions it shows, and which take no messages. Pure.
 
-1.x publishes a number of partitions, so those that leave are the source's last ones, and those that come get the
-target's next numbers. Producers see the target's before they stop seeing the source's; for consumers it is the other
-way round, because their offsets go over in between.
+1.x publishes only a number of partitions. So the source's last partitions leave, and arriving ones get the target's
+next numbers. Producers see the target's partitions before they stop seeing the source's. Consumers first stop seeing
+the source's, because their offsets move in between.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def _is_at_least(move: Move, state: MoveState) -> bool:
 
 
 class Counts(NamedTuple):
-    """Partitions of a topic that a broker offers to producers, and to consumers."""
+    """How many partitions of a topic a broker offers to producers, and to consumers."""
 
     publish: int
     subscribe: int
 
 
 class MoveTable:
-    """The moves that one broker has a part in. Immutable."""
+    """The moves in which one broker takes part. Immutable."""
 
     def __init__(self, broker_id: int, moves: Iterable[Move] = (), *, known: bool = True) -> None:
-        """known: False while nobody has read the moves. Then no partition may take messages."""
+        """known: False until the moves were read. No partition may take messages so long."""
         self.known = known
         self._broker_id = broker_id
         self._out: dict[str, list[Move]] = {}
@@ -44,14 +44,14 @@ class MoveTable:
                 self._in.setdefault(move.topic, []).append(move)
 
     def concerns(self, topic: str) -> bool:
-        """Whether any of the moves is of this topic."""
+        """Whether any move is of this topic."""
         return topic in self._out or topic in self._in
 
     def counts(self, topic: str, natural: int) -> Counts:
-        """What the broker shows. natural: the number of partitions that its settings and its directories give."""
+        """Return the counts to show. natural: the number of partitions by settings and directories."""
         least, most_published, most_subscribed = 0, 1 << 30, 1 << 30
         for move in self._out.get(topic, ()):
-            behind = move.first + move.count  # it gets no more meanwhile: those that leave have to be the last ones
+            behind = move.first + move.count  # none are added meanwhile: the leaving ones have to be the last
             least = max(least, 0 if _is_at_least(move, MoveState.HANDING_OVER) else behind)
             published = move.first if _is_at_least(move, MoveState.PUBLISHING) else behind
             subscribed = move.first if _is_at_least(move, MoveState.HANDING_OVER) else behind
@@ -68,23 +68,23 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """How many partitions take messages that may go to any one."""
+        """Return how many partitions take messages whose producer leaves the choice to the broker."""
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
 
     def has_left(self, topic: str, partition: int) -> bool:
-        """Whether the partition takes nothing more, because it goes or has gone to another broker."""
+        """Whether the partition takes no more messages, because it moves or has moved to another broker."""
         return any(
             move.first <= partition < move.first + move.count and _is_at_least(move, MoveState.CLOSING)
             for move in self._out.get(topic, ())
         )
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """Whether the partition is to go to another broker, or has gone: no message may begin to wait for it here."""
+        """Whether the partition will move or has moved to another broker: no message may begin to wait for it here."""
         return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
 
     def is_incoming(self, topic: str, partition: int) -> bool:
-        """Whether what is here of the partition is a copy that may still be given up."""
+        """Whether this broker's data of the partition are a copy that may still be given up."""
         return any(
             move.target_first <= partition < move.target_first + move.count
             and not _is_at_least(move, MoveState.PUBLISHING)
@@ -92,7 +92,7 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """(topic, partition, where it begins if it has no log) of what has come here, from when producers see it."""
+        """Yield (topic, partition, first offset if it has no log) of arrived partitions, once producers see them."""
         for topic, moves in self._in.items():
             for move in moves:
                 if _is_at_least(move, MoveState.PUBLISHING):
@@ -101,4 +101,4 @@ class MoveTable:
 
 
 NO_MOVES = MoveTable(-1)
-"""Of a broker without ZooKeeper, or in a test."""
+"""The table of a broker without ZooKeeper, or of a test."""

@@ -1,4 +1,4 @@
-"""Which partitions there are, which of them take puts and gets, and their logs."""
+"""A broker's partitions: which exist, which take puts and gets, and their logs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ ANY = -1
 class Partitions:
     """The configured topics over the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured, matched by a pattern, or one of our own (protocol/own_topics.py). A node of
-    a broker set also accepts each topic that has data: another node, with another server.ini, has acknowledged them. A
-    topic never has fewer partitions than the data directories hold, whatever is configured: a consumer would not see
-    the others' messages (1.x hides them). Closed partitions are kept in memory only (storage.md §6).
+    A topic is accepted if it is configured, matched by a pattern, or one of metaq's own (protocol/own_topics.py). A
+    node of a broker set also accepts each topic that has data: another node, with another server.ini, has acknowledged
+    them. A topic never has fewer partitions than the data directories hold, even if fewer are configured: consumers
+    would not see the messages of the others (1.x hides them). Closed partitions are remembered only in memory
+    (storage.md §6).
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Partitions:
         account: Account | None = None,
     ) -> None:
         """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
-        has places for topics without a section; None: any number may be made."""
+        limits the number of topics without a section; None: no limit."""
         self._account = account
         self._config = config
         self._store = store
@@ -63,7 +64,7 @@ class Partitions:
         self._on_log = on_log
         self._on_topic = on_topic
         self._writable: dict[tuple[str, int], PartitionLog] = {}
-        self._stored: dict[str, int] = {}  # per topic that has a log: the highest partition and one
+        self._stored: dict[str, int] = {}  # by topic with a log: the highest partition + 1
         self._stat: dict[str, bool] = {}
         self._compressed: dict[str, bool] = {}
         self._any_compressed = _any_compressed(config)
@@ -81,7 +82,7 @@ class Partitions:
     # --- topics -------------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicConfig:
-        """Settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
+        """Return the settings of an accepted topic. Raises TopicNotAccepted, InvalidName."""
         if not self._accepts(name):
             raise TopicNotAccepted(name)
         if name not in self._stored:
@@ -93,20 +94,21 @@ class Partitions:
         return self._config.topic(topic) is not None or (self._config.node is not None and topic in self._stored)
 
     def stored_topics(self) -> list[str]:
-        """Topics that have a log, sorted."""
+        """Return the topics that have a log, sorted."""
         return sorted(self._stored)
 
     def settings(self, topic: str) -> TopicConfig:
-        """Of a topic that has a log: those of [system] if it was found on the disk only. Takes microseconds: thousands
-        of topics are asked for in slices."""
+        """Return the settings of a topic that has a log: [system]'s if it is only on the disk. Takes microseconds:
+        callers with thousands of topics work in slices."""
         return self._settings(topic)
 
     def served_topics(self) -> dict[str, TopicConfig]:
-        """What clients are offered: the configured topics, patterns among them, and then those that have a log."""
+        """Return the topics that clients are offered: the configured ones, including patterns, then those with
+        a log."""
         return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
 
     def kept(self) -> list[str]:
-        """A sentence for each topic that is served with more partitions than its section says."""
+        """Return a sentence for each topic that is served with more partitions than its section says."""
         stored = sorted((log.topic, log.partition) for log in self._store.logs())
         return [
             _kept(name, config.partitions, [number for topic, number in stored if topic == name])
@@ -115,8 +117,8 @@ class Partitions:
         ]
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be made. One that has
-        a log stays, however it is named; what a pattern makes is checked when it is made."""
+        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be made. A topic with
+        a log may keep any name. A topic that a pattern accepts is checked when it is made."""
         for name in sorted(config.topics.keys() - self._stored.keys()):
             try:
                 if "*" not in name:
@@ -125,7 +127,7 @@ class Partitions:
                 raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
-        """Topics that have a log and are accepted by nothing in server.ini, sorted: they have [system]'s settings."""
+        """Return the sorted topics with a log that nothing in server.ini accepts: they have [system]'s settings."""
         return sorted(name for name in self._stored if self._config.topic(name) is None)
 
     def _settings(self, name: str) -> TopicConfig:
@@ -137,9 +139,9 @@ class Partitions:
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def takes_compressed(self, topic: str) -> bool:
-        """Whether messages with compressed payloads are taken, and so may be given."""
+        """Whether the topic takes messages with compressed payloads, and so may give some."""
         if not self._any_compressed:
-            return False  # the usual case, asked at each `get`
+            return False  # the usual case; each `get` asks
         taken = self._compressed.get(topic)
         if taken is None:
             config = self._config.topic(topic) or (self._config.system if topic in self._stored else None)
@@ -153,12 +155,12 @@ class Partitions:
         stat = self._stat.get(topic)
         if stat is None:
             stat = self._config.has_stat(topic)
-            if topic in self._stored or topic in self._config.topics:  # bounded: not for whatever a client names
+            if topic in self._stored or topic in self._config.topics:  # bounded: not for any name of a client
                 self._stat[topic] = stat
         return stat
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Go on with another configuration: other topics, partition counts and `stat`."""
+        """Use another configuration: other topics, partition counts and `stat`."""
         self._config = config
         self._writable.clear()
         self._stat.clear()
@@ -168,15 +170,15 @@ class Partitions:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
-        """A random one of the topic's partitions, for a put to ANY."""
+        """Return a random partition of the topic, for a put to ANY."""
         count = self._moves.open_count(topic, self._settings(topic).partitions)
-        return self._rng.randrange(count) if count else 0  # which is refused
+        return self._rng.randrange(count) if count else 0  # partition 0 is then refused
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
-        """The log to append to, made on its first use.
+        """Return the log to append to; it is made on its first use.
 
-        chosen: the broker chose the partition, so that a closed one is not refused (1.x). Raises PartitionClosed,
-        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, DiskFull, StoreError.
+        chosen: whether the broker chose the partition; then a closed one is not refused (1.x). Raises PartitionClosed,
+        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, BrokerStarting, AccountSpent, DiskFull, StoreError.
         """
         log = self._writable.get((topic, partition))
         if log is None:
@@ -186,8 +188,8 @@ class Partitions:
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """`for_put` of each topic and partition; None if more logs would have to be made than one turn may. Raises what
-        refuses one of them."""
+        """Return `for_put` of each topic and partition; None if this would make more logs than one turn may. Raises as
+        the first refused one."""
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
             found = list(map(self._writable.get, places))
@@ -198,7 +200,7 @@ class Partitions:
         return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """The log, made if there is none, whatever the configuration says: what was committed must be kept.
+        """Return the log, made if there is none, regardless of the configuration: committed messages must be kept.
 
         Raises InvalidName, StoreError.
         """
@@ -207,8 +209,8 @@ class Partitions:
         return log
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log of a partition for which messages wait, made if there is none: no node copies a partition before it
-        has a message, and a power cut may take an empty one away. None if its topic is not accepted any more.
+        """Return the log of a partition for which messages wait; None if its topic is no longer accepted. A missing log
+        is made: no node copies a partition before it has a message, and a power cut may remove an empty one.
 
         Raises StoreError.
         """
@@ -217,11 +219,12 @@ class Partitions:
         return self.for_replay(topic, partition)
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log of a partition that has one, whatever the configuration says."""
+        """Return the log of a partition if it has one, regardless of the configuration."""
         return self._store.find(topic, partition)
 
     def for_read(self, topic: str, partition: int) -> PartitionLog:
-        """The log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data)."""
+        """Return the log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data),
+        and WrongPartition for a copy of a moving partition that may still be given up."""
         if (topic, partition) in self._closed:
             raise PartitionClosed(self.broker_id, partition)
         if self._moves.is_incoming(topic, partition):
@@ -229,7 +232,7 @@ class Partitions:
         return self._store.get(topic, partition)
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
-        """Like for_read, but None for a configured partition that has no data yet.
+        """Return the log as for_read, but None for a configured partition that has no data yet.
 
         Raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition.
         """
@@ -249,9 +252,9 @@ class Partitions:
             raise WrongPartition(partition)
 
     def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
-        """The log that a slave copies its master's partition to, begun at `first_offset` if there is none.
+        """Return the log to which a slave copies its master's partition; a missing one begins at `first_offset`.
 
-        Whatever the slave's own configuration says of the topic. Raises InvalidName, StoreError.
+        The slave's own configuration of the topic does not matter. Raises InvalidName, StoreError.
         """
         check_topic(topic)
         if first_offset > MAX_OFFSET:
@@ -276,7 +279,7 @@ class Partitions:
         return log
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
-        """Raises AccountSpent, too, for a topic that this client's message would make."""
+        """Make a log. Also raises AccountSpent if that would make a new topic for this client."""
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
             address = self._account.asker
@@ -299,8 +302,8 @@ class Partitions:
     # --- moving -------------------------------------------------------------------------------------------------------
 
     def use_moves(self, moves: MoveTable) -> None:
-        """Show and take from now on what these moves leave. Raises StoreError: a log that has to be there cannot be
-        made."""
+        """Apply these moves to the partitions that are shown and take messages. Raises StoreError if a log that has to
+        be there cannot be made."""
         self._moves = moves
         self._writable.clear()
         for topic, partition, end in moves.arrived():
@@ -312,7 +315,7 @@ class Partitions:
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:
-        """The highest partition that has a log, and one; 0 for none."""
+        """Return the highest partition that has a log, plus one; 0 for none."""
         return self._stored.get(topic, 0)
 
     def serves(self, topic: str) -> bool:
@@ -336,7 +339,7 @@ class Partitions:
             self._writable.pop((topic, partition), None)
 
     def closed(self, topic: str) -> list[int]:
-        """The closed partitions of a topic, sorted."""
+        """Return the closed partitions of a topic, sorted."""
         return sorted(partition for name, partition in self._closed if name == topic)
 
     def open(self, topic: str) -> None:

@@ -1,7 +1,8 @@
-"""The broker in ZooKeeper: registered after the port listens, topics as they come, unregistered before it closes.
+"""The broker in ZooKeeper: it registers after the port listens, adds topics as they come, and unregisters before the
+port closes.
 
 kazoo's calls wait for the network, so none is made on the reactor thread. The threads are daemons: a broker that stops
-while ZooKeeper is away does not wait for it (its nodes then end with its session).
+while ZooKeeper is away does not wait for it. Its nodes then end with its session.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 
 
 def _can_be_registered(topic: str) -> bool:
-    """Whether ZooKeeper takes the name. An earlier broker stored others: these stay served."""
+    """Whether ZooKeeper takes the name. Earlier brokers stored topics with other names; they stay served."""
     try:
         check_znode("topic", topic)
     except InvalidName as error:
@@ -57,7 +58,7 @@ def _registration(name: str, topic: TopicConfig) -> TopicRegistration:
 
 
 class Registration:
-    """One broker's nodes (zookeeper.md §3). Called on the reactor thread, and every Deferred fires there."""
+    """One broker's znodes (zookeeper.md §3). Called on the reactor thread; every Deferred fires there."""
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class Registration:
         *,
         elected_on: ZkSession | None = None,
     ) -> None:
-        """slave_id: None for a master. elected_on: the session on which the broker was elected the leader of its set,
-        which its owner starts and closes; see BrokerRegistration."""
+        """slave_id: None for a master. elected_on: the session on which the broker was elected as its set's leader; its
+        owner starts and closes it. See BrokerRegistration."""
         self._config = config
         self._reactor = reactor
         self._slave_id = slave_id
-        self._checksum = config.checksum  # of server.ini as it was loaded last
+        self._checksum = config.checksum  # of the last loaded server.ini
         zookeeper = config.zookeeper
         self._elected = elected_on is not None
         self._session = elected_on or ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
@@ -83,7 +84,7 @@ class Registration:
 
     @property
     def session(self) -> ZkSession:
-        """For what else the broker reads in ZooKeeper, in worker threads."""
+        """The session, for the broker's other reads of ZooKeeper in worker threads."""
         return self._session
 
     @property
@@ -92,7 +93,7 @@ class Registration:
         return self._registration is not None and self._registration.registered
 
     def connect(self) -> Deferred[None]:
-        """Have a session, before `start`. Fails with CoordinationError, CoordinationUnavailable."""
+        """Begin the session, before `start`. Fails with CoordinationError, CoordinationUnavailable."""
         start = partial(self._session.start, self._connect_seconds, wait_for_servers=True, create_chroot=True)
         return self._queue(start)
 
@@ -101,7 +102,7 @@ class Registration:
         return self._queue(self._new_registration(port, topics))
 
     def withdraw(self) -> Deferred[None]:
-        """Take the nodes back for a while. Fires when that is done, or is left to the end of the session."""
+        """Remove the znodes for a while. Fires when that is done, or when the session's end will do it."""
         registration, self._registration = self._registration, None
         return succeed(None) if registration is None else self._queue(registration.unregister)
 
@@ -122,7 +123,7 @@ class Registration:
         return partial(self._register, partial(registration.register, _described(topics)))
 
     def _register(self, register: Callable[[], None]) -> None:
-        """ZooKeeper may go, as for an election, between the first connection and this: wait for it once more."""
+        """Register, and wait for ZooKeeper once more if it has gone since the first connection, as in an election."""
         give_up = time.monotonic() + self._connect_seconds
         pauses = Backoff()
         while True:
@@ -141,7 +142,7 @@ class Registration:
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:
-        """Register a topic that came with its first put; failures are logged and made good with the next session."""
+        """Register a topic that came with its first put. Failures are logged; the next session makes up for them."""
         registration = self._registration
         if registration is None or not _can_be_registered(name):
             return
@@ -170,9 +171,9 @@ class Registration:
         return self._queue(offer)
 
     def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
-        """Publish a new checksum of server.ini, then register `topics` anew; fires with warnings.
+        """Publish a new checksum of server.ini, then register `topics` anew. Fires with warnings.
 
-        What ZooKeeper cannot be told now it is told in the background, or by `come_back` after `withdraw`.
+        If ZooKeeper cannot be told now, it is told in the background, or by `come_back` after `withdraw`.
         """
         self._checksum = checksum
         registration = self._registration
@@ -190,12 +191,12 @@ class Registration:
         return self._queue(update)
 
     def stop_serving(self) -> Deferred[None]:
-        """Take the nodes back; fires after at most 5 s, whatever ZooKeeper does."""
+        """Remove the znodes; fires after at most 5 s, even without an answer of ZooKeeper."""
         registration = self._registration
         return self._in_own_thread((lambda: None) if registration is None else registration.unregister)
 
     def close(self) -> Deferred[None]:
-        """End the session, unless it is another's; fires after at most 5 s."""
+        """End the session, unless another object owns it; fires after at most 5 s."""
         if self._elected:
             return succeed(None)
         return self._in_own_thread(self._session.close)

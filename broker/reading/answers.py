@@ -1,4 +1,4 @@
-"""What a verb may answer, and the encoders: of replies, of errors, and of 1.x's own texts."""
+"""The answers of verbs, and the encoders of replies, errors and 1.x's own texts."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Bytes: TypeAlias = bytes | list[Buffer]
-"""A whole answer, in one buffer or several (large data is not joined to its header)."""
+"""A whole answer, in one buffer or several (large data are not joined to their header)."""
 
 Answer: TypeAlias = Bytes | Deferred[Bytes] | None
-"""Bytes now, bytes later, or none at all."""
+"""Bytes now, bytes later, or no answer."""
 
 Work: TypeAlias = Generator[None, None, Answer]
-"""A request that may take long: a few milliseconds up to each `yield`, where others may be served, then its answer."""
+"""A long request: it takes a few milliseconds up to each `yield`, where others may be served, and returns its
+answer."""
 
 
 class ReplyFields(Protocol):
@@ -61,7 +62,7 @@ def answer_bytes(answer: Bytes) -> int:
 
 
 def then(result: T | Deferred[T], convert: Callable[[T], U]) -> U | Deferred[U]:
-    """`convert` of a result, at once if it is there."""
+    """Return `convert` of a result, at once if the result is there."""
     return result.addCallback(convert) if isinstance(result, Deferred) else convert(result)
 
 
@@ -75,32 +76,32 @@ def answer_frame(
     remark: str = "",
     body: int = 0,
 ) -> bytes:
-    """Prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
+    """Return prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
 
 
 def reply_frame(opaque: int, reply: ReplyFields) -> bytes:
-    """A successful answer that is all in its extFields."""
+    """Return a successful answer with only extFields."""
     return encode_frame(ResponseCode.SUCCESS, opaque, reply.to_ext(), flag=RESPONSE)
 
 
 def body_frame(opaque: int, body: Buffer) -> Bytes:
-    """A successful answer that is all in its body."""
+    """Return a successful answer with only a body."""
     return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def json_frame(opaque: int, value: Any) -> Bytes:
-    """A successful answer whose body is `value` as JSON (UTF-8)."""
+    """Return a successful answer whose body is `value` as JSON (UTF-8)."""
     return body_frame(opaque, encode_json(value))
 
 
 def encode_json(value: Any) -> bytes:
-    """As the body of an answer: UTF-8."""
+    """Return `value` as JSON in UTF-8, for the body of an answer."""
     return simplejson.dumps(value).encode("utf-8")
 
 
 def error_frame(opaque: int, error: MetaqError) -> bytes:
-    """How a frame is told of an error."""
+    """Return the answer to a frame for an error."""
     if isinstance(error, TransactionRefused):
         ext = {} if error.xa_code is None else {"xaCode": error.xa_code}
         return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
@@ -112,20 +113,20 @@ def error_frame(opaque: int, error: MetaqError) -> bytes:
 
 
 def error_result(opaque: int, error: MetaqError) -> bytes:
-    """How a text command is told of an error."""
+    """Return the answer to a text command for an error."""
     return encode_result(error.status, _with_capital(error), opaque)
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """1.x's words for a put that failed, and for a get that its group's filter failed.
+    """Return 1.x's words for a failed put, and for a get whose group's filter failed.
 
-    capital: of a closed partition's text, which 1.x's slave writes so here too.
+    capital: whether a closed partition's text begins with a capital; 1.x's slave writes it so here too.
     """
     detail = _with_capital(error) if capital else str(error)
     return f"Put message to [broker '{url}'] [partition '{topic}-{partition}'] failed.Detail:{detail}"
 
 
 def _with_capital(error: MetaqError) -> str:
-    """1.x writes the text of a closed partition with a capital where no prefix stands before it."""
+    """Return an error's text. 1.x begins a closed partition's text with a capital unless a prefix stands before it."""
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

@@ -1,7 +1,7 @@
 """Reads that may wait for the disk: in threads of their own, in turn by group, and never at the cost of hot work.
 
-What is in the page cache is read at once, on the reactor thread. A consumer that was found to be behind that is read
-for in worker threads from then on, sequentially (store/sequential.py), until it has caught up with the end.
+Data in the page cache are read at once, on the reactor thread. Once a consumer has needed other data, worker threads
+read for it, sequentially (store/sequential.py), until it has caught up with the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """A group that reads a partition behind the page cache. `start`, `end`: its last read."""
+    """A group that reads data of a partition outside the page cache. `start`, `end`: of its last read."""
 
     __slots__ = ("busy", "end", "reader", "start")
 
@@ -56,7 +56,7 @@ class ColdReads:
         reactor: ReactorTime,
         pace: Pace,
     ) -> None:
-        """run_in_thread: for nothing but these reads, so that no sync waits behind them."""
+        """run_in_thread: used only for these reads, so that no sync waits behind them."""
         self._files = files
         self.cached_only = cached_only
         self._pace = pace
@@ -64,7 +64,8 @@ class ColdReads:
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
-        """What `Segments.read` gives, at once if it is in the page cache. Raises, or fails with, what that raises."""
+        """Return the result of `Segments.read`, at once if the page cache has it. Raises, or fails, as
+        `Segments.read`."""
         known = self._readers.get((log, group)) if self._readers else None
         if known is None or not known.continues(offset) or log.visible_end - offset <= store_tuning.HOT_TAIL_BYTES:
             data = log.segments.read(offset, max_bytes)
@@ -72,7 +73,7 @@ class ColdReads:
                 if known is not None:
                     del self._readers[log, group]
                 return data
-        if known is not None and known.busy:  # another of the group's readers: there is but one place to go on from
+        if known is not None and known.busy:  # for another reader of the group; only one can be continued
             return self.run(group, partial(log.segments.snapshot().read, offset, max_bytes))
         return self._read_on(known, log, group, offset, max_bytes)
 
@@ -94,7 +95,7 @@ class ColdReads:
     def run(
         self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
     ) -> Deferred[T]:
-        """The result of a function that reads cold data, when it is the group's turn.
+        """Run a function that reads cold data, when it is the group's turn, and give its result.
 
         before: called with the result or the error just before the Deferred fires.
         """
@@ -112,15 +113,15 @@ class ColdReads:
         return deferred
 
     def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:
-        """The answer to a question that reads index files, at once if they are in the page cache.
+        """Return the answer of a function that reads index files, at once if they are in the page cache.
 
-        The question is asked again for each piece that had to be loaded, so it must not change anything.
+        The function is called again after each piece that had to be loaded, so it must not change anything.
         """
         loaded: dict[tuple[str, int], int] = {}
 
         def ask(_: object = None) -> T | Deferred[T]:
             try:
-                # a piece that is out of the cache again and again: there is no memory
+                # a piece leaves the cache again and again: there is no memory
                 if loaded and max(loaded.values()) > tuning.LOOK_UP_MAX_LOADS:
                     return question()
                 with self.cached_only:
@@ -139,9 +140,9 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """Finds out for readers what lies where no record can be read: in worker threads, once for each place.
+    """Examines places where readers can read no record: in worker threads, once for each place.
 
-    Lives on the reactor thread. The log remembers and reports what is damaged (`PartitionLog.report_damage`).
+    Lives on the reactor thread. The log remembers and reports damage (`Segments.report_damage`).
     """
 
     def __init__(self, cold_reads: ColdReads) -> None:
@@ -151,7 +152,8 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """What lies at a readable `offset`, or why it cannot be told; never fails. Later askers share the answer.
+        """Give what lies at a readable `offset`, or the error that prevents the answer; never fails. Later callers
+        share the answer.
 
         question: log.lookup.examination(offset), if the caller has it already.
         """

@@ -1,4 +1,4 @@
-"""Pulls that wait for data: woken when a partition shows more of it, at their deadline, or never (disconnect)."""
+"""Pulls that wait for data: woken when a partition shows more data, at their deadline, or never (disconnect)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""Entries that are dropped at once: less than a millisecond."""
+"""How many entries are dropped at once: that takes less than a millisecond."""
 
 
 class ParkedRequest(Protocol):
@@ -28,7 +28,7 @@ class ParkedRequest(Protocol):
 
 
 class _Parked:
-    """resume: None when it waits no more."""
+    """A parked request. resume: None once it no longer waits."""
 
     __slots__ = ("resume", "waiter")
 
@@ -47,9 +47,9 @@ def _is_current(entry: _Deadline) -> bool:
 class ParkedPulls:
     """All parked pulls of a broker, by partition. Lives on the reactor thread.
 
-    Waking is put off to the reactor's next turn, so that all that one turn appended is answered at once, and puts are
-    answered before the pulls they wake. Very many are woken in several turns. All deadlines have one timer: the reactor
-    would do all that are due in one turn, and looks at all of its own when half are cancelled.
+    Pulls are woken in the reactor's next turn. So one answer has all data that a turn appended, and puts are answered
+    before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one timer: the
+    reactor would run all due timers in one turn, and looks at all of its timers when half are cancelled.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -60,10 +60,10 @@ class ParkedPulls:
         self._numbers = count()
         self._timer: Timer | None = None
         self._timer_at = inf
-        self._ready: dict[Hashable, None] = {}  # as an ordered set: all that wait for one are resumed
-        self._resuming: deque[_Parked] = deque()  # those of the last one
-        self._woken: deque[ParkedRequest] = deque()  # that are resumed before these, if they wait then
-        self._wakes = False  # `_wake` comes in the next turn
+        self._ready: dict[Hashable, None] = {}  # an ordered set: all that wait for a key are resumed
+        self._resuming: deque[_Parked] = deque()  # the pulls of the last key taken from it
+        self._woken: deque[ParkedRequest] = deque()  # resumed before those, if they still wait
+        self._wakes = False  # whether `_wake` runs in the next turn
 
     def __len__(self) -> int:
         return self._count
@@ -77,7 +77,7 @@ class ParkedPulls:
         self._set_timer(waiter.deadline)
 
     def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """In the next turn resume those that wait for this and are chosen, as if their deadline had come."""
+        """In the next turn resume the chosen requests that wait for `key`, as if their deadline had come."""
         now = self._reactor.seconds()
         ended = [waiter for waiter in self._parked.get(key, ()) if chosen(waiter)]
         for waiter in ended:
@@ -85,41 +85,41 @@ class ParkedPulls:
         self.wake(ended)
 
     def wake_all(self) -> None:
-        """Resume every parked pull soon: what it is answered may be another thing now."""
+        """Resume every parked pull soon: its answer may be another one now."""
         self._ready |= dict.fromkeys(self._parked)
         if self._ready:
             self._wake_soon()
 
     def wake(self, waiters: Iterable[ParkedRequest]) -> None:
-        """Resume those of these that are parked soon, in their order."""
+        """Resume the parked ones among these soon, in order."""
         self._woken.extend(waiters)
         if self._woken:
             self._wake_soon()
 
     def waiting(self, key: Hashable) -> int:
-        """How many wait for this."""
+        """Return how many requests wait for `key`."""
         return len(self._parked.get(key, ()))
 
     def wake_some(
         self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
     ) -> Sequence[ParkedRequest]:
-        """Resume now, first to last, those that wait for this, while they are `wanted`; those that were not looked at.
-        among: of these only."""
+        """Resume the requests that wait for `key` at once, first to last, while `wanted` holds. Return the rest.
+        among: consider only these; None: all."""
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):
             if not wanted():
                 return waiters[number:]
             parked = self._parked.get(key, {}).get(waiter)
-            if parked is not None:  # else dropped by what another one led to
+            if parked is not None:  # else resuming another one has dropped it
                 self._resume(parked)
         return ()
 
     def watch(self, log: PartitionLog) -> None:
-        """Have `log` tell when it shows more data."""
+        """Have `log` report when it shows more data."""
         log.on_visible = self._became_visible
 
     def _became_visible(self, log: PartitionLog) -> None:
-        if not self._parked:  # called for each append, and mostly nobody waits
+        if not self._parked:  # this runs for each append, and mostly nobody waits
             return
         key = (log.topic, log.partition)
         if key in self._parked:
@@ -146,7 +146,8 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """What is to be resumed, as long as there is any. Some wait no more, or never did."""
+        """Yield the requests to resume until there are none left. Some no longer wait; None stands for one that does
+        not wait."""
         while True:
             if self._woken:
                 waiter = self._woken.popleft()
@@ -163,7 +164,7 @@ class ParkedPulls:
                 return
 
     def _resume(self, parked: _Parked) -> None:
-        """Unless it waits no more."""
+        """Resume a request, unless it no longer waits."""
         waiter, resume = parked.waiter, parked.resume
         if waiter is None or resume is None:
             return
@@ -174,11 +175,11 @@ class ParkedPulls:
             del self._parked[waiter.key]
         self._count -= 1
         if not self._count and len(self._deadlines) <= _FEW:
-            self._deadlines.clear()  # not the timer: mostly the next one comes before that
+            self._deadlines.clear()  # the timer stays: mostly another request parks before it fires
         resume()
 
     def _set_timer(self, at: float) -> None:
-        """For this deadline, unless it comes before."""
+        """Set the timer for this deadline, unless it fires earlier."""
         if at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

@@ -1,7 +1,7 @@
-"""A request that is advanced by `step` until it has an answer, and may have to wait for what is not there yet.
+"""A request that `step` advances until it has an answer; it may have to wait for data that are not there yet.
 
-What `step` says decides who calls it again: the session parks one that WAITs, and comes back at once, after other work,
-to one that must go on (AGAIN).
+The result of `step` decides when it is called again. At WAIT the session parks the request; at AGAIN it continues the
+request as soon as other work was done.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ class Step(Enum):
     """Why a step gave no answer."""
 
     WAIT = "wait"
-    """Nothing to give before there is more."""
+    """There is no answer before more data come."""
     AGAIN = "again"
-    """Records were looked at and did not match; there are more."""
+    """The records looked at did not match; there are more."""
 
 
 class Loading(NamedTuple):
-    """A step needs what is not in memory, or must be searched for. Take it again when `done` fires; it never fails."""
+    """A step needs data that are not in memory or must be searched for. Repeat it when `done` fires, which never
+    fails."""
 
     done: Deferred[None]
 
 
 class Parkable:
-    """One such request under way. Lives on the reactor thread. No ABC: that would make `isinstance`, which every answer
-    passes, several times as slow.
+    """Such a request under way. Lives on the reactor thread. No ABC: `isinstance`, which every answer passes, would be
+    several times as slow.
 
     opaque: of its frame. key: what it waits for (long_poll.py). deadline: when its wait is over, seconds of the
-    reactor's clock. held_bytes: memory that it takes while it waits.
+    reactor's clock. held_bytes: the memory that it takes while it waits.
     """
 
     __slots__ = ()
@@ -59,22 +60,22 @@ class Parkable:
     @property
     @abstractmethod
     def max_bytes(self) -> int:
-        """How much data an answer may carry; one record may be larger."""
+        """The most data that an answer may carry; a single record may be larger."""
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """Topic, partition and byte offset of what a follower of a broker set may answer; None: only the leader may."""
+        """Topic, partition and byte offset of a pull that a set's follower may answer; None: only the leader may."""
         return None
 
     @abstractmethod
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """The answer, or why there is none yet. Raises MetaqError."""
+        """Return the answer, or why there is none yet. Raises MetaqError."""
 
     def put_aside(self) -> bool:
-        """It waits until other requests of its connection are served: forget what can be read again. Whether it has
-        something to give already, which it had better give now, as `nothing`."""
+        """Forget data that can be read again, because other requests of the connection are served first. Return whether
+        there are data to give already; the caller then had better answer with `nothing`."""
         return False
 
     @abstractmethod
     def nothing(self) -> Bytes:
-        """The answer when the wait has ended. Raises MetaqError."""
+        """Return the answer when the wait has ended. Raises MetaqError."""

@@ -1,4 +1,4 @@
-"""What `get` and PULL read with: logs, cold reads, filters, and how much they may answer."""
+"""The means with which `get` and PULL read: logs, cold reads, filters, and the limits of answers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .selecting import TurnTime
 __all__ = ["MAX_FILTER_CALLS", "Reading"]
 
 MAX_FILTER_CALLS = 256
-"""Requests that may wait for users' filters; further ones are refused, so that a hanging filter costs no memory."""
+"""How many requests may wait for users' filters. More are refused, so that a hanging filter costs no memory."""
 
 T = TypeVar("T")
 
 InThread = Callable[[Callable[[], Any]], Deferred[Any]]
-"""The result of a function that is called in a worker thread."""
+"""Calls a function in a worker thread and gives its result."""
 
 
 class Reading:
@@ -46,7 +46,7 @@ class Reading:
         account: Account,
         url: Callable[[], str],
     ) -> None:
-        """in_filter_thread: for users' filters. url: this broker's, as registered in ZooKeeper."""
+        """in_filter_thread: runs users' filters. url: this broker's, as registered in ZooKeeper."""
         self.partitions = partitions
         self.cold_reads = cold_reads
         self.examinations = Examinations(cold_reads)
@@ -57,9 +57,9 @@ class Reading:
         self.where_time = TurnTime(reactor)
         self.seconds = reactor.seconds
         self.max_transfer_bytes = config.max_transfer_size
-        """Data of one answer."""
+        """The most data of one answer."""
         self.moves_past_end = config.move_consumers_past_end
-        """Whether the answer to a `get` beyond the end is the end."""
+        """Whether a `get` beyond the end is answered with the end."""
         self.url = url
         self._account = account
         self._in_filter_thread = in_filter_thread
@@ -67,23 +67,24 @@ class Reading:
 
     @property
     def max_answer_bytes(self) -> int:
-        """Data of one answer: less while consumers of the address that asks take too little of theirs."""
+        """The most data of one answer: less while consumers at the asking address take too little of their answers."""
         return self._answer_bytes(self.max_transfer_bytes)
 
     @property
     def max_pull_bytes(self) -> int:
-        """The same for a PULL, of which bulk readers may ask for more."""
+        """The same for a PULL; bulk readers may ask for more."""
         return self._answer_bytes(max(self.max_transfer_bytes, MAX_PULL_BYTES))
 
     def _answer_bytes(self, limit: int) -> int:
         return self._account.unsent.data_bytes(self._account.asker, limit)
 
     def why_no_answer(self, size: int, address: str) -> str | None:
-        """Why an answer of so many bytes is not given to this address now; None: it is."""
+        """Return why this address gets no answer of so many bytes now; None if it gets one."""
         return self._account.unsent.why_not(address, size)
 
     def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """The result of a function that calls a filter. Fails with FiltersBusy when too many wait already."""
+        """Run a function that calls a filter, and give its result. Fails with FiltersBusy when too many wait
+        already."""
         if self._filter_calls >= MAX_FILTER_CALLS:
             return fail(FiltersBusy(f"{self._filter_calls} requests wait for their filters"))
         self._filter_calls += 1

@@ -1,6 +1,6 @@
-"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one partition or all of a topic.
+"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one or all partitions of a topic.
 
-A bounded number of searches runs at once, in steps, in worker threads. Others wait; addresses take turns.
+A bounded number of searches run at once, in steps, in worker threads. Others wait; addresses take turns.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .answers import Bytes, answer_frame
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
 
 MAX_RUNNING_SEARCHES = 2
-"""Each keeps a worker thread busy and reads up to MAX_SEARCH_BYTES."""
+"""How many searches run at once. Each keeps a worker thread busy and reads up to MAX_SEARCH_BYTES."""
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
-"""Records of one answer, whatever maxTransferSize says."""
+"""The most bytes of records in one answer, even if maxTransferSize is larger."""
 
 _SAME_ID = 8
-"""Messages that are given for one id. Ids of ours are unique; those of Java brokers need not be."""
+"""How many messages are given for one id. Our ids are unique; ids of Java brokers need not be."""
 
 Search = Callable[[Files, Sequence[LogView], Budget], FoundMatches]
 
 
 class SearchResult(NamedTuple):
-    """Matches with their records. unsearched: bytes that were not looked at. more: there are further matches."""
+    """Matches with their records. unsearched: bytes that were not searched. more: whether there are further matches."""
 
     records: list[tuple[Match, bytes]]
     unsearched: int
@@ -70,7 +70,7 @@ class Searches:
         max_transfer_bytes: int,
         account: Account,
     ) -> None:
-        """max_transfer_bytes: of the records of one answer, of which the first comes whole."""
+        """max_transfer_bytes: of the records of one answer; the first one always comes whole."""
         self._store = store
         self._max_bytes = min(max_transfer_bytes, _MOST_BYTES)
         self._partitions = partitions
@@ -79,7 +79,7 @@ class Searches:
         self._turns = Turns(run_coroutine, MAX_RUNNING_SEARCHES)  # of addresses
 
     def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
-        """The message with an id.
+        """Find the message with an id.
 
         Raises SearchesBusy, TopicNotAccepted, InvalidName, WrongPartition, PartitionClosed.
         """
@@ -92,7 +92,7 @@ class Searches:
         return self._start(request.topic, request.partition, search, choice)
 
     def by_key(self, request: QueryMessageRequest) -> Deferred[SearchResult]:
-        """The messages with a key, as `by_id`; the newest or oldest come first, whatever their partitions."""
+        """Find the messages with a key, as `by_id`: the newest or oldest of all partitions first."""
         query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
 
         def search(files: Files, views: Sequence[LogView], budget: Budget) -> FoundMatches:
@@ -119,7 +119,7 @@ class Searches:
         return answer
 
     def _logs(self, topic: str, partition: int) -> list[PartitionLog]:
-        """What is to be searched, of all partitions those, too, that are closed."""
+        """Return the logs to search; with ALL_PARTITIONS closed ones are included."""
         if partition != ALL_PARTITIONS:
             log = self._partitions.find(topic, partition)
             return [] if log is None else [log]
@@ -131,7 +131,7 @@ class Searches:
         return logs
 
     def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
-        """These, without what has been deleted, and the bytes of closed ones, which nobody may read."""
+        """Return the readable logs, and the bytes of closed ones. Deleted partitions count in neither."""
         found, closed_bytes = [], 0
         for log in logs:
             try:
@@ -161,7 +161,7 @@ class Searches:
 
 
 class _Choice:
-    """The `limit` matches that count of all that were found."""
+    """The first `limit` matches of all that were found."""
 
     def __init__(self, limit: int, oldest_first: bool, unique: bool) -> None:
         self.matches: list[Match] = []
@@ -171,7 +171,7 @@ class _Choice:
         self._unique = unique
 
     def add(self, found: FoundMatches) -> bool:
-        """Whether there can be no better ones."""
+        """Add matches. Return whether there can be no better ones."""
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit
         self.matches = matches[: self._limit]
@@ -183,7 +183,7 @@ def _order(match: Match) -> tuple[int, int, int]:
 
 
 def found_frame(opaque: int, result: SearchResult) -> Bytes:
-    """The answer to both."""
+    """Return the answer to either request."""
     rows = [FoundRow(match.partition, match.offset, match.time_ms, match.size) for match, _ in result.records]
     table = encode_found(rows)
     reply = FoundReply(len(rows), result.unsearched, result.more)

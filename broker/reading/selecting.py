@@ -1,7 +1,7 @@
 """Filters by content (docs/filters.md) on the records that a pull looks at, step by step.
 
-A step reads a bounded stretch and judges it in slices until its time is over. What is chosen is kept until it is worth
-an answer, so that a filter that rejects most does not cost a request for each stretch.
+A step reads a bounded stretch and judges it in slices until its time is over. Chosen records are kept until they are
+worth an answer. So a filter that rejects most records does not cost a request for each stretch.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ByteSpan(NamedTuple):
 
 
 class TurnTime:
-    """How long filters may still work in this turn of the reactor, all readers together. Lives on the reactor thread.
+    """The time that the filters of all readers may still use in this turn of the reactor. Lives on the reactor thread.
 
-    Who asks when the time is over waits for a later turn, in the order of asking. So a turn's work is one slice longer
-    than its time at most, however many readers there are, and each of them gets on.
+    A reader that asks when the time is over waits for a later turn; readers take turns in the order of asking. So with
+    any number of readers a turn takes at most one slice longer than its time, and each reader advances.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -58,11 +58,11 @@ class TurnTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether who wants to judge has to wait."""
+        """Whether a reader that wants to judge has to wait."""
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
     def turn(self) -> Deferred[None] | None:
-        """None: judge at least one slice now. Else do so when this fires."""
+        """Return None: judge at least one slice now. Else a Deferred: do so when it fires."""
         if not self.is_over:
             return None
         waiting: Deferred[None] = Deferred()
@@ -70,18 +70,18 @@ class TurnTime:
         return waiting
 
     def deadline(self) -> float:
-        """Until when, by `seconds`."""
+        """Return until when to judge, by `seconds`."""
         if not self._is_used:
             self._is_used = True
             self._reactor.callLater(0, self._next_turn)
         return self._reactor.seconds() + self._left
 
     def seconds(self) -> float:
-        """The reactor's clock."""
+        """Return the time by the reactor's clock."""
         return self._reactor.seconds()
 
     def used_until(self, deadline: float) -> None:
-        """The work has ended that had this deadline."""
+        """Note that the work with this deadline has ended."""
         self._left = max(0.0, deadline - self._reactor.seconds())
 
     def _next_turn(self) -> None:
@@ -90,7 +90,7 @@ class TurnTime:
         end = self._reactor.seconds() + self._left
         self._is_handing_out = True
         try:
-            # what they do beside judging counts here, too
+            # the readers' work beside judging also counts
             while self._waiting and self._left > 0 and self._reactor.seconds() < end:
                 self._waiting.popleft().callback(None)
         finally:
@@ -101,14 +101,14 @@ class TurnTime:
 
 
 class Slice(NamedTuple):
-    """What a filter judges at once, at most: a number of records, and bytes of them. One record always."""
+    """The most that a filter judges at once: records, and their bytes. It always judges at least one record."""
 
     records: int
     size: int
 
 
 def slice_of(where: Where) -> Slice:
-    """Smaller for a filter that costs more for each record, or for each of its bytes."""
+    """Return the slice of a filter: smaller for a filter that costs more for each record or for each byte."""
     conditions = max(1, where.conditions)
     return Slice(
         max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // conditions),
@@ -117,8 +117,8 @@ def slice_of(where: Where) -> Slice:
 
 
 class Stretch(NamedTuple):
-    """Records to be judged: their units, their bytes, and where in these each begins. next_offset: behind them, and
-    behind what lies between them and the next ones that a tag does not rule out."""
+    """Records to judge. starts: where each record begins in `data`. next_offset: behind the records, and behind later
+    ones that a tag rules out."""
 
     units: UnitArray
     data: Buffer
@@ -126,7 +126,7 @@ class Stretch(NamedTuple):
     next_offset: int
 
     def behind(self, offset: int) -> Stretch | None:
-        """What is left of it from the record at `offset` on; None: nothing."""
+        """Return the rest from the record at `offset` on; None if there is none."""
         number = int(np.searchsorted(self.units["offset"], offset))
         if number == len(self.units):
             return None
@@ -134,8 +134,8 @@ class Stretch(NamedTuple):
 
 
 def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
-    """What one step reads of the records in `found`, and how many of them that are: neighbours at once, with small gaps
-    between them."""
+    """Return the spans that one step reads for the records in `found`, and how many records these are. Neighbours, with
+    small gaps between them, are read at once."""
     starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
     ends = starts + sizes
     count = max(1, int(np.searchsorted(np.cumsum(sizes), tuning.WHERE_STEP_BYTES, "right")))
@@ -148,7 +148,7 @@ def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
 
 
 def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], next_offset: int) -> Stretch:
-    """What was read. parts: the bytes of each span."""
+    """Return the records that were read. parts: the bytes of each span."""
     offsets = units["offset"].astype(np.int64)
     if len(parts) == 1:
         return Stretch(units, parts[0], offsets - spans[0].start, next_offset)
@@ -160,7 +160,7 @@ def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], nex
 
 
 class ChosenRecords:
-    """Records that a pull will be answered: runs of adjacent ones, and their bytes."""
+    """Records for the answer to a pull: runs of adjacent ones, and their bytes."""
 
     def __init__(self) -> None:
         self.runs: list[ByteSpan] = []
@@ -168,7 +168,7 @@ class ChosenRecords:
         self.size = 0
 
     def add(self, offset: int, records: Buffer) -> None:
-        """Adjacent ones that lie behind all others."""
+        """Add adjacent records, which lie behind all others."""
         end = offset + len(records)
         if self.runs and self.runs[-1].end == offset:
             self.runs[-1] = ByteSpan(self.runs[-1].start, end)
@@ -179,7 +179,7 @@ class ChosenRecords:
 
 
 class Selection:
-    """The filter of one pull, and what it has chosen. Lives on the reactor thread."""
+    """The filter of one pull, and its chosen records. Lives on the reactor thread."""
 
     def __init__(self, where: str, time: TurnTime) -> None:
         """Raises InvalidWhere."""
@@ -190,8 +190,8 @@ class Selection:
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
-        """Choose among the records of a stretch, as far as this turn's time and `max_bytes` of chosen ones allow; at
-        least a slice. Returns where to go on."""
+        """Choose among the records of a stretch: at least a slice, then as far as this turn's time and `max_bytes` of
+        chosen records allow. Return where to go on."""
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)
         ends = np.cumsum(sizes)
@@ -217,7 +217,8 @@ class Selection:
     def _choose(
         self, stretch: Stretch, wanted: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64], max_bytes: int
     ) -> int:
-        """Keep these, as many as the answer has room for; returns how many. The first one of all it always has."""
+        """Keep as many of these as the answer has room for, and return how many. It always has room for its
+        first one."""
         if not len(wanted):
             return 0
         chosen, room = self.chosen, max_bytes - self.chosen.size
@@ -232,14 +233,14 @@ class Selection:
         if len(firsts) > most:
             count, firsts = firsts[most], firsts[:most]
         for first, behind in zip(firsts, [*firsts[1:], count], strict=True):
-            # a copy, as what it is taken from is much more than what is kept
+            # a copy, because the stretch is much larger than the kept part
             chosen.add(int(offsets[first]), bytes(stretch.data[int(starts[first]) : int(ends[behind - 1])]))
         if chosen.runs and self._give_by is None:
             self._give_by = self._time.seconds() + tuning.WHERE_GATHER_SECONDS
         return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
-        """Whether what is chosen should be given before more is looked at."""
+        """Whether to answer with the chosen records before looking at more."""
         if self._give_by is None:
             return False
         full = self.chosen.size >= max_bytes // 2 or len(self.chosen.runs) >= tuning.PULL_MAX_RUNS
@@ -249,8 +250,8 @@ class Selection:
 def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """The records for which the filter holds, those that would take too long to judge, and those that are damaged: only
-    a reader's check of what it gets tells that, and nobody must miss a message because of it."""
+    """Return the records for which the filter holds, those that would take too long to judge, and damaged ones. Only
+    the reader's check reports damage, and no reader must miss a message because of it."""
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)
     if len(rest):

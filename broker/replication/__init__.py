@@ -1,1 +1,1 @@
-"""Slaves: replicating from an asynchronous master, to a synchronous slave, and the plugin options that ask for it."""
+"""1.x's replication: from an asynchronous master, to a synchronous slave, and the plugin options that turn it on."""

@@ -1,6 +1,6 @@
-"""autoSyncMasterConfig: the topics of the master's server.ini, taken over into the slave's own file.
+"""autoSyncMasterConfig: take the topics of the master's server.ini over into the slave's own file.
 
-1.x overwrites the whole file, so that a slave restarted later would take its master's port and directories. Here
+1.x overwrites the whole file, so a slave that restarts later would take its master's port and directories. Here
 [system] and [zookeeper] stay the slave's own; the topic sections become the master's.
 """
 
@@ -26,9 +26,9 @@ _DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILIN
 
 
 def with_topics_of(master: bytes, own: bytes) -> bytes:
-    """The slave's file with the master's topic sections, whose dataPath keys, directories of the master, are left out.
+    """Return the slave's file with the master's topic sections, without their dataPath: the master's directories.
 
-    Both as the bytes of a server.ini.
+    Both files are the bytes of a server.ini.
     """
     kept = b"".join(text for name, text in _sections(own) if not name.startswith(b"topic="))
     topics = b"".join(text for name, text in _sections(master) if name.startswith(b"topic="))
@@ -36,7 +36,7 @@ def with_topics_of(master: bytes, own: bytes) -> bytes:
 
 
 def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
-    """(name, text) of each section in order; what stands before the first one has the name b""."""
+    """Return (name, text) of each section in order. Text before the first section has the name b""."""
     heads = list(_SECTION.finditer(source))
     ends = [head.start() for head in heads[1:]] + [len(source)]
     found = [(b"", source[: heads[0].start()] if heads else source)]
@@ -45,16 +45,16 @@ def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
 
 
 class ConfigCopy:
-    """Reactor thread; files are read and written in worker threads."""
+    """Reactor thread; worker threads read and write files."""
 
     def __init__(self, broker: ReplicationHost, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
-        """path: of the slave's server.ini. reload: has the broker read it again."""
+        """path: of the slave's server.ini. reload: makes the broker read it again."""
         self._broker = broker
         self._path = path
         self._reload = reload
 
     async def update(self, master: bytes) -> None:
-        """Take over the master's topics if they differ. Raises ConfigError if the file cannot be used or written."""
+        """Take the master's topics over if they differ. Raises ConfigError if the file cannot be used or written."""
         theirs = parse_config(master, "the master's server.ini")
         own = self._broker.config
         if {name: topic.partitions for name, topic in theirs.topics.items()} == {

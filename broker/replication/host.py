@@ -1,4 +1,4 @@
-"""What replication asks of the broker that it runs in."""
+"""What replication needs from the broker that it runs in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReplicationPart(Protocol):
 
 
 class CopyHost(Host, Protocol):
-    """Where a partition is copied to."""
+    """A broker to which partitions are copied."""
 
     @property
     def store(self) -> Store: ...

@@ -1,4 +1,4 @@
-"""Copying one partition from a master: the same bytes at the same offsets, or a stop that says why not."""
+"""Copy one partition from a master: the same bytes at the same offsets, or a stop with the reason."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ __all__ = ["PartitionCopy"]
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""Most bytes asked for at once, as 1.x's slave does; a larger record is asked for whole."""
+"""The most bytes asked for at once, as 1.x's slave does; a larger record is asked for whole."""
 
 MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
-"""How much of the slave's end is compared with the master before going on; more only if a record is that large."""
+"""How much of the slave's end is compared with the master before going on; the next size only for a larger record."""
 
 AHEAD_SECONDS = 30.0
-"""How long a Java master's end may stay before the slave's: it does not count what is not synced yet, and its
-unflushInterval is 10 s in 1.x's sample file."""
+"""How long a Java master's end may stay below the slave's: it does not count unsynced data, and its unflushInterval is
+10 s in 1.x's sample file."""
 
 _END_SECONDS = 1.0
-"""A master that does not tell its end with the data is asked this often while copying."""
+"""The time between two questions for the end while copying from a master that does not send it with the data."""
 
 _TROUBLE_SECONDS = (0.5, 5.0)
-"""The pause after a failed try grows between these."""
+"""The first and the longest pause after a failed try."""
 
 
 class PartitionCopy:
-    """One partition. `run` copies as long as a connection lives, and once more for the next one. Reactor thread."""
+    """The copy of one partition. Call `run` for each connection: it copies while the connection lives. Reactor
+    thread."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class PartitionCopy:
         target: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
-        """max_delay_seconds: the longest pause when a master that cannot hold back answers has nothing new. target: the
-        partition that it is copied to here; None: that of the same number. fetch_bytes: asked for at once."""
+        """max_delay_seconds: the longest pause when a master that cannot hold answers back has nothing new. target: the
+        partition here that gets the copy; None: the same number. fetch_bytes: asked for at once."""
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
         self._topic = topic
@@ -70,9 +71,9 @@ class PartitionCopy:
         self._pauses = Backoff(*_TROUBLE_SECONDS)
         self._fetch_bytes = self._want = fetch_bytes
         self._end_known_at = float("-inf")
-        self._suspect = -1  # what came from here was damaged
+        self._suspect = -1  # the offset at which received data were damaged
         self.active = True
-        """Cleared to end `run` at the next occasion."""
+        """Set to False to end `run` soon."""
         log = self._find()
         if log is not None:
             self.status.offset = log.end_offset
@@ -103,15 +104,15 @@ class PartitionCopy:
     # --- beginning ----------------------------------------------------------------------------------------------------
 
     async def begin(self, source: MasterSource) -> bool:
-        """Find the place to go on from, and see that the slave's end is the master's. False: nothing to copy yet.
+        """Find where to go on, and check that the slave's last records are the master's. False: nothing to copy yet.
 
-        Raises MetaqError, ReplicaDiverged among them."""
+        Raises MetaqError, including ReplicaDiverged."""
         bounds = await source.bounds(self._topic, self._partition)
         log = self._find()
         if bounds is None:
-            # not even a log of ours is a reason to stop: 1.4.6.2 does not load all its partitions at the start
+            # not even a log of our own is a reason to stop: 1.4.6.2 does not load all its partitions at the start
             self._enter(CopyState.EMPTY)
-            self.status.master_end = self.status.behind = 0  # no data is known to be missing
+            self.status.master_end = self.status.behind = 0  # no data are known to be missing
             await self._sleep(self._max_delay)
             return False
         self.status.master_end = bounds.end
@@ -136,7 +137,7 @@ class PartitionCopy:
         return False
 
     async def _compare(self, source: MasterSource, log: PartitionLog, bounds: MasterBounds) -> None:
-        """The last records of the slave must be the same at the master."""
+        """Raise ReplicaDiverged unless the master has the slave's last records."""
         start = await self._last_records(log, max(log.first_offset, bounds.first))
         if start is None:
             return
@@ -151,12 +152,12 @@ class PartitionCopy:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
 
     async def _last_records(self, log: PartitionLog, first: int) -> int | None:
-        """Where the compared records begin; None if there are none."""
+        """Return where the records to compare begin; None if there are none."""
         end = log.visible_end
         if first >= end:
             return None
         segment = log.segments.start_of(end - 1)
-        if not log.lookup.is_indexed(end - 1):  # its units could be asked for only where one is known to begin
+        if not log.lookup.is_indexed(end - 1):  # units can only be asked for where a record is known to begin
             within = max(first, segment, end - _COMPARED_BYTES[0])
             return max(first, await self._broker.in_thread(partial(log.segments.snapshot().record_start, within)))
         for span in _COMPARED_BYTES:
@@ -168,7 +169,7 @@ class PartitionCopy:
     # --- copying ------------------------------------------------------------------------------------------------------
 
     async def step(self, source: MasterSource) -> None:
-        """Copy what one answer brings, after `begin`. Raises MetaqError."""
+        """Copy the data of one answer. Call `begin` before. Raises MetaqError."""
         status = self.status
         verify = self._suspect == status.offset
         fetched = await source.fetch(self._topic, self._partition, status.offset, self._want, verify=verify)
@@ -210,7 +211,7 @@ class PartitionCopy:
         if log.end_offset != status.offset:
             raise ReplicaDiverged(f"somebody else has written to the slave's log: it ends at {log.end_offset}")
         now_ms = self._broker.now_ms()
-        # a Java broker's ids carry no time: marked, as recovery does, as a bound
+        # a Java broker's ids have no time: now is marked as a bound, as in recovery
         times = scan.units["time_ms"]
         dated = (times > 0) & (scan.units["id"] < foreign_from(now_ms))
         scan.units["time_ms"] = np.where(dated, times, -now_ms)
@@ -223,7 +224,7 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Less than a record: ask for more of it next time. Raises MetaqError if that cannot help."""
+        """Ask for more next time, because the data have no whole record. Raises MetaqError if that cannot help."""
         if self._damaged(data, 0):
             raise self._bad_record()
         size = HEADER_BYTES + HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else self._want * 2
@@ -241,7 +242,8 @@ class PartitionCopy:
 
     @staticmethod
     def _check_sound(fetched: Fetched) -> None:
-        """A log has no gaps, so nothing behind damage can be copied. Raises MetaqError."""
+        """Raise MetaqError if the master's data are damaged: a log has no gaps, so nothing behind damage can be
+        copied."""
         if fetched.damaged is not None:
             start, end = fetched.damaged
             raise MetaqError(
@@ -251,7 +253,7 @@ class PartitionCopy:
 
     @staticmethod
     def _damaged(data: bytes, position: int) -> bool:
-        """Whether what the scan stopped at is a whole record with a wrong checksum, and not a cut one."""
+        """Whether the scan stopped at a whole record with a wrong checksum, and not at a cut record."""
         if len(data) - position < HEADER_BYTES:
             return False
         length: int = HEADER.unpack_from(data, position)[0]
@@ -308,7 +310,7 @@ class PartitionCopy:
 
 
 def _safe(log: PartitionLog) -> Deferred[None]:
-    """Fires when everything appended is safe; fails with LogReadOnly."""
+    """Fire when everything appended is safe. Fails with LogReadOnly."""
     deferred: Deferred[None] = Deferred()
 
     def done(error: MetaqError | None) -> None:

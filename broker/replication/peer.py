@@ -1,6 +1,6 @@
 """A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
 
-Twisted's driver of a ClientStream. client/transport/connection.py is the one for blocking threads.
+This is Twisted's driver of a ClientStream. client/transport/connection.py is the driver for blocking threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OnReply = Callable[[Reply | None, MetaqError | None], None]
 """done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
 
 CONNECT_SECONDS = 5.0
-"""For a connection, and for the first answer on it."""
+"""The time limit for a connection, and for the first answer on it."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -52,10 +52,11 @@ class _Asked(NamedTuple):
 
 
 class Peer(Protocol):
-    """One open connection; text until `agree` is called. Lost when the other side is gone or sends nonsense."""
+    """One open connection; it speaks text until `agree` is called. It is lost when the other side is gone or sends
+    malformed data."""
 
     def __init__(self, reactor: Any, name: str) -> None:
-        """name: of the other side, for errors."""
+        """name: the other side's, for errors."""
         self.name = name
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[Exception], None] | None = None
@@ -66,26 +67,26 @@ class Peer(Protocol):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def send(self, build: Callable[[int], Sequence[Buffer]], done: OnReply, timeout: float) -> None:
-        """Send what `build(opaque)` makes; `done` is called once, at the latest after `timeout` seconds."""
+        """Send the bytes of `build(opaque)`. Calls `done` once, at the latest after `timeout` seconds."""
         if self.lost is not None:
             done(None, self.lost)
             return
         opaque = self._stream.new_opaque()
         self._stream.pending[opaque] = _Asked(done, self._reactor.seconds() + timeout)
-        # Twisted takes nothing but bytes
+        # Twisted takes only bytes
         buffers = [each if isinstance(each, bytes) else bytes(each) for each in build(opaque)]
         cast(Transport, self.transport).writeSequence(buffers)
 
     def text(self, build: Callable[[int], bytes], timeout: float) -> Deferred[Answer]:
-        """The answer to a text command. Fails with PeerLost, PeerTimedOut."""
+        """Send a text command, and give its answer. Fails with PeerLost, PeerTimedOut."""
         return self._ask(lambda opaque: (build(opaque),), timeout)
 
     def frame(self, code: int, ext: Mapping[str, str | int], timeout: float) -> Deferred[Frame]:
-        """The answer to a frame without a body. Fails with PeerLost, PeerTimedOut."""
+        """Send a frame without a body, and give its answer. Fails with PeerLost, PeerTimedOut."""
         return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
 
     def heartbeat(self, timeout: float) -> Deferred[Answer]:
-        """A text connection's sign of life. Fails with PeerLost, PeerTimedOut."""
+        """Ask a text connection for a sign of life. Fails with PeerLost, PeerTimedOut."""
         return self.text(encode_version, timeout)
 
     def _ask(self, build: Callable[[int], Sequence[Buffer]], timeout: float) -> Deferred[Any]:
@@ -102,7 +103,7 @@ class Peer(Protocol):
 
     @property
     def version(self) -> str:
-        """What the other side says of itself."""
+        """The version that the other side reports."""
         return self._stream.peer_version
 
     @property
@@ -111,7 +112,7 @@ class Peer(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer yet."""
+        """The number of unanswered requests."""
         return len(self._stream.pending)
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class Peer(Protocol):
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
     def agree(self, version: str, frames: bool) -> None:
-        """From now on speak what this version says that the other side can. Nothing may be waiting."""
+        """Speak the best protocol that the other side's version allows. No request may be waiting."""
         self._stream = ClientStream(self.name, version, text=not frames)
 
     def _lose(self, error: MetaqError) -> None:
@@ -162,10 +163,10 @@ class Peer(Protocol):
 
 
 def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
-    """An open connection whose `version` and protocol are known. Fails with PeerLost, PeerTimedOut.
+    """Open a connection, and learn its `version` and protocol. Fails with PeerLost, PeerTimedOut.
 
-    host: a name or an address, IPv6 without brackets. timeout: seconds, for each of connecting and the first answer.
-    frames: False for text commands whatever the other side speaks.
+    host: a name or an address, IPv6 without brackets. timeout: seconds, each for connecting and for the first answer.
+    frames: False for text commands even if the other side speaks frames.
     """
     name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
     factory = Factory.forProtocol(lambda: Peer(reactor, name))
@@ -197,14 +198,15 @@ Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
 
 
 class KeptPeer:
-    """The connection to one other broker, made again for ever when it is lost or refused, with growing pauses."""
+    """The connection to one other broker, made again forever when it is lost or refused, with growing pauses."""
 
     def __init__(self, broker: Host, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
-        """complaint: for the log, with why there is no connection as its only argument. frames: see `connect`."""
+        """complaint: the log text, with the reason for the lack of a connection as its only argument. frames: see
+        `connect`."""
         self.peer: Peer | None = None
-        """While it is connected."""
+        """Set while it is connected."""
         self.error = ""
-        """Why it is not."""
+        """Why it is not connected."""
         self.since_ms = 0
         """When it was connected or lost, wall clock; 0 if never."""
         self.stopped = False
@@ -216,7 +218,8 @@ class KeptPeer:
     async def keep(
         self, where: Callable[[], Awaitable[tuple[str, int] | None]], serve: Serve, tried: Callable[[], None]
     ) -> None:
-        """Until `stop`. where: host and port to connect to; None: ask again. tried: called when a try has failed."""
+        """Keep the connection until `stop`. where: host and port to connect to; None: ask again. tried: called when a
+        try has failed."""
         reactor: Any = self._broker.reactor
         while not self.stopped:
             address = await where()
@@ -251,7 +254,7 @@ class KeptPeer:
             self.trouble(str(peer.lost))
 
     def stop(self) -> None:
-        """Lose the connection for good."""
+        """Close the connection for good."""
         self.stopped = True
         self.restart()
 
@@ -261,7 +264,7 @@ class KeptPeer:
             self.peer.close()
 
     def trouble(self, text: str) -> None:
-        """There is no connection; said once for each reason."""
+        """Log once for each reason that there is no connection."""
         if text != self.error:
             self.error = text
             _log.warning(self._complaint, text)

@@ -1,4 +1,4 @@
-"""The plugin options of 1.x, `-F<plugin>=<file>`: every key, default and check in one place (storage.md §9)."""
+"""1.x's plugin options, `-F<plugin>=<file>`: all keys, defaults and checks (storage.md §9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_SEND_TIMEOUT_MS = 2000
 DEFAULT_FAILURE_THRESHOLD = 100
 DEFAULT_CHECK_INTERVAL_MS = 100
 SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
-"""Thread counts of the Java broker: accepted, so that a file can go back and forth."""
+"""Thread counts of the Java broker: accepted, so that both brokers can use the same file."""
 
 DEFAULT_GATEWAY_PORT = 8080
 MAX_PORT = 65535
@@ -30,14 +30,14 @@ _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class MetaslavePlugin:
-    """An asynchronous slave. group: the consumer group it reads its master as."""
+    """An asynchronous slave. group: the consumer group as which it reads its master."""
 
     slave_id: int
     group: str
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS
     """slaveMaxDelayInMills: the longest pause between two requests to a master that has nothing new."""
     sync_master_config: bool = False
-    """autoSyncMasterConfig: take over the topics of the master's server.ini, into the slave's own file."""
+    """autoSyncMasterConfig: take the topics of the master's server.ini over into the slave's own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class SamsaPlugin:
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
     """slaveContinuousFailureThreshold: unregister after this many bad answers and timeouts in a row."""
     check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
-    """checkSlaveIntervalInMills: between two probes of a slave that failed."""
+    """checkSlaveIntervalInMills: the time between two probes of a failed slave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """What a broker was started as; all None: a plain master. `gregor`: a synchronous slave.
+    """The plugins with which a broker was started; all None: a plain master. gregor: a synchronous slave.
 
     gateway_port: jettyBroker's serverPort, 0 for a free one; None: no gateway.
     """
@@ -72,9 +72,10 @@ NO_PLUGINS = Plugins()
 
 
 def read_plugins(files: Mapping[str, str]) -> Plugins:
-    """Plugin name -> properties file, as given with -F. Raises ConfigError naming plugin or key, and what to do.
+    """Read plugin options. files: plugin name -> properties file, as given with -F. Raises ConfigError, which names the
+    plugin or key and the remedy.
 
-    metaslave excludes all others, which are left out with a warning, as in 1.x.
+    metaslave excludes all others: they are ignored with a warning, as in 1.x.
     """
     for name in files:
         if name not in _READERS:
@@ -99,7 +100,7 @@ def _unknown_plugin(name: str, path: str) -> ConfigError:
 
 
 class _Values:
-    """Typed access to one file; blank values count as not set, as in 1.x."""
+    """Typed access to one file; blank values count as unset, as in 1.x."""
 
     def __init__(self, plugin: str, path: str) -> None:
         self._path = path
@@ -110,7 +111,7 @@ class _Values:
             raise ConfigError(f"-F{plugin}", path, f"cannot be read ({error.strerror}): give a file") from error
 
     def only(self, *keys: str) -> None:
-        """Refuse every other key."""
+        """Refuse all other keys."""
         for found in self._found.values():
             if found.key not in keys:
                 close = difflib.get_close_matches(found.key, keys, 1, 0.6)
@@ -223,7 +224,7 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Property(NamedTuple):
-    """line: of its first character, from 1."""
+    """line: of the first character; the first line is 1."""
 
     key: str
     value: str
@@ -231,7 +232,7 @@ class Property(NamedTuple):
 
 
 def parse_properties(source: bytes) -> dict[str, Property]:
-    """The pairs of a file, ISO-8859-1 as Java reads it; the last one of a repeated key wins.
+    """Parse a file, ISO-8859-1 as Java reads it; the last value of a repeated key counts.
 
     Source of the format (comments, continued lines, escapes): java.util.Properties.load. Damaged \\u escapes, which
     Java refuses, are kept as they are.
@@ -239,7 +240,7 @@ def parse_properties(source: bytes) -> dict[str, Property]:
     found = {}
     for number, line in _logical_lines(source.decode("iso-8859-1")):
         key = _KEY.match(line)
-        assert key is not None  # matches the empty text too
+        assert key is not None  # also matches the empty text
         separator = _SEPARATOR.match(line, key.end())
         assert separator is not None
         name = _unescape(key.group())
@@ -248,7 +249,7 @@ def parse_properties(source: bytes) -> dict[str, Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines joined where one ends in an odd number of backslashes, without comments and blank ones."""
+    """Yield lines without comments and blank lines. Lines that end in an odd number of backslashes are joined."""
     lines = enumerate(re.split(r"\r\n|\r|\n", text), 1)
     for number, natural in lines:
         line = natural.lstrip(" \t\f")

@@ -1,4 +1,4 @@
-"""What the plugin options make of a broker: which parts it runs, and what it registers."""
+"""A broker's role by its plugin options: the parts that it runs, and what it registers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Roles", "check_roles", "config_for"]
 
 
 def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
-    """Raise ConfigError if server.ini does not allow what the plugins ask for, or its node is asked for besides."""
+    """Raise ConfigError if server.ini does not allow the plugins, or if they are combined with a node of a set."""
     if config.node is not None:
         _check_node(config.node, plugins, config)
     elif os.path.isdir(directory := os.path.join(config.data_paths[0], SET_DIRECTORY)):
@@ -60,7 +60,7 @@ def _check_node(node: str, plugins: Plugins, config: BrokerConfig) -> None:
 
 
 def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
-    """The configuration of the role: a synchronous slave has one topic more, for its master's probes."""
+    """Return the configuration of the role: a synchronous slave has one more topic, for its master's probes."""
     if not plugins.gregor:
         return config
     probes = replace(config.system, name=SLAVE_STATUS_TOPIC, partitions=1)
@@ -80,7 +80,7 @@ class Roles:
         self._slave: AsyncSlave | None = None
         self._sync_master: SyncMaster | None = None
         self.registers = config.zookeeper.enabled and not plugins.gregor
-        """Whether the broker has nodes in ZooKeeper."""
+        """Whether the broker has znodes."""
         if plugins.metaslave is not None:
             broker.partitions.takes_puts = False
         if plugins.samsa is not None:
@@ -95,16 +95,16 @@ class Roles:
 
     @property
     def slave_id(self) -> int | None:
-        """Of an asynchronous slave, else None."""
+        """The id of an asynchronous slave, else None."""
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
     async def before_registration(self) -> None:
-        """What has to be there when the first client comes: a synchronous master's connection to its slave."""
+        """Prepare for the first client: connect a synchronous master to its slave."""
         if self._sync_master is not None:
             await self._sync_master.start()
 
     def start(self, registration: Registration | None) -> None:
-        """The broker serves and is registered. registration: None if it registers nothing."""
+        """Start: the broker serves and is registered. registration: None if it registers nothing."""
         self._registration = registration
         plugin = self._plugins.metaslave
         if plugin is None:
@@ -121,16 +121,16 @@ class Roles:
         self._slave.start(registration.session)
 
     def stop(self) -> Deferred[None]:
-        """Copy nothing any more; fires when that is so. A synchronous master goes on while it serves: see `end`."""
+        """Stop copying; fires when copying has ended. A synchronous master goes on while it serves: see `end`."""
         return succeed(None) if self._slave is None else self._slave.stop()
 
     def end(self) -> None:
-        """The broker serves nobody any more."""
+        """End: the broker no longer serves anybody."""
         if self._sync_master is not None:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Offer what the master offers, with its numbers of partitions, whatever the slave's own file says."""
+        """Offer the master's topics, with its numbers of partitions, regardless of the slave's own file."""
         assert self._registration is not None
         for name, partitions in topics.items():
             config = self._broker.config.topic(name) or self._broker.config.system

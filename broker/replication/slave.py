@@ -26,10 +26,10 @@ __all__ = ["AsyncSlave"]
 _log = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.2, 5.0)
-"""The pause after a refused connection grows between these."""
+"""The first and the longest pause after a refused connection."""
 
 OnTopics = Callable[[Mapping[str, int]], None]
-"""on_topics(partitions by topic): the master offers these."""
+"""on_topics(partitions by topic): called with the master's topics."""
 
 
 class AsyncSlave:
@@ -60,7 +60,7 @@ class AsyncSlave:
         self._checksum: str | None = None
 
     def start(self, session: ZkSession) -> None:
-        """Begin to follow the master, whether it is there or not."""
+        """Begin to follow the master, even if it is absent."""
         reactor: Any = self._broker.reactor
 
         def seen(view: MasterView) -> None:
@@ -71,20 +71,20 @@ class AsyncSlave:
         ensureDeferred(self._link.keep(self._where, self._copy_from, lambda: None))
 
     def stop(self) -> Deferred[None]:
-        """Copy nothing any more, and leave ZooKeeper."""
+        """Stop copying, and leave ZooKeeper."""
         self._link.stop()
         self._wake()
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Connect anew and check every partition again, those that had stopped too."""
+        """Connect anew and check every partition again, including stopped ones."""
         self._halt("restarted by an operator")
         if self._watch is not None:
             self._watch.again()
         self._wake()
 
     def status(self) -> ReplicationStatus:
-        """Everything there is to know, partitions sorted."""
+        """Return the whole status, with sorted partitions."""
         partitions = [self._copies[key].status for key in sorted(self._copies)]
         address, peer = self._view.address, self._link.peer
         stopped = sum(each.state is CopyState.STOPPED for each in partitions)
@@ -106,7 +106,7 @@ class AsyncSlave:
     # --- what ZooKeeper shows -----------------------------------------------------------------------------------------
 
     def follow(self, view: MasterView) -> None:
-        """The master or its topics have changed."""
+        """Follow a change of the master or of its topics."""
         before, self._view = self._view, view
         self._seen = True
         if view.topics and view.topics != before.topics:
@@ -130,7 +130,7 @@ class AsyncSlave:
     # --- the connection -----------------------------------------------------------------------------------------------
 
     async def _where(self) -> tuple[str, int] | None:
-        """The master; None after a change if ZooKeeper shows none."""
+        """Return the master's address; None after a change if ZooKeeper shows no master."""
         address = self._connecting_to = self._view.address
         if address is not None:
             return address.host, address.port
@@ -163,7 +163,7 @@ class AsyncSlave:
         self._running.append(running)
 
     async def _copy_config(self, source: MasterSource) -> None:
-        """Take over the master's topics, if that is asked for and its file is another one."""
+        """Take the master's topics over if the options say so and the master's file has changed."""
         self._checksum = self._view.checksum
         if self._config_copy is None:
             return

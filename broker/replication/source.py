@@ -1,4 +1,4 @@
-"""Reading a master's partitions: by `get` from a Java broker, by PULL with long polling from one of ours."""
+"""Read a master's partitions: by `get` from a Java broker, by PULL with long polling from one of ours."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["Fetched", "FrameSource", "MasterBounds", "MasterSource", "TextSource
 
 _TIMEOUT_SECONDS = 10.0
 _WAIT_SECONDS = 10.0
-"""How long a master of ours may hold back an answer until there is data."""
+"""How long a master of ours may hold an answer back until there are data."""
 
 
 class MasterBounds(NamedTuple):
-    """First and end of the readable bytes of a partition."""
+    """The first offset and the end of a partition's readable bytes."""
 
     first: int
     end: int
 
 
 class Fetched(NamedTuple):
-    """Bytes of the log from the asked offset on; b"": nothing there now.
+    """Bytes of the log from the requested offset on; b"": there are none now.
 
-    moved_to: set if the master has no such offset. end, behind: the master's readable end, and its messages behind
-    these bytes, where the answer says so. waited: the master held the answer back, so no pause is needed. damaged: the
-    master's bytes [start, end) there hold no good record.
+    moved_to: set if the master has no such offset. end, behind: the master's readable end, and the number of messages
+    after these bytes, if the answer has them. waited: the master held the answer back, so no pause is needed. damaged:
+    the master's bytes [start, end) at this offset have no good record.
     """
 
     data: bytes | memoryview = b""
@@ -50,29 +50,29 @@ class MasterSource(Protocol):
     """One connection to a master. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
 
     exact_end: bool
-    """Whether `bounds` counts everything that `fetch` may give. A Java broker gives data that is not synced yet, but
-    does not count it."""
+    """Whether `bounds` includes everything that `fetch` may give. A Java broker also gives unsynced data, but does not
+    count them."""
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
-        """None: the master has no data of this partition."""
+        """Return the bounds of a partition; None: the master has no data of it."""
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
-        """Bytes from `offset` on; one record may be larger than max_bytes where the master gives whole records.
+        """Read bytes from `offset` on. A master that gives whole records may give one larger than max_bytes.
 
-        verify: what came from here was damaged, so the master shall check it, if it can.
+        verify: data received from here were damaged, so the master should check them if it can.
         """
 
     async def server_ini(self) -> bytes:
-        """The text of the master's configuration."""
+        """Return the text of the master's configuration."""
 
 
 def source_of(peer: Peer, group: str) -> MasterSource:
-    """The way to read the broker at the other end. group: named in requests, for the master's statistics."""
+    """Return the way to read the broker at the other end. group: named in requests, for the master's statistics."""
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 
 
 class TextSource:
-    """Of a Java broker."""
+    """Reads a Java broker."""
 
     exact_end = False
 
@@ -118,12 +118,12 @@ class TextSource:
 
 
 class FrameSource:
-    """Of one of our brokers."""
+    """Reads one of our brokers."""
 
     exact_end = True
 
     def __init__(self, peer: Peer, group: str, wait_seconds: float = _WAIT_SECONDS) -> None:
-        """wait_seconds: how long the master may hold back an answer until there is data."""
+        """wait_seconds: how long the master may hold an answer back until there are data."""
         self._peer = peer
         self._group = group
         self._wait_seconds = wait_seconds

@@ -1,4 +1,4 @@
-"""How far a copy has come, for operators: the text of `stats replication` and the JSON of REPLICATION_STATUS."""
+"""The progress of a copy, for operators: the text of `stats replication` and the JSON of REPLICATION_STATUS."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ __all__ = ["CopyState", "NodeStatus", "PartitionStatus", "ReplicationStatus", "S
 
 
 class CopyState(Enum):
-    """What one partition's copy is doing."""
+    """The state of one partition's copy."""
 
     CONNECTING = "connecting"
-    """Not asked for yet in this connection's life."""
+    """Not asked for yet on this connection."""
     EMPTY = "empty"
     """The master has no data of it."""
     COPYING = "copying"
     CURRENT = "current"
     """Nothing was missing at the last look."""
     TROUBLED = "troubled"
-    """The last try failed; it goes on."""
+    """The last try has failed; the copy goes on."""
     STOPPED = "stopped"
-    """It goes on only after an operator has acted (docs/replication.md)."""
+    """The copy goes on only after an operator has acted (docs/replication.md)."""
 
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """One partition of a slave. Offsets in bytes; since_ms: wall clock, when `state` was entered.
+    """One partition of a slave. Offsets in bytes. since_ms: when `state` was entered, wall clock.
 
-    master_end: as far as known. behind: messages not copied yet, None where the master does not tell.
+    master_end: as far as known. behind: the number of messages not copied yet; None where the master does not tell.
     """
 
     topic: str
@@ -44,7 +44,7 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """Bytes of the master that are not here, None before the first answer."""
+        """The number of the master's bytes that are not here; None before the first answer."""
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """Another node of a broker set, as its leader sees it. live: it gets every block as it is made.
+    """Another node of a broker set, as its leader sees it. live: whether it gets every block as it is made.
 
-    lag_bytes, lag_seconds: what it has not acknowledged, and how long ago that was made; None if it is not live, so
-    that nobody knows. since_ms: wall clock, when one of the flags last changed.
+    lag_bytes, lag_seconds: the size and age of the data that it has not acknowledged; None (unknown) if it is not live.
+    since_ms: when one of the flags last changed, wall clock.
     """
 
     name: str
@@ -91,7 +91,7 @@ class NodeStatus:
         }
 
     def line(self) -> str:
-        """Of `stats replication`."""
+        """Return the node's line of `stats replication`."""
         seconds = "unknown" if self.lag_seconds is None else f"{self.lag_seconds:.3f}"
         error = f" error {_one_line(self.error)}" if self.error else ""
         return (
@@ -105,7 +105,7 @@ class NodeStatus:
 class ReplicationStatus:
     """A broker's part in replication. peer: the other side, or "".
 
-    role: master, slave, sync-master or sync-slave; of a node of a broker set, sets/status.py.
+    role: master, slave, sync-master or sync-slave; for a node of a broker set see sets/status.py.
     """
 
     role: str
@@ -115,12 +115,12 @@ class ReplicationStatus:
     since_ms: int = 0
     """When the connection was made or lost, wall clock; 0 if never."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
-    """The figures of this role alone."""
+    """The figures that only this role has."""
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
-    """Followers of a broker set's leader; None for everybody else."""
+    """The followers of a broker set's leader; None on all other brokers."""
     configuration: Mapping[str, Any] | None = None
-    """Of a broker set's node: what its server.ini says of what clients are served (configuration/served.py)."""
+    """On a broker set's node: the settings of its server.ini that clients notice (configuration/served.py)."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -136,7 +136,7 @@ class ReplicationStatus:
         }
 
     def lines(self) -> list[str]:
-        """The lines of `stats replication` between STATS and END."""
+        """Return the lines of `stats replication` between STATS and END."""
         found = [
             f"role {self.role}",
             f"peer {self.peer or 'none'}",
@@ -176,10 +176,10 @@ def _one_line(text: str) -> str:
 
 
 class SyncSlave:
-    """A synchronous slave's part: its master connects to it, so there is nothing to follow."""
+    """A synchronous slave's part: it follows nobody, because its master connects to it."""
 
     def status(self) -> ReplicationStatus:
         return ReplicationStatus("sync-slave")
 
     def restart(self) -> None:
-        """Nothing to do anew: the master keeps the connection."""
+        """Do nothing: the master keeps the connection."""

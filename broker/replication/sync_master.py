@@ -1,7 +1,8 @@
-"""A synchronous master (samsa): every message goes to its slave too, and is answered when both have it (§5).
+"""A synchronous master (samsa): every message also goes to its slave, and is answered when both have it (§5).
 
-The master writes first and then tells its slave, both at once as far as waiting goes: a message that it cannot write
-itself never reaches the slave. Requests are pipelined on one connection, so the slave sees each partition in order.
+The master writes a message, and at once sends it to its slave; both then become safe at the same time. A message that
+the master cannot write never reaches the slave. Requests are pipelined on one connection, so the slave sees each
+partition in order.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ __all__ = ["SyncMaster"]
 _log = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.1, 2.0)
-"""The pause after a refused connection grows between these."""
+"""The first and the longest pause after a refused connection."""
 HEARTBEAT_SECONDS = 10.0
-"""How often the slave is asked for a sign of life: a broker cuts connections that are idle for 300 s."""
+"""The time between two requests for a sign of life: a broker cuts connections that are idle for 300 s."""
 _PROBE = b"test"
 
 
@@ -65,14 +66,14 @@ class SyncMaster:
         self._sent = self._failed = 0
 
     def start(self) -> Deferred[None]:
-        """Keep connected from now on; fires when the first try has ended, so that a broker does not begin by refusing
-        what a slave that is there would take."""
+        """Keep connected from now on. Fires when the first try has ended: the broker should not begin by refusing
+        messages although its slave is there."""
         address = self._plugin.host, self._plugin.port
         ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
         return self._first
 
     def stop(self) -> None:
-        """Lose the connection for good."""
+        """Close the connection for good."""
         self._link.stop()
 
     def restart(self) -> None:
@@ -80,7 +81,7 @@ class SyncMaster:
         self._link.restart()
 
     def status(self) -> ReplicationStatus:
-        """Without partitions: a master does not know its slave's offsets, which are the slave's own."""
+        """Return the status, without partitions: a slave has its own offsets, which its master does not know."""
         return ReplicationStatus(
             "sync-master",
             self._url,
@@ -99,12 +100,12 @@ class SyncMaster:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection; nothing should be stored then (1.x)."""
+        """Raise SlaveDisconnected if there is no connection; no message should be stored then (1.x)."""
         if self._link.peer is None:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send whole records with their ids; `done` once, when every answer or timeout is there."""
+        """Send whole records with their ids. Calls `done` once, when each has its answer or timeout."""
         topic, partition = log.topic, log.partition
         data = memoryview(records)
         headers = list(iter_headers(data))
@@ -162,7 +163,7 @@ class SyncMaster:
     # --- a slave that fails -------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
-        """Leave ZooKeeper until the slave stores a message of the status topic again."""
+        """Leave ZooKeeper until the slave again stores a message of the status topic."""
         _log.error(
             "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",
             self._url,

@@ -1,4 +1,4 @@
-"""ACQUIRE and SETTLE: what a shared consumer asks, and how it is answered."""
+"""ACQUIRE and SETTLE: the requests of shared consumers, and their answers."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 __all__ = ["Acquire", "answer_settle"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""Records of one answer, whatever is asked for; the rest of a frame is room for the rows."""
+"""The most bytes of records in one answer, even if more is asked for; the rest of a frame is for the rows."""
 
 
 class Acquire(Parkable):
     """One ACQUIRE under way. Lives on the reactor thread.
 
-    A member whose connection has ended never hears what it was leased: that goes to others at once, instead of when the
-    lease has ended, and as a suspect.
+    If a member's connection has ended, its leased messages go to other members at once. Otherwise they would go there
+    only when the lease expires, and as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
 
-    repeatable = False  # what it answers was leased
+    repeatable = False  # the answered messages were leased
 
     def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, caller: Caller | None) -> None:
-        """Raises RemoteProtocolError, InvalidName for a frame that is no ACQUIRE."""
+        """Raises RemoteProtocolError, InvalidName for a frame that is no valid ACQUIRE."""
         request = AcquireRequest.from_ext(frame.ext)
         self._groups = groups
         self._caller = caller
@@ -73,7 +73,7 @@ class Acquire(Parkable):
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
-        """Raises SharedRefused, StoreError, what Partitions.find raises."""
+        """As Parkable. Raises SharedRefused, StoreError, and as Partitions.find."""
         request = self._request
         if not request.max_records:
             self._groups.withdraw(self.key, self._is_of_the_same)
@@ -85,7 +85,8 @@ class Acquire(Parkable):
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
-        """Whether it is the same member's, on the same connection: by its name alone, anybody could end its wait."""
+        """Whether `other` is the same member's, on the same connection: by the name alone, anybody could end
+        its wait."""
         return (
             isinstance(other, Acquire)
             and other._caller is self._caller
@@ -109,7 +110,7 @@ class Acquire(Parkable):
             self._groups.give_back(self.key, grants, leases.token)
             raise AccountSpent(why)
         reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
-        if not grants:  # all of them were damaged: there may be others
+        if not grants:  # all were damaged: there may be other messages
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
         token = leases.token
         rows = b"".join([encode_leased(offset, token, attempts, size) for offset, size, _, attempts in grants])
@@ -118,7 +119,7 @@ class Acquire(Parkable):
 
 
 def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
-    """Raises RemoteProtocolError, NotLeader, what Partitions.find raises."""
+    """Answer SETTLE. Raises RemoteProtocolError, NotLeader, and as Partitions.find."""
     request = SettleRequest.from_ext(frame.ext)
     slices = split_settlements(frame.body, request.records, tuning.SHARED_SETTLED)
     if len(slices) > 1:
@@ -128,10 +129,10 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
-    """Nothing is done unless all rows can be read. Then each is done or not for itself; if one slice is refused, or
-    nobody knows what became of it, the answer says that."""
+    """Settle slice by slice. Nothing is done unless all rows can be read. Then each row is done or not on its own; if
+    one slice is refused or its outcome is unknown, the answer says that."""
     for rows in slices:
-        decode_settlements(rows)  # and again below: all rows of a request take 10 MB
+        decode_settlements(rows)  # and again below: all rows of a request at once would take 10 MB
         yield
     outcomes: list[Deferred[bytes]] = []
     settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # which may also answer at once
@@ -142,7 +143,7 @@ def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int,
 
 
 async def _joined(outcomes: Sequence[Deferred[bytes]], opaque: int) -> Bytes:
-    """The answer with all of these. Raises what one of them has failed with."""
+    """Return the answer with all outcomes. Raises as the first one that failed."""
     found: list[bytes] = []
     for is_done, result in await DeferredList(outcomes, consumeErrors=True):
         if not is_done:

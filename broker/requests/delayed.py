@@ -1,4 +1,4 @@
-"""LIST_DELAYED: how many messages wait for their time, and which."""
+"""LIST_DELAYED: how many delayed messages wait, and which."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ..store.threads import Turns
 __all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
-"""Ids in order, and where their records lie in the snapshot."""
+"""Sorted ids, and the offsets of their records in the snapshot."""
 
 _MOST_BYTES = 4 << 20
-"""Of records that are read at once."""
+"""How much of the records is read at once."""
 
 
 class Slices:
-    """Pauses of a worker thread, in which others get the interpreter."""
+    """Pauses of a worker thread, in which other threads get the interpreter."""
 
     def __init__(self, pause: Callable[[float], None]) -> None:
         """pause(seconds)."""
@@ -43,7 +43,7 @@ class Slices:
         self._done = 0
 
     def worked(self, size: int) -> None:
-        """So many bytes of a record were looked at, or made."""
+        """Note that `size` bytes of a record were read or made; pause if it is time."""
         self._done += size + tuning.LISTING_RECORD_BYTES
         if self._done >= tuning.LISTING_BYTES:
             self._done = 0
@@ -51,14 +51,14 @@ class Slices:
 
 
 class Listings:
-    """Lists of messages that wait, of one broker: one is made at a time, addresses take turns. Reactor thread.
+    """Makes the lists of a broker's waiting messages: one at a time; addresses take turns. Reactor thread.
 
-    What a list costs is done in a worker thread, which has the interpreter meanwhile: many at once would leave little
-    of it to this thread.
+    A worker thread does the costly part. It uses the interpreter meanwhile: with many lists at once, this thread would
+    get little of it.
     """
 
     def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:
-        """pause(seconds): what the worker thread calls."""
+        """pause(seconds): called by the worker thread."""
         self._account = account
         self._pause = pause
         self._turns = Turns(run_coroutine, 1, pause=self._pause_between, call_later=reactor.callLater)
@@ -67,8 +67,7 @@ class Listings:
     def encoded(
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
-        """What the coroutine gives as JSON, made in a worker thread if there are any of its items. Raises
-        AccountSpent."""
+        """Give the coroutine's result as JSON, made in a worker thread if there may be items. Raises AccountSpent."""
         slices = Slices(self._pause)
 
         async def encoded() -> bytes:
@@ -76,7 +75,7 @@ class Listings:
             encode = partial(_encode, answer, items, slices)
             return cast(bytes, await delays.in_thread(encode)) if answer[items] else encode_json(answer)
 
-        if not limit:  # a number, which takes no thread
+        if not limit:  # only a number, for which no thread is needed
             return ensureDeferred(encoded())
         answer: Deferred[bytes] = Deferred()
         address, places = self._account.asker, self._account.lists
@@ -85,19 +84,19 @@ class Listings:
         def ended(result: Any) -> None:
             places.add(address, -1)
             self._one_ended = len(self._turns) > 0
-            answer.callback(result)  # or its failure
+            answer.callback(result)  # or the failure
 
         self._turns.run(address, encoded, ended)
         return answer
 
     def _pause_between(self) -> float:
-        """So that the next one begins in another iteration of the reactor."""
+        """Return a pause, so that the next list begins in another iteration of the reactor."""
         one_ended, self._one_ended = self._one_ended, False
         return tuning.LISTING_PAUSE_SECONDS if one_ended else 0.0
 
 
 def _encode(answer: dict[str, Any], items: str, slices: Slices) -> bytes:
-    """Worker thread. `body` of an item is base64 of its bytes."""
+    """Encode an answer as JSON; `body` of an item as base64. Worker thread."""
     others = {name: value for name, value in answer.items() if name != items}
     parts = [encode_json(others)[:-1], b", ", encode_json(items), b": ["]
     for number, item in enumerate(answer[items]):
@@ -166,7 +165,7 @@ async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> 
 
 
 def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
-    """The next ids, in order, and where their records lie."""
+    """Return the next ids after `after`, at most `most`: with the offsets of their records, by log, and all sorted."""
     batches: list[Batch] = []
     for contents in delays.contents():
         snapshot = contents.log.segments.snapshot()
@@ -196,7 +195,7 @@ def _describe(batches: Sequence[Batch], slices: Slices) -> list[dict[str, Any]]:
 
 
 def read_pendings(batches: Sequence[Batch], slices: Slices) -> Iterator[Pending]:
-    """Worker thread. Of records that went meanwhile there is nothing."""
+    """Yield the records. Records that are gone meanwhile are left out. Worker thread."""
     for snapshot, ids, offsets in batches:
         start = 0
         while start < len(ids):

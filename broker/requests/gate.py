@@ -1,8 +1,8 @@
 """The gate: every request passes `Gate.admit` once, before anything is done for it, and gets the row that serves it.
 
-Requests of both protocols, of the HTTP gateway and for the dashboard's pages pass it. What waits after that keeps its
-row (session.py); a pull under way is served already. Only `quit` stays outside: it ends its own connection and nothing
-else. `serve` and its companions make an answer of whatever goes wrong. verbs.py has the table.
+Requests of both protocols, of the HTTP gateway and for the dashboard's pages pass it. A request that waits afterwards
+keeps its row (session.py); a pull under way was admitted before. Only `quit` does not pass: it ends only its own
+connection. `serve` and its companions turn every error into an answer. verbs.py has the table.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ _ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, u
 
 
 class Caller(Protocol):
-    """Who asks: the same object for all requests of a connection. Local transactions belong to it."""
+    """The sender of requests: one object for all requests of a connection. Local transactions belong to it."""
 
     @property
     def host(self) -> str:
-        """Numeric address of the connection's other end; `?` if it has none."""
+        """The numeric address of the connection's other end; `?` if it has none."""
 
     @property
     def address(self) -> str:
-        """What it counts as in the account."""
+        """The address that the account charges."""
 
     @property
     def has_ended(self) -> bool:
-        """The client has closed the connection, or its sending half, or it was lost."""
+        """Whether the client has closed the connection or its sending half, or the connection was lost."""
 
 
 Served: TypeAlias = Answer | Work | Parkable
-"""An answer, work to be done in slices, or a pull to be stepped."""
+"""An answer, work to do in slices, or a pull to step."""
 
 _UNDER_WAY = (Parkable, GeneratorType)
 
 
 class HttpPeer(NamedTuple):
-    """Who asks by HTTP. Its requests have nothing in common, so it is no caller to a verb."""
+    """The sender of an HTTP request. Its requests share no state, so verbs do not get it as a caller."""
 
     host: str
 
     @property
     def address(self) -> str:
-        """What it counts as in the account."""
+        """The address that the account charges."""
         return account_address(self.host)
 
     @property
     def has_ended(self) -> bool:
-        """It waits for its answer."""
+        """Always False: an HTTP client waits for its answer."""
         return False
 
 
@@ -80,10 +80,10 @@ class PageRequest(NamedTuple):
     words: list[str]
     """The parts of its path."""
     changes: bool
-    """It is a POST."""
+    """Whether it is a POST."""
     topic: str | None
     show: Callable[[], Any]
-    """Makes what is shown, or does what is asked."""
+    """Makes the page, or does what the request asks."""
 
 
 def _named_topic(request: Any) -> tuple[str | None, ...]:
@@ -91,48 +91,48 @@ def _named_topic(request: Any) -> tuple[str | None, ...]:
 
 
 class Nodes(Enum):
-    """Which nodes of a broker set serve a request. A broker by itself serves all."""
+    """The nodes of a broker set that serve a request. A single broker serves all requests."""
 
     LEADER = 0
     READERS = 1
-    """The leader, and a follower that shows what is committed, if the request says so (`follower=1`)."""
+    """The leader; and if the request has `follower=1`, a follower that shows all committed messages."""
     ALL = 2
 
 
 class Verb(NamedTuple):
-    """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate has to know."""
+    """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate needs."""
 
     serve: Callable[[Any, Caller | None], Served]
     """serve(request, caller). Raises MetaqError, also later. caller: None for a client of a single request."""
     held: Callable[[Any], int] = lambda request: 0
-    """Bytes that a request keeps in memory until it is answered."""
+    """The bytes that a request keeps in memory until it is answered."""
     stores: bool = False
-    """It brings messages: it is not served while too many of them wait for the disk."""
+    """Whether it brings messages: it is not served while too many messages wait for the disk."""
     gathers: bool = False
-    """It may be served with its neighbours, in a PutGroup."""
+    """Whether it may be served together with its neighbours, in a PutGroup."""
     lists: bool = False
-    """It changes nothing, and its answer, of much that there is, is made in slices."""
+    """Whether it changes nothing, and lists so much that its answer is made in slices."""
     repeatable: bool = False
-    """A large answer may be left out: who asks again is told the same, or what is there then."""
+    """Whether a large answer may be refused: a repeated request gets the same data, or the data of that time."""
     admin: bool = False
-    """It is for operators."""
+    """Whether it is for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
-    """The topics that a request names, each once; None alone if it names none."""
+    """Gives the topics that a request names, each once; only None if it names none."""
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
-    """What serves it instead if it has the key of a transaction."""
+    """The row that serves it instead if it has the key of a transaction."""
 
 
 Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
-"""check(row, request, topic, peer): may this be done? Raises MetaqError to refuse it; the answer says so.
+"""check(row, request, topic, peer): raise MetaqError to refuse a request; the answer has that error.
 
-It is asked for each topic of a request (once with None if there is none), and any refusal refuses the request. The puts
-of a run only came together: it is asked once for each topic of the run, and the puts of the refused topics are refused.
+It is called for each topic of a request (once with None if there is none), and any refusal refuses the request. The
+puts of a run are separate requests: it is called once for each topic of the run, and refuses only that topic's puts.
 """
 
 
 class Gate:
-    """Never raises: what goes wrong becomes an answer. Lives on the reactor thread."""
+    """Never raises: every error becomes an answer. Lives on the reactor thread."""
 
     def __init__(
         self,
@@ -144,24 +144,24 @@ class Gate:
         unsent: Unsent,
         check: Check | None = None,
     ) -> None:
-        """texts: by the type of the command, with that of pages. frames: by their code. admits(host): whether
-        operators' requests are accepted from there. connection_lost: forgets what belongs to a caller. unsent: knows
-        which answers there is room for."""
+        """texts: rows by the type of the command, including PageRequest. frames: rows by code. admits(host): whether
+        operators' requests are accepted from there. connection_lost: forgets a caller's state. unsent: knows whether
+        there is room for an answer."""
         self.texts = texts
         self.frames = frames
         self._admits = admits
         self._unsent = unsent
         self.check = check
-        """Asked about every request; None while there is nothing to ask."""
+        """Called for every request; None: all are permitted."""
         self.check_pull: Callable[[Parkable], None] | None = None
-        """Asked each time that a pull under way goes on: what it was admitted by may be over. Raises MetaqError."""
+        """Called each time that a pull resumes: the reason for its admission may be gone. Raises MetaqError."""
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
-        """What serves a PutGroup."""
+        """The row that serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
 
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
-        """The row that serves a request. If it may not be done, that is a row that refuses it in its turn."""
+        """Return the row that serves a request. For a forbidden request it is a row that refuses it at its turn."""
         if type(request) is Frame:
             verb = self.frames.get(request.code, _UNKNOWN)
             if verb.in_transaction is not None and TX_KEY in request.ext:
@@ -179,7 +179,7 @@ class Gate:
         for topic in verb.topics(request):
             try:
                 check(verb, request, topic, peer)
-            except Exception as error:  # also a bug of the check: what it did not permit is not done
+            except Exception as error:  # also a bug of the check: only permitted requests are done
                 refused[topic] = error
         if not refused:
             return verb
@@ -197,7 +197,7 @@ class Gate:
         return answer_one_by_one(partial(self.new_group, caller), run, add)
 
     def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
-        """What a request is answered. verb: what `admit` gave for it."""
+        """Serve a request. verb: the result of `admit` for it."""
         try:
             served = verb.serve(request, caller)
         except Exception as error:
@@ -207,7 +207,7 @@ class Gate:
         return _settled(request, cast(Answer, served))
 
     def go_on(self, request: WireRequest, work: Work) -> Answer | Work:
-        """Do a slice of the work of a request: the work itself if there is more to do, else the answer."""
+        """Do a slice of a request's work. Return the work if there is more to do, else the answer."""
         try:
             next(work)
         except StopIteration as done:
@@ -217,7 +217,7 @@ class Gate:
         return work
 
     def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """Advance a pull; whether it may wait is for the caller to decide."""
+        """Advance a pull; the caller decides whether it may wait."""
         try:
             if self.check_pull is not None:
                 self.check_pull(pull)
@@ -229,20 +229,21 @@ class Gate:
         return answer
 
     def give_up(self, pull: Parkable) -> Bytes:
-        """The answer to a pull whose wait has ended."""
+        """Return the answer to a pull whose wait has ended."""
         try:
             return pull.nothing()
         except MetaqError as error:
             return _failed(pull, error)
 
     def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
-        """The answer to a pull that would have to wait while too many others wait."""
+        """Return the answer to a pull that would have to wait while too many others wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """The answer, or a refusal if it is large and its address has no room for what a client may not take."""
+        """Give the answer, or a refusal if it is large and the address has no room for answers that clients may
+        leave."""
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
 
@@ -252,7 +253,7 @@ class Gate:
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:
-    """The answer of a verb, which may still fail."""
+    """Turn the failure of a verb's later answer into an answer."""
     if type(answer) is Deferred:
         answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
     return _unless_one_way(request, answer)
@@ -283,7 +284,8 @@ def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:
 
 
 def _failed(request: WireRequest | Parkable, error: BaseException) -> bytes:
-    """The answer to a request that failed. Any but a MetaqError is a bug: the log gets it, the client its name."""
+    """Return the answer to a failed request. An error that is no MetaqError is a bug: the log gets it in full, the
+    client only its name."""
     framed = isinstance(request, Frame | Parkable)
     opaque: int = getattr(request, "opaque", NO_OPAQUE)
     if isinstance(error, MetaqError):

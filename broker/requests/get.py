@@ -1,7 +1,8 @@
 """`get`: bytes of a partition from an offset on (wire.md §4).
 
-A group with a filter is answered the accepted records of a whole stretch. A 1.x client counts only the bytes that it
-got, so its next offset stands for another place of the log; filters/places.py remembers which, and why none is lost.
+A group with a filter gets the accepted records of a whole stretch. A 1.x client counts only the bytes that it got, so
+its next offset stands for another place of the log. filters/places.py remembers that place, and explains why no message
+is lost.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _SLAVES = "meta-slave-group"
 
 
 def _is_slave_group(group: str) -> bool:
-    """Whether it is the default group of a Java broker's slave, which copies records as they are."""
+    """Whether this is the default group of a Java broker's slave, which copies records as they are."""
     return group.startswith(_SLAVES)
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Data, where to go on, or that nothing is there yet. Raises PartitionClosed, PartitionNotFound, StoreError,
-    CompressionNotAccepted for a client that cannot read what the topic may have.
+    """Answer with data, with where to go on, or that there are no data yet. Raises PartitionClosed, PartitionNotFound,
+    StoreError, and CompressionNotAccepted for a client that cannot read the topic's possibly compressed messages.
 
-    connection: what its client was answered before is remembered for it; None for a client of a single request.
+    connection: earlier answers to its client are remembered for it; None for a client of a single request.
     """
     reading.metrics.get(get.topic)
     try:
@@ -74,7 +75,7 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
 
 
 def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """The answer; a first record that our limit `size` would cut for ever is given whole if the client takes it."""
+    """Answer with data. A first record that our limit `size` would always cut is given whole if the client takes it."""
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if size < end <= get.max_size:
@@ -84,10 +85,11 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
 
 
 def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """The bytes as they are, from the midst of a record too, as 1.x gives them.
+    """Answer with the bytes as they are, even from the middle of a record, as in 1.x.
 
-    If the group had a filter since the reading's start, the answer is the way to the record's start: without it a Java
-    client may wait for the end of what it takes for a record for ever. Damaged data are the client's to find.
+    If the group has had a filter since the reading's start, the answer sends the client to the record's start. Without
+    that a Java client may take other bytes for a record, and wait for its end forever. The client has to find damaged
+    data.
     """
     if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
@@ -114,7 +116,7 @@ def _value(get: Get, data: Buffer) -> Bytes:
 
 
 class _Filtered(NamedTuple):
-    """A `get` of a group that has, or had, a filter. found: what its offset stands for."""
+    """A `get` of a group that has or had a filter. found: the place that its offset stands for."""
 
     reading: Reading
     log: PartitionLog
@@ -124,13 +126,13 @@ class _Filtered(NamedTuple):
     found: FoundOffset
 
     def move(self, offset: int) -> bytes:
-        """The answer that sends the client to `offset`."""
+        """Return the answer that sends the client to `offset`."""
         self.reading.places.moved(self.connection, self.key, self.found, offset)
         self.reading.metrics.get_missed(self.get.topic)
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
-        """The answer where nothing can be read."""
+        """Return the answer where nothing can be read."""
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))
@@ -159,14 +161,14 @@ def _must_be_put_right(reading: Reading, found: FoundOffset) -> bool:
 
 
 def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferred[int]:
-    """Where the record begins that has the byte at the request's offset."""
+    """Return the begin of the record that has the byte at the request's offset."""
     if log.lookup.is_indexed(get.offset):
         return reading.cold_reads.look_up(partial(log.lookup.record_start, get.offset), get.group)
     return reading.cold_reads.run(get.group, partial(log.segments.snapshot().record_start, get.offset))
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
-    """Answer an offset of which nothing is known, where the record at it begins at `start`."""
+    """Answer an unknown offset. start: where the record at this offset begins."""
     if start != request.get.offset:
         return request.move(start)
     return _choose(request, filter_)
@@ -189,7 +191,7 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
     if not chosen.data:
         return request.miss() if chosen.next_offset == found.stored else request.move(chosen.next_offset)
     whole = len(chosen.client_ends) > 0
-    size = len(chosen.data) if whole else 0  # a cut or damaged record takes the client no further
+    size = len(chosen.data) if whole else 0  # a cut or damaged record does not move the client on
     behind = chosen.next_offset - get.offset > size
     since = found.behind_since if found.gap else reading.seconds() if behind else None
     ends = chosen.client_ends, chosen.stored_ends
@@ -199,7 +201,7 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """For a client of a single request: accepted records without a gap, or where the first one begins."""
+    """Answer a client of a single request with accepted records without a gap, or with where the first one begins."""
     stored = request.found.stored
     if leading := chosen.leading:
         return _value(request.get, chosen.data[:leading])
@@ -214,7 +216,7 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """1.x's text for the failure of a get, which is that of a put."""
+    """Return 1.x's text for a failed get; it is the text for a failed put."""
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

@@ -1,4 +1,4 @@
-"""END_HALVES, CHECK_HALVES' answer, and LIST_HALVES: how many half messages wait for their outcome, and which."""
+"""END_HALVES, the answer to CHECK_HALVES, and LIST_HALVES: how many half messages wait for their outcome, and which."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
 
 def end_halves(halves: Halves, frame: Frame) -> Deferred[list[EndHalfReply]]:
-    """What became of each. Raises RemoteProtocolError."""
+    """Decide half messages, and give the outcome of each. Raises RemoteProtocolError."""
     request = EndHalvesRequest.from_ext(frame.ext)
     return halves.end_many((request.topic, request.partition), decode_ends(frame.body))
 
 
 def ended_frame(opaque: int, replies: Sequence[EndHalfReply]) -> Bytes:
-    """The answer with these."""
+    """Return the answer with these outcomes."""
     body = encode_ended(replies)
     return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
-    """The answer with these."""
+    """Return the answer with these half messages."""
     body = encode_checked(halves)
     return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
 
@@ -88,7 +88,7 @@ async def _list(halves: Halves, request: ListHalvesRequest, slices: Slices) -> d
 
 
 def _describe(batches: Sequence[Batch], whole: bool, slices: Slices) -> dict[int, dict[str, Any]]:
-    """What the records say, by id. Worker thread."""
+    """Return the content of the records, by id. Worker thread."""
     return {pending.id: _said(pending, whole) for pending in read_pendings(batches, slices)}
 
 
@@ -110,7 +110,7 @@ def _said(pending: Pending, whole: bool) -> dict[str, Any]:
 def _with_state(
     halves: Halves, half_id: int, said: dict[str, Any], request: ListHalvesRequest
 ) -> dict[str, Any] | None:
-    """None: it is not asked for."""
+    """Return the description with the half message's state; None if the request does not ask for that state."""
     state, half = halves.state(half_id)
     wanted = {"topic": request.topic, "group": request.group, "state": request.state}
     said["state"] = state.value

@@ -1,6 +1,6 @@
-"""Where things are: `offset`; MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS.
+"""Positions: `offset`; MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS.
 
-For a frame a configured partition without data is one that begins and ends at 0.
+For frames, a configured partition without data begins and ends at 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Lookups:
-    """Each raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition."""
+    """Each method raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -74,7 +74,8 @@ class Lookups:
         return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
-        """`offset`: the nearest earlier byte offset that surely begins a record, the segment's start (wire.md §4).
+        """Answer `offset` with the nearest earlier offset at which a record surely begins: the segment's start (wire.md
+        §4).
 
         Closed partitions answer too. Raises PartitionNotFound.
         """
@@ -84,14 +85,14 @@ class Lookups:
         if log is None:
             raise PartitionNotFound(query.topic, query.partition)
         start = log.segments.start_of(query.offset)
-        if len(reading.places):  # the client goes there
+        if len(reading.places):  # the client moves there
             key = query.topic, query.partition, query.group
             reading.places.moved(connection, key, FoundOffset(start, start), start)
         return encode_result(Status.SUCCESS, str(start), query.opaque)
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """How many messages lie before the offset, and the id of the last one, if the request names another."""
+    """Return the number of messages before the offset, and the id of the last one if the request names another id."""
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)
 

@@ -1,8 +1,6 @@
-"""PULL: whole records from an offset on, filtered by tag, by content and by the group's filter, and what to do without
-any yet.
+"""PULL: whole records from an offset on, filtered by tag, by content and by the group's filter; it may wait for them.
 
-A `Pull` is advanced by `step` until it has an answer. What `step` says decides who calls it again: the session parks a
-pull that WAITs, and comes back at once, after other work, to one that must go on (AGAIN).
+A `Pull` is advanced by `step` until it has an answer (reading/parkable.py).
 """
 
 from __future__ import annotations
@@ -40,7 +38,8 @@ from ..store.segments import Snapshot
 __all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""Records of one answer, whatever is asked for; the rest of a frame is room for the table of the smallest ones."""
+"""The most bytes of records in one answer, even if more is asked for; the rest of a frame has room for the table of the
+smallest records."""
 
 
 class Pull(Parkable):
@@ -67,51 +66,51 @@ class Pull(Parkable):
     )
 
     def __init__(self, reading: Reading, frame: Frame) -> None:
-        """Raises RemoteProtocolError for a frame that is not a PULL, InvalidWhere for a filter that is none."""
+        """Raises RemoteProtocolError for a frame that is no valid PULL, InvalidWhere for an invalid filter."""
         request = PullRequest.from_ext(frame.ext)
         self._reading = reading
         self._request = request
         self.opaque = frame.opaque
         self._loads = 0
-        self._place: Soundness | BaseException | None = None  # what lies at the offset, once that was asked
+        self._place: Soundness | BaseException | None = None  # what lies at the offset, once examined
         self._offset = request.offset  # everything before it was looked at
         self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
-        request.tags = ()  # up to a megabyte, which nobody needs any more
+        request.tags = ()  # up to a megabyte, no longer needed
         hashes_bytes = 0 if self._hashes is None else self._hashes.nbytes
         where_bytes = getsizeof(request.where) if request.where else 0
         self.held_bytes = WAITING_BYTES + where_bytes + hashes_bytes
         self._selection = Selection(request.where, reading.where_time) if request.where else None
-        self._stretch: Stretch | None = None  # was read for the next step
-        self._was_loaded = False  # it came from the disk, so a slice of it is judged at once
-        self._scans_until: float | None = None  # while there is something to look at
+        self._stretch: Stretch | None = None  # read for the next step
+        self._was_loaded = False  # the stretch came from the disk, so a slice of it is judged at once
+        self._scans_until: float | None = None  # set while there are records to look at
         self.key = request.topic, request.partition
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """With the byte offset that the next record to look at has."""
+        """As Parkable; the byte offset is that of the next record to look at."""
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
     def expired(self) -> bool:
-        """Whether its wait is over."""
+        """As Parkable."""
         return self._reading.seconds() >= (self.deadline if self._scans_until is None else self._scans_until)
 
     @property
     def max_bytes(self) -> int:
-        """How much data an answer may carry; one record may be larger."""
+        """As Parkable."""
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """The answer, or why there is none yet. Raises StoreError, FilterUnavailable, what Partitions.find raises."""
+        """As Parkable. Raises StoreError, FilterUnavailable, and as Partitions.find."""
         try:
             with self._reading.cold_reads.cached_only:
                 return self._step()
         except NotCached as missing:
             self._loads += 1
-            if self._loads > tuning.PULL_MAX_LOADS:  # out of the cache again and again: there is no memory
+            if self._loads > tuning.PULL_MAX_LOADS:  # data leave the cache again and again: there is no memory
                 return self._step()
             return Loading(self._reading.cold_reads.run(self._request.group, missing.load))
 
@@ -122,7 +121,7 @@ class Pull(Parkable):
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
         if self._request.follower and log.visible_end < self._offset <= log.end_offset:
-            return Step.WAIT  # another node has shown more
+            return Step.WAIT  # another node has shown messages that are not visible here yet
         if self._request.last_id != UNKNOWN_ID and self._offset == self._request.offset:
             self._id_before = log.lookup.other_id_before(self._offset, self._request.last_id)
         if not log.first_offset <= self._offset <= log.visible_end:
@@ -133,28 +132,28 @@ class Pull(Parkable):
             raise self._place
         damaged = log.segments.damage.at(self._offset) if len(log.segments.damage) else None
         if damaged is None and isinstance(self._place, Damaged) and self._place.start <= self._offset < self._place.end:
-            damaged = self._place  # looked at for this pull, and not remembered: there are too many ranges
+            damaged = self._place  # found for this pull, but not remembered: there are too many ranges
         if damaged is not None:
             return self._damaged(log, damaged)
         if self._request.verify and self._place is None:
             return self._examine(log)
         group = self._request.group
         if len(self._reading.places):
-            self._reading.places.forget((*self.key, group))  # what is asked for here is committed by this client
+            self._reading.places.forget((*self.key, group))  # this client commits true offsets
         filter_ = self._reading.filters.find(self._request.topic, group)
         if self._hashes is None and filter_ is None and self._selection is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)
 
     def put_aside(self) -> bool:
-        """As Parkable: any number of pulls may wait so."""
+        """As Parkable: any number of pulls may wait in this way."""
         self._stretch = None
         self._was_loaded = False
         return self._selection is not None and bool(self._selection.chosen.runs)
 
     def nothing(self) -> Bytes:
-        """The answer when the wait has ended without data; what was looked at need not be looked at again. What a
-        filter by content has chosen by then is given."""
+        """Return the answer when the wait has ended: the records that a filter by content has chosen so far, else the
+        offset up to which records need not be looked at again."""
         if self._selection is not None and self._selection.chosen.runs:
             return self._given()
         self._reading.metrics.get_missed(self._request.topic)
@@ -191,11 +190,11 @@ class Pull(Parkable):
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
     def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
-        """The client goes on behind the damage, and learns what it has missed."""
+        """Send the client behind the damage, and tell it what it has missed."""
         return self._moved_to(log, damaged.end, damaged.start)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        """No unit begins at the offset: it lies inside a record, or in damage, or no unit describes its record yet."""
+        """Answer an offset at which no unit begins: it is inside a record or damage, or its record has no unit yet."""
         place = self._place
         if not isinstance(place, Sound):
             return self._examine(log)
@@ -208,7 +207,7 @@ class Pull(Parkable):
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
-        """The step is taken again when a worker has found out what lies at the offset."""
+        """Have a worker examine the offset; the step is repeated afterwards."""
         question = log.lookup.examination(self._offset)
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
@@ -217,7 +216,7 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Units of the records from the offset on, up to damage that is known; empty if none begins there."""
+        """Return units of the records from the offset on, up to known damage; empty if none begins there."""
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return units[:0]
@@ -273,7 +272,7 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _passed(self, log: PartitionLog, offset: int) -> Bytes | Step:
-        """Everything in front of `offset` was looked at, and the answer may wait for more."""
+        """Note that everything before `offset` was looked at. Return an answer, or have the pull wait for more."""
         self._offset = offset
         self._place = None
         if offset == log.visible_end:
@@ -293,7 +292,7 @@ class Pull(Parkable):
         return accepted.addCallbacks(partial(self._accepted, log), self._gone)
 
     def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
-        """What the group's filter has left; if nothing, the client asks for what comes next."""
+        """Answer with the records that the group's filter has accepted; with none, the client asks from there on."""
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
             found = self._reading.examinations.examine(log, self._request.group, next_offset)
@@ -305,12 +304,12 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
-        """The filter came to a record that fails its check."""
+        """Answer where the filter has reached a record that fails its check."""
         if isinstance(place, BaseException):
             raise place
         if isinstance(place, Damaged):
             return self._damaged(log, place)
-        # it was read wrongly, or is no record: the next pull looks again
+        # it was read wrongly or is no record: the next pull looks again
         return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
 
     def _runs(self, log: PartitionLog, runs: list[ByteSpan], next_offset: int, parts: list[Buffer]) -> Bytes:
@@ -322,8 +321,8 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Whether there is something to look at where the chosen records end. If not these are given, and the next pull
-        is told what is there."""
+        """Whether there are records to look at after the chosen ones. If not, the answer has the chosen ones, and the
+        next pull learns what lies there."""
         return (
             log is not None
             and log.first_offset <= self._offset < log.visible_end
@@ -341,7 +340,7 @@ class Pull(Parkable):
         elif selection.chosen.runs and self._reading.where_time.is_over:
             return self._given()
         elif (turn := self._reading.where_time.turn()) is not None:
-            return Loading(turn)  # what was read is read again then: pulls that wait hold no records
+            return Loading(turn)  # the records are read again then: waiting pulls hold none
         if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):
             read = self._read_stretch(log, units, found)
             if isinstance(read, Loading):
@@ -355,7 +354,7 @@ class Pull(Parkable):
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
     def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
-        """What the step looks at. What is not in memory is there when the step is taken again."""
+        """Return the records that the step looks at, or Loading: they are in memory when the step is repeated."""
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
         read: Buffer | list[Buffer] | Deferred[Any] | None
@@ -373,7 +372,7 @@ class Pull(Parkable):
             return stretch_of(found[:count], spans, data if isinstance(data, list) else [data], next_offset)
 
         def failed(failure: Failure) -> None:
-            if not isinstance(failure.value, OffsetOutOfRange):  # else the step finds what is left
+            if not isinstance(failure.value, OffsetOutOfRange):  # else the step finds the rest
                 self._place = failure.value
 
         def keep(data: Buffer | list[Buffer]) -> None:
@@ -385,14 +384,14 @@ class Pull(Parkable):
         return as_stretch(read)
 
     def _given(self) -> Bytes:
-        """The answer with what was chosen."""
+        """Return the answer with the chosen records."""
         assert self._selection is not None
         chosen, log = self._selection.chosen, self._reading.partitions.for_read(*self.key)
         return self._runs(log, chosen.runs, self._offset, [b"".join(chosen.parts)])
 
 
 class _Accepted(NamedTuple):
-    """Runs that a filter has left, their bytes, and where to go on: at a record that fails its check if `damaged`."""
+    """Runs of accepted records, their bytes, and where to go on: at a record that fails its check if `damaged`."""
 
     runs: list[ByteSpan]
     parts: list[Buffer]
@@ -401,7 +400,7 @@ class _Accepted(NamedTuple):
 
 
 def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
-    """Worker thread: the accepted records of `runs`, as far as the judge's time allows."""
+    """Return the accepted records of `runs`, as far as the judge's time allows. Worker thread."""
     accepted: list[ByteSpan] = []
     parts: list[Buffer] = []
     for run, data in zip(runs, _read_blocking(log, runs), strict=True):
@@ -416,7 +415,7 @@ def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offse
 
 
 def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer) -> None:
-    """Add a record to the last run if it follows it, or as a new run."""
+    """Add a record to the last run if it is adjacent, else as a new run."""
     parts.append(data)
     if runs and runs[-1].end == start:
         runs[-1] = ByteSpan(runs[-1].start, start + len(data))
@@ -425,9 +424,9 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Which of the found records fit (the first one always), as runs of adjacent ones, and where to go on.
+    """Return the found records that fit (always the first one), as runs of adjacent ones, and where to go on.
 
-    units: all that were looked at, without gaps.
+    units: of all records that were looked at, without gaps.
     """
     starts = found["offset"]
     ends = starts + found["size"]
@@ -447,7 +446,7 @@ def _end_of(units: UnitArray) -> int:
 
 
 def _read_cached(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
-    """The bytes of the runs if all are in the page cache."""
+    """Return the bytes of the runs if all are in the page cache, else None."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= tuning.SPAN_BYTES:
         data = log.segments.read(start, end - start)

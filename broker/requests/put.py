@@ -1,7 +1,7 @@
 """`put` and SEND: the puts that one read brought, appended once per partition and answered in their order; and `sync`.
 
-`PutGroup` takes single puts. `answer_run` takes the columns of a run (protocol/put_run.py), for which everything is
-made at once; its benchmark: `python -m bench --system mixed --scenario pipelined`. `answer_sync` stores what a
+`PutGroup` takes single puts. `answer_run` takes the columns of a run (protocol/put_run.py), and handles all its puts at
+once; its benchmark: `python -m bench --system mixed --scenario pipelined`. `answer_sync` stores the copies that a
 synchronous master sends to its slave.
 """
 
@@ -41,7 +41,7 @@ __all__ = ["PutAnswers", "PutGroup", "answer_one_by_one", "answer_run", "answer_
 
 
 _ASKS = DELAYED_FLAG | COMPRESSED_FLAG
-"""What a broker has to do with more than to store it."""
+"""Flags that ask more of the broker than to store the message."""
 
 
 class _Send:
@@ -73,7 +73,7 @@ PutOrSend = Put | _Send
 
 
 class PutAnswers:
-    """The encoder of refused puts: each is answered in the protocol it came in."""
+    """The encoder of refused puts: each is answered in its own protocol."""
 
     def __init__(self, writing: Writing, url: Callable[[], str]) -> None:
         """url: this broker's, as registered in ZooKeeper."""
@@ -81,27 +81,28 @@ class PutAnswers:
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """It is not stored, or not safe; counts it. partition: the chosen one if the client left the choice to us."""
+        """Count a put that is not stored or not safe, and return its answer. partition: the chosen one if the client
+        left the choice to the broker."""
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
             return b"" if put.one_way else error_frame(put.opaque, error)
-        if self._writing.slave is not None:  # 1.x's synchronous master says it without a prefix
+        if self._writing.slave is not None:  # 1.x's synchronous master writes the text without a prefix
             return error_result(put.opaque, error)
         return encode_result(error.status, put_failure(self._url(), put.topic, partition, error), put.opaque)
 
     def refused_copy(self, sync: Sync, error: MetaqError) -> bytes:
-        """A synchronous master's message is not stored, or not safe; counts it."""
+        """Count a synchronous master's message that is not stored or not safe, and return its answer."""
         self._writing.refused(sync.topic, error)
         text = put_failure(self._url(), sync.topic, sync.partition, error, capital=True)
         return encode_result(error.status, text, sync.opaque)
 
     def too_large(self, put: TooLargePut) -> bytes:
-        """A put whose body was dropped as it came."""
+        """Refuse a put whose body was dropped as it came."""
         self._writing.metrics.put(put.topic, 1, 0)
         return self.refused(put, put.partition, MessageTooLarge(put.body_bytes, MAX_BODY_BYTES))
 
     def lost(self, log: PartitionLog, error: MetaqError) -> MetaqError:
-        """The error of a failed write for the client: 1.x's synchronous master names itself."""
+        """Return the client's error for a failed write: 1.x's synchronous master names itself."""
         if self._writing.slave is None:
             return error
         return SyncFailed("master", self._url(), log.topic, log.partition)
@@ -114,8 +115,8 @@ class _Batch(Write):
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log, (), b"")
-        self.dues: list[int] = []  # of messages that are to wait: when each is due
-        self.keeper: Delays | None = None  # of those
+        self.dues: list[int] = []  # when each is due, for delayed messages
+        self.keeper: Delays | None = None  # of the delayed messages
         self.requests: list[PutOrSend] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
 
@@ -123,7 +124,7 @@ class _Batch(Write):
 class PutGroup:
     """The puts of one read, in order. Lives until they are answered.
 
-    Puts are checked when they are added, so a refused one has no effect on the others, and appended by `commit`.
+    Puts are checked when they are added, so a refused put does not affect the others. `commit` appends them.
     """
 
     __slots__ = (
@@ -142,15 +143,15 @@ class PutGroup:
     )
 
     def __init__(self, writing: Writing, answers: PutAnswers, caller: SendingPeer | None = None) -> None:
-        """caller: whose puts they are; None for those of a single request."""
+        """caller: the sender of the puts; None for a client of a single request."""
         self._writing = writing
         self._answers = answers
         self._caller = caller
         self._all: list[_Batch] = []
         self._batches: dict[PartitionLog, _Batch] = {}  # the last of each partition, if other puts may join it
-        self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # those that are to wait for their time
-        self._begun = 0  # partitions whose first messages these are: their files are being made
-        self._numbers = False  # whether a batch has one
+        self._waiting: dict[tuple[Delays, PartitionLog], _Batch] = {}  # batches of delayed messages
+        self._begun = 0  # partitions that get their first messages: their files are made
+        self._numbers = False  # whether a batch has a number
         self._order: list[_Batch | bytes] = []  # per put: the batch that has its answer, or the answer
         # most reads bring puts to one partition
         self._last: _Batch | None = None
@@ -159,12 +160,12 @@ class PutGroup:
 
     @property
     def is_full(self) -> bool:
-        """It has as much as others may wait for: further puts belong to another group, in a later turn."""
+        """Whether more puts would make others wait too long: they belong to another group, in a later turn."""
         return len(self._all) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the puts take until they are answered."""
+        """The memory that the puts take until they are answered."""
         bodies = sum(len(put.body) for batch in self._all for put in batch.requests)
         return bodies + PUT_OVERHEAD_BYTES * len(self._order)
 
@@ -212,7 +213,7 @@ class PutGroup:
         self._order.append(answer)
 
     def _decoded(self, frame: Frame) -> _Send | None:
-        """None if it is malformed, and answered."""
+        """Decode a SEND. Returns None for a malformed one, which is then answered."""
         try:
             request = SendRequest.from_ext(frame.ext)
             if len(frame.body) > MAX_RECORD_BODY_BYTES:
@@ -234,7 +235,7 @@ class PutGroup:
         return batch
 
     def _delayed(self, put: PutOrSend, partition: int) -> _Batch:
-        """That of the partition's messages that are to wait for their time."""
+        """Return the batch of the partition's delayed messages, with this one's due time."""
         keeper, due = self._writing.due(put.flag, put.body)
         log = self._writing.log_for_delayed(put.topic, partition, put.partition, keeper)
         batch = self._waiting.get((keeper, log))
@@ -246,7 +247,7 @@ class PutGroup:
         return batch
 
     def _numbered(self, put: _Send) -> _Batch:
-        """A batch of its own; what comes behind it in its partition stays behind it."""
+        """Return a new batch for a numbered send; later puts to its partition stay behind it."""
         if put.partition == ANY:
             raise RemoteProtocolError("a send with a sequence names no partition")
         dues: list[int] = []
@@ -268,7 +269,7 @@ class PutGroup:
         return batch
 
     def _repeated(self, put: PutOrSend) -> _Batch | None:
-        """The answer of a put that is refused now and was stored before, or may have been."""
+        """Return the answering batch of a put that is refused now, and was or may have been stored before."""
         if type(put) is not _Send or not put.sequence:
             return None
         log = self._writing.partitions.stored(put.topic, put.partition)
@@ -283,20 +284,20 @@ class PutGroup:
         return batch
 
     def commit(self) -> Answer:
-        """Append everything, once per partition and number. All answers, in the order of the puts, when all may be
-        given."""
+        """Append everything, once per partition and number. Give all answers, in the order of the puts, when all are
+        known."""
         writing = self._writing
         writes: Iterator[_Batch] = map(self._stamped, [batch for batch in self._all if batch.puts])
         waiting = writing.append(writing.numbered(writes, self._caller) if self._numbers else writes)
         return writing.answer(waiting, self._encoded)
 
     def _stamped(self, batch: _Batch) -> _Batch:
-        """The same with its records, for where its partition ends now."""
+        """Return the batch with its records made for its partition's present end."""
         self._stamp(batch)
         return batch
 
     def _stamp(self, batch: _Batch) -> None:
-        """Make its records."""
+        """Make the batch's records."""
         log, puts = batch.log, batch.puts
         count = len(puts)
         first_id = self._writing.message_ids.next(count)
@@ -337,7 +338,7 @@ class PutGroup:
             return [self._answers.refused(put, partition, error) for put in batch.requests]
         offset = batch.base
         if batch.sequence:
-            batch.ids = (batch.answered_id,)  # of a repeated one the first's
+            batch.ids = (batch.answered_id,)  # a repeated send gets the first one's
         waits = batch.delayed_for is not None
         encoded = []
         for put, message_id in zip(batch.requests, batch.ids, strict=True):
@@ -360,7 +361,7 @@ class PutGroup:
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
-    """Falls back to a PutGroup for few puts, refused, delayed or compressed ones, or a synchronous slave."""
+    """Answer a run. Few puts, refused, delayed or compressed ones, or a synchronous slave need a PutGroup."""
     few = len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST
     alone = not few and any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & _ASKS
     logs = None if few or alone else writing.logs(run.topics, run.partitions)
@@ -370,7 +371,7 @@ def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: objec
 
 
 def answer_one_by_one(new_group: Callable[[], PutGroup], run: PutRun, add: Callable[[PutGroup, Put], None]) -> Work:
-    """The puts of a run in groups, each in a step of its own."""
+    """Answer the puts of a run in groups, each group in its own step."""
     committed: list[Answer] = []
     group = new_group()
     for number, put in enumerate(run.puts(), 1):
@@ -394,7 +395,7 @@ class _Run:
     """A run whose puts are good so far. Lives until they are answered."""
 
     def __init__(self, writing: Writing, answers: PutAnswers, run: PutRun, logs: list[PartitionLog]) -> None:
-        """logs: of each put."""
+        """logs: one for each put."""
         self._writing = writing
         self._answers = answers
         self._run = run
@@ -404,7 +405,7 @@ class _Run:
         self._writes: list[Write] = []
 
     def commit(self) -> Work:
-        """Append everything, once per partition; in slices if these are many."""
+        """Append everything, once per partition; in slices if there are many partitions."""
         self._count()
         logs = list(dict.fromkeys(self._logs))
         numbers = dict(zip(logs, range(len(logs)), strict=True))
@@ -426,7 +427,7 @@ class _Run:
         return self._writing.answer(waiting, self._encoded)
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """Give those an error whose partitions have stopped to take puts."""
+        """Give writes an error if their partitions have stopped taking puts."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
@@ -446,8 +447,8 @@ class _Run:
     def _written(
         self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
     ) -> list[Write]:
-        """For each partition its records; sets the offset of each put. order: the puts' numbers, by partition. counts:
-        of each partition's."""
+        """Return the records of each partition, and set each put's offset. order: the puts' numbers, by partition.
+        counts: of each partition's puts."""
         ends = counts.cumsum()  # numbers of records
         starts = ends - counts
         stamped = self._stamped(order)
@@ -484,11 +485,11 @@ class _Run:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
-"""1.x's own words: no request handler is registered for the class."""
+"""1.x's own words for: no request handler is registered for the class."""
 
 
 def answer_sync(writing: Writing, answers: PutAnswers, now_ms: Callable[[], int], sync: Sync, caller: object) -> Answer:
-    """A synchronous master's message, stored with its id; any other broker has no handler for it (wire.md §4)."""
+    """Store a synchronous master's message with its id. Only a synchronous slave has this handler (wire.md §4)."""
     if not writing.takes_copies:
         return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)
     writing.metrics.put(sync.topic, 1, len(sync.body))

@@ -41,7 +41,7 @@ __all__ = ["answer_send_batch", "answer_send_many"]
 
 
 def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None) -> Work:
-    """All or nothing. Raises RemoteProtocolError, ChecksumMismatch and what refuses a put."""
+    """Store all records or none. Raises RemoteProtocolError, ChecksumMismatch, and as a refused put."""
     request = SendBatchRequest.from_ext(frame.ext)
     topic, asked, count = request.topic, request.partition, request.records
     if request.sequence and asked == ANY:
@@ -102,8 +102,8 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
 def _refused_packed(
     writing: Writing, stamped: StampedRecords, topics: Sequence[str], numbers: npt.NDArray[np.intp]
 ) -> Iterator[tuple[int, MetaqError] | None]:
-    """Of each record that is said to be compressed, and is refused: the number of its topic, and why; and None now and
-    then, when others may be served. numbers: of each record, that of its topic."""
+    """Yield the topic's number and the error for each refused record with COMPRESSED_FLAG, and now and then None, when
+    others may be served. numbers: the topic's number for each record."""
     if not stamped.flags & COMPRESSED_FLAG:
         return
     data, starts, ends, *_ = stamped
@@ -120,7 +120,7 @@ def _refused_packed(
 
 
 def _keeper(writing: Writing, stamped: StampedRecords, first: int) -> Delays:
-    """What keeps the batch that begins with this record, one of which has DELAYED_FLAG."""
+    """Return the keeper of the batch that begins with this record, and has a record with DELAYED_FLAG."""
     flag = int(headers_at(stamped.data, stamped.starts[first : first + 1])["flag"][0])
     body = stamped.data[int(stamped.starts[first]) + HEADER_BYTES : int(stamped.ends[first])]
     return writing.keeper(flag, body)
@@ -129,8 +129,7 @@ def _keeper(writing: Writing, stamped: StampedRecords, first: int) -> Delays:
 def _pended(
     writing: Writing, keeper: Delays, log: PartitionLog, stamped: StampedRecords, first: int, last: int
 ) -> Generator[None, None, Write]:
-    """What appends the records `first` … `last` - 1, all of which are to wait for their time; still without units.
-    Raises RemoteProtocolError."""
+    """Return the Write for the delayed records `first` … `last` - 1, without units. Raises RemoteProtocolError."""
     data, starts, ends, units, *_ = stamped
     headers = headers_at(data, starts[first:last])
     flags = headers["flag"]
@@ -143,7 +142,7 @@ def _pended(
 
 
 class _Bodies(Sequence[Buffer]):
-    """Those of records, made when they are asked for."""
+    """The bodies of records, made when they are accessed."""
 
     def __init__(self, data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
         self._data, self._starts, self._ends = data, starts + HEADER_BYTES, ends
@@ -164,7 +163,7 @@ class _Bodies(Sequence[Buffer]):
 def _stored_before(
     writing: Writing, topic: str, partition: int, producer: int, sequence: int, repeat_ms: int
 ) -> Write | None:
-    """The write of a send that is refused now, if it was stored before, or may have been: then with its `error`."""
+    """Return the write of a refused send if it was stored before, or, with an `error`, if it may have been."""
     if not sequence or (log := writing.partitions.stored(topic, partition)) is None:
         return None
     write = Write(log, (), b"")
@@ -173,7 +172,8 @@ def _stored_before(
 
 
 def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: SendingPeer | None) -> Work:
-    """Each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that is not what it says."""
+    """Store each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that contradicts its
+    header."""
     request = SendManyRequest.from_ext(frame.ext)
     parts = split_many(frame.body, request)
     ids = message_ids_from(writing.message_ids.next(request.records), request.records)
@@ -182,8 +182,8 @@ def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, calle
 
 
 def _kept(error: MetaqError) -> MetaqError:
-    """Without its traceback, which has the frames of who raised it: 3 KB for each refused part, in a cycle that no
-    collection finds once it has survived one."""
+    """Return the error without its traceback. The frames in it take 3 KB for each refused part, in a cycle that no
+    garbage collection finds once it has survived one."""
     return error.with_traceback(None)
 
 
@@ -210,34 +210,34 @@ class _ManyParts:
         self._partitions = parts.partitions
         self._chooses = ANY in parts.partitions
         self._stamped = stamped
-        self._ends: npt.NDArray[np.int64] = np.cumsum(parts.counts)  # numbers of records, as are _starts
+        self._ends: npt.NDArray[np.int64] = np.cumsum(parts.counts)  # numbers of records, as in _starts
         self._starts = self._ends - parts.counts
         self._byte_starts = stamped.starts[self._starts]
         self._byte_ends = stamped.ends[self._ends - 1]
         self._damaged = self._damaged_parts()
         self._delayed: Sequence[int] = ()
         self._pended: dict[int, Write] = {}  # of those
-        self._packed: dict[int, MetaqError] = {}  # of the parts that are refused for a compressed message
+        self._packed: dict[int, MetaqError] = {}  # of parts refused for a compressed message
         self._first_ids: list[int] = stamped.units["id"][self._starts].tolist() if self._sequences else []
         self._counts: list[int] = parts.counts.tolist()
         self._next = 0
         self._writes: dict[int, Write] = {}  # by the number of the part
-        self._chunk: dict[int, Write] = {}  # of the last chunk
+        self._chunk: dict[int, Write] = {}  # the writes of the last chunk
         self._failed: dict[PartitionLog, MetaqError] = {}
-        self._errors: dict[int, MetaqError] = {}  # of the parts for which there is none
+        self._errors: dict[int, MetaqError] = {}  # of parts without a write
 
     def _damaged_parts(self) -> set[int]:
-        """The parts with a record whose checksum is wrong."""
+        """Return the parts that have a record with a wrong checksum."""
         if self._stamped.intact.all():
             return set()
         return set(np.searchsorted(self._ends, np.flatnonzero(~self._stamped.intact), "right").tolist())
 
     def _delayed_parts(self) -> Sequence[int]:
-        """The parts with a record that is to wait for its time."""
+        """Return the parts that have a delayed record."""
         return sorted(self._parts_with(DELAYED_FLAG) - self._damaged - self._packed.keys())
 
     def _find_packed(self) -> Generator[None, None, None]:
-        """Look at the compressed messages."""
+        """Find the parts to refuse for a compressed message."""
         numbers = np.repeat(np.arange(self._count), self._ends - self._starts)
         for refusal in _refused_packed(self._writing, self._stamped, self._topics, numbers):
             if refusal is None:
@@ -246,14 +246,14 @@ class _ManyParts:
                 self._packed.setdefault(refusal[0], _kept(refusal[1]))
 
     def _parts_with(self, flag: int) -> set[int]:
-        """The parts with a record that has the flag."""
+        """Return the parts that have a record with the flag."""
         if not self._stamped.flags & flag:
             return set()
         flags = headers_at(self._stamped.data, self._stamped.starts)["flag"]
         return set(np.searchsorted(self._ends, np.flatnonzero(flags & flag), "right").tolist())
 
     def work(self, seconds: Callable[[], float]) -> Work:
-        """Append everything, once per part, in slices that share one sync. Then the answer, when it may be given."""
+        """Append everything, once per part, in slices that share one sync. Then give the answer when it is known."""
         waiting: list[Write] = []
         yield from self._find_packed()
         self._delayed = self._delayed_parts()
@@ -262,7 +262,7 @@ class _ManyParts:
         while self._next < self._count:
             if self._next:
                 yield
-            # a slave gets its copies when all is appended, and nothing of others may come in between
+            # a slave gets its copies when all is appended; no other puts may come in between
             until = seconds() + tuning.SEND_SLICE_SECONDS if self._writing.slave is None else float("inf")
             waiting += self._writing.append(self._written(seconds, until))
         first_ids = self._stamped.units["id"][self._starts]
@@ -270,7 +270,7 @@ class _ManyParts:
         return self._writing.answer(waiting, lambda: self._encoded(first_ids))
 
     def _pend(self, seconds: Callable[[], float]) -> Generator[None, None, None]:
-        """Prepare the parts that are to wait."""
+        """Prepare the parts with delayed records."""
         until = seconds() + tuning.SEND_SLICE_SECONDS
         for number in self._delayed:
             if seconds() >= until:
@@ -287,7 +287,7 @@ class _ManyParts:
                 self._errors[number] = _kept(error)
 
     def _written(self, seconds: Callable[[], float], until: float) -> Iterator[Write]:
-        """What can be appended until then, and a chunk at least."""
+        """Yield writes to append until the time `until`, and at least one chunk."""
         data = self._stamped.data
         while self._next < self._count:
             first = self._next
@@ -332,7 +332,7 @@ class _ManyParts:
             self._writing.metrics.put(topic, count, body_bytes)
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None]) -> list[Write | None]:
-        """The writes of a chunk's parts, still without data. None: a part is refused, or a repeated one."""
+        """Return the writes of a chunk's parts, still without data. None: the part is refused or repeated."""
         last = first + len(logs)
         made = [None if log is None else Write(log, (), b"") for log in logs]
         if self._pended:
@@ -353,7 +353,7 @@ class _ManyParts:
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: Sequence[int]) -> list[int | None]:
-        """The byte offset that each of a chunk's writes will have; a log may be named twice. None: it is not to be
+        """Return the byte offset for each of a chunk's writes; several may have the same log. None: the write is not
         appended."""
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
@@ -370,8 +370,8 @@ class _ManyParts:
         return bases
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
-        """Of the parts `first` … `last` - 1, or of fewer of them if time is over: to make one takes a third of a
-        millisecond. None: it is refused."""
+        """Return the logs of the parts `first` … `last` - 1, or of fewer when the time is over: making a log takes a
+        third of a millisecond. None: the part is refused."""
         failed = self._failed
         failed.update((write.log, write.error) for write in self._chunk.values() if write.error is not None)
         if not (failed or self._damaged or self._packed or self._chooses or self._delayed):
@@ -390,12 +390,12 @@ class _ManyParts:
                 if number in self._errors:
                     raise self._errors[number]
                 log = self._log(number)
-                if (error := failed.get(log)) is not None:  # what follows a refused part in its partition is refused
+                if (error := failed.get(log)) is not None:  # so are later parts of a refused part's partition
                     raise error
                 found.append(log)
             except MetaqError as error:
                 if self._is_repeated(number):
-                    self._errors.pop(number, None)  # one that was to wait may have been refused before
+                    self._errors.pop(number, None)  # a delayed part may have been refused before
                 else:
                     self._errors[number] = _kept(error)
                     self._writing.refused(self._topics[number], error, self._counts[number])
@@ -432,7 +432,7 @@ class _ManyParts:
         errors: dict[int, MetaqError] = {}
         for number, write in self._writes.items():
             offsets[number] = write.base
-        if self._sequences or self._pended:  # of a repeated one the first's; of one that waits what it has now
+        if self._sequences or self._pended:  # a repeated one's first id; a delayed one's pending id
             for number, write in self._writes.items():
                 if write.sequence or write.pending_id:
                     first_ids[number], offsets[number] = write.answered_id, write.answered_offset

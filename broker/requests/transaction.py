@@ -1,6 +1,6 @@
 """`transaction` and puts with a transaction key; TRANSACTION, and SEND and SEND_BATCH with `txKey`.
 
-`connection` is the caller that a request came from: local transactions belong to it.
+`connection` is the caller of a request: local transactions belong to it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""What a broker in synchronous replication answers with `Unsupported` before it, as in 1.x."""
+"""The answer of a broker in synchronous replication, after `Unsupported`, as in 1.x."""
 
 
 class TransactionVerbs:
-    """Each raises TransactionRefused, also later."""
+    """Each method raises TransactionRefused, or fails with it later."""
 
     def __init__(self, transactions: Transactions, writing: Writing) -> None:
         self._transactions = transactions
@@ -57,7 +57,7 @@ class TransactionVerbs:
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def text(self, command: TransactionCommand, connection: object) -> Answer:
-        """`transaction`. END is never answered (wire.md §4)."""
+        """Answer `transaction`. END is never answered (wire.md §4)."""
         if command.type is TransactionType.END:
             return None
         request = TransactionRequest(
@@ -67,7 +67,7 @@ class TransactionVerbs:
         return then(text, lambda text: encode_result(Status.SUCCESS, text, command.opaque))
 
     def perform(self, request: TransactionRequest, connection: object) -> str | Deferred[str]:
-        """What 1.x's answer to this verb says."""
+        """Perform the request, and give the text of 1.x's answer."""
         transactions, key = self._transactions, request.tx_key
         kind = TransactionType[request.type]
         if not self._writing.has_transactions and kind in _UNSUPPORTED:
@@ -92,28 +92,28 @@ class TransactionVerbs:
         return ""
 
     def outcome(self, request: TransactionOutcomeRequest) -> Any:
-        """What became of a local transaction. Raises NotLeader, too."""
+        """Return the outcome of a local transaction. Also raises NotLeader."""
         committed = self._transactions.outcome(request.tx_key, request.first_id)
         return then(committed, TransactionOutcomeReply)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def put(self, put: Put, connection: object) -> bytes:
-        """Raises what is wrong with it."""
+        """Take a put into its transaction. Raises why it is refused."""
         puts = [(put.flag, put.checksum, put.body)]
         meant = meant_of(put.flag, put.body)
         first_id = self._put(connection, put.tx_key, put.topic, put.partition, puts, put.opaque, meant)
         return encode_put_result(put.opaque, first_id, put.partition, -1)
 
     def send(self, frame: Frame, connection: object) -> Bytes:
-        """Raises what is wrong with it."""
+        """Take a SEND into its transaction. Raises why it is refused."""
         sent = SendRequest.from_ext(frame.ext)
-        # a copy: the body is a view into all that was received with it
+        # a copy: the body is a view into everything that was received with it
         puts = [(sent.flag, sent.checksum, bytes(frame.body))]
         return self._put_framed(connection, sent, puts, frame.opaque)
 
     def send_batch(self, frame: Frame, connection: object) -> Bytes:
-        """All or nothing. Raises what is wrong with it."""
+        """Take all records of a batch into its transaction, or none. Raises why it is refused."""
         sent = SendBatchRequest.from_ext(frame.ext)
         count = sent.records
         if count > MAX_TX_BATCH_RECORDS:
@@ -152,7 +152,7 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """meant: the bits of the flags that ask something of the broker."""
+        """Take messages into a transaction. meant: the bits of the flags that ask something of the broker."""
         try:
             if not self._writing.has_transactions:
                 raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
@@ -169,7 +169,7 @@ class TransactionVerbs:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self, frame: Frame) -> Work:
-        """PREPARED_TRANSACTIONS: rows of JSON. Raises RemoteProtocolError, NotLeader."""
+        """Answer PREPARED_TRANSACTIONS with rows of JSON. Raises RemoteProtocolError, NotLeader."""
         request = PreparedTransactionsRequest.from_ext(frame.ext)
         rows = []
         for each in self._transactions.prepared(active=request.active):
@@ -190,7 +190,7 @@ class TransactionVerbs:
         return body_frame(frame.opaque, b"[%b]" % b", ".join(rows))
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:
-        """Raises TransactionRefused."""
+        """Complete a prepared transaction. Raises TransactionRefused."""
         return self._transactions.complete(request.tx_key, request.action)
 
 

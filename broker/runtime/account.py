@@ -1,12 +1,12 @@
-"""What each client address holds of a broker: bytes of its memory, connections and other things that can run out.
+"""How much each client address uses of a broker's limited resources: bytes of memory, connections and others.
 
-The limits are `Quotas`, [limits] of server.ini. Each limited thing has one `Shares`, which knows how much of it each
-address holds. An address that is alone may hold everything but a reserve; while others hold something, it may hold its
-share, half by default. So one host with all connections works, and a host that comes later finds room. What is there
-when the broker starts has no address any more: it does not use up the reserve, which may go beyond a limit.
+The limits are `Quotas`, [limits] of server.ini. Each resource has one `Shares`, which knows how much of it each address
+uses. An address that is alone may use everything but a reserve. While others use some, it may use its share, half by
+default. So one host with all connections works, and a host that comes later finds room. Use that exists when the
+broker starts has no address: it does not use up the reserve, so the total may exceed the limit.
 
-Only what lasts is counted (a connection, a request that waits, an incomplete frame), never a message that is answered
-at once. Reactor thread.
+Only lasting use is counted (a connection, a waiting request, an incomplete frame), never a message that is answered at
+once. Reactor thread.
 """
 
 from __future__ import annotations
@@ -39,49 +39,49 @@ __all__ = [
 ]
 
 NOBODY = ""
-"""The address of what is there already when a broker starts, or belongs to no client."""
+"""The address of use that exists when a broker starts, or that belongs to no client."""
 
 RESERVE_PART = 16
-"""What no address gets alone is the limit divided by this."""
+"""The reserve, which no address gets alone, is the limit divided by this."""
 
 MAX_PREPARED_BYTES = 12 << 20
-"""Of the list of prepared transactions: with MAX_ACTIVE_BYTES of others it fits into one frame. A coordinator takes
-what is not in the list for ended, so there is no part of it."""
+"""The maximum size of the list of prepared transactions: with MAX_ACTIVE_BYTES of others it fits into one frame. The
+list is never cut, because a coordinator takes a missing transaction for ended."""
 
 MAX_SEARCHES = 64
-"""Of messages, by their id or a key, that wait or run."""
+"""How many searches for messages, by id or key, may wait or run."""
 
 MAX_ASKED_MOVES = 64
-"""Moves of partitions that are looked at in ZooKeeper because a MOVE asks, each in a thread of its own."""
+"""How many MOVE requests may look at moves in ZooKeeper at once, each in a thread of its own."""
 
 MAX_LISTS = 64
-"""Of delayed or half messages, that wait or are being made."""
+"""How many lists of delayed or half messages may wait or be made."""
 
 MAX_PAGES = 32
-"""Pages and metrics that are made or sent: each knows what is still to come, and up to some megabytes."""
+"""How many pages and metrics may be made or sent at once: each holds its unsent rest, and up to some megabytes."""
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""A request that comes faster has more time than `requestSeconds`, and so has an answer that is taken faster."""
+"""A request that arrives faster may take longer than `requestSeconds`; so may an answer that is taken faster."""
 
 SCAN_SECONDS = 5
-"""How often unfinished requests are looked at."""
+"""The time between two looks at unfinished requests."""
 
 SCARCE_ANSWER_BYTES = 64 << 10
-"""Data of an answer while its address has no room for unsent ones; one record may be larger."""
+"""The most data of an answer while its address has no room for unsent answers; a single record may be larger."""
 
 REFUSED_ANSWER_BYTES = 80 << 10
-"""An answer of more is refused then: these data, and what an answer says of its data."""
+"""A larger answer is refused then: this has room for SCARCE_ANSWER_BYTES and the description of the data."""
 
 WAITING_BYTES = 1 << 10
-"""What a request that waits counts, beside what it says."""
+"""How much a waiting request counts in addition to its own size."""
 
 SPACE_READ_BYTES = 1 << 20
-"""The most that a connection brings before it is counted: a socket has up to eight times as much."""
+"""The most that is read from a connection before it is counted: a socket holds up to eight times as much."""
 
 
 LOST_BYTES = 32 << 20
-"""After so many bytes of requests that were never complete the heap gives back what is free: each had a place of its
-own, which the next ones need not be given."""
+"""After so many bytes of requests that were never completed, the heap gives free memory back: later requests may not
+fit into the places of the lost ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +89,38 @@ class Quotas:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
-    """Of requests that are incomplete, wait for their turn or are being worked on. Beyond it connections that bring
-    more are not read, but for one of each address."""
+    """Bytes of requests that are incomplete, wait for their turn or are under way. Above it, connections that bring
+    more are not read, except one of each address."""
     request_seconds: int = 30
-    """So long a request may come slower than UNFINISHED_BYTES_PER_SECOND."""
+    """How long a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND."""
     unsent_bytes: int = 64 << 20
-    """Of answers that clients do not take. Beyond it answers have REFUSED_ANSWER_BYTES at most."""
+    """Bytes of answers that clients do not take. Above it, answers have at most REFUSED_ANSWER_BYTES."""
     waiting_bytes: int = 64 << 20
-    """Of requests that wait for what is not there yet; WAITING_BYTES each, and what they say."""
+    """Bytes of requests that wait for data: WAITING_BYTES each, and their own size."""
     transaction_bytes: int = 256 << 20
-    """Of messages in open transactions, in memory."""
+    """Bytes of messages in open transactions, in memory."""
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
-    """An XA transaction without a timeout, not prepared, is rolled back when nothing came for so long; 0: never."""
+    """An unprepared XA transaction without a timeout is rolled back after so long without a request; 0: never."""
     http_connections: int = 1024
-    """Of the pages and the HTTP gateway; a quarter of all connections at most."""
+    """Connections of the pages and the HTTP gateway; at most a quarter of all connections."""
     waiting_pages: int = 4
-    """Of the operator's pages, that wait for ZooKeeper in a thread each."""
+    """Operator's pages that wait for ZooKeeper, in a thread each."""
     shared_groups: int = 10_000
     """Shared groups, counted by partition."""
     shared_bytes: int = 512 << 20
-    """Of what shared groups know of messages; beyond it each still leases and looks at a few."""
+    """Bytes of shared groups' state about messages. Above it, each group still leases and looks at a few."""
     made_topics: int = 10_000
-    """Topics without a section of their own, which a client's message makes: by a pattern, or of metaq itself."""
+    """Topics without a section that a client's message makes: by a pattern, or metaq's own."""
     half_messages: int = 1 << 18
-    """That wait for their outcome: 1.5 KB each in memory, if each has a group and a producer of its own, else less."""
+    """Half messages that wait for their outcome: at most 1.5 KB each in memory, if each has its own group and
+    producer."""
     address_share: int = 50
-    """Percent of each limit that one address may have while others have something, too."""
+    """The percentage of each limit that one address may use while others use some."""
 
 
 def account_address(host: str) -> str:
-    """What counts as one address: of IPv6 a network of 64 bits, which is what one host may choose from."""
+    """Return what counts as one address: for IPv6 the 64-bit network, because one host may choose any address in it."""
     if ":" not in host:
         return host
     try:
@@ -133,45 +134,45 @@ def account_address(host: str) -> str:
 
 
 def address_of(caller: object) -> str:
-    """The address of a connection."""
+    """Return the address of a connection."""
     address: str = getattr(caller, "address", NOBODY)
     return address
 
 
 class Shares:
-    """Of one thing: how much there may be of it, and which address has how much."""
+    """The limit of one resource, and how much of it each address uses."""
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
-        """what: named in refusals and metrics. key: of [limits]. share: percent. reserve: kept from an address that is
-        alone; 0: a RESERVE_PART of the limit."""
+        """what: the name in refusals and metrics. key: of [limits]. share: percent. reserve: what an address that is
+        alone does not get; 0: the limit divided by RESERVE_PART."""
         self.what = what
         self.key = key
         self.limit = limit
         self.used = 0
         self.refused = 0
-        """How often somebody was refused since the start."""
+        """The number of refusals since the start."""
         self._share = limit * share // 100
         self._alone = limit - (reserve or limit // RESERVE_PART)
         self._by_address: dict[str, int] = {}
 
     @property
     def largest(self) -> int:
-        """What the address has that has most."""
+        """The highest use of any address."""
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
-        """Whether it has something."""
+        """Whether the address uses any."""
         return address in self._by_address
 
     def room(self, address: str) -> int:
-        """How much more it may have; not more than 0 if it may have nothing more."""
+        """Return how much more the address may use; 0 or less if it may use no more."""
         mine = self._by_address.get(address, 0)
         most = self._alone if mine == self.used else self._share
         nobodys_reserve = max(0, self._by_address.get(NOBODY, 0) - self._alone)
         return min(most - mine, self.limit - self.used + nobodys_reserve)
 
     def add(self, address: str, amount: int) -> None:
-        """It has so much more, or less, whatever the limits say."""
+        """Change the address's use by `amount`, without a check of the limits."""
         self.used += amount
         left = self._by_address.get(address, 0) + amount
         if left:
@@ -180,7 +181,7 @@ class Shares:
             self._by_address.pop(address, None)
 
     def take(self, address: str, amount: int = 1) -> bool:
-        """Count so much for it, unless that is too much."""
+        """Add `amount` to the address's use, and return True; False, counted as a refusal, if that is too much."""
         if amount > self.room(address):
             self.refused += 1
             return False
@@ -188,20 +189,21 @@ class Shares:
         return True
 
     def why_not(self, address: str, amount: int = 1) -> str | None:
-        """Why it may not have so much more, which counts as a refusal; None: it may. Counts nothing else."""
+        """Return why the address may not use `amount` more, and count that as a refusal; None if it may. The use
+        stays."""
         if amount <= self.room(address):
             return None
         self.refused += 1
         return self.refusal(address)
 
     def check(self, address: str, amount: int = 1) -> None:
-        """Count so much for it. Raises AccountSpent."""
+        """Add `amount` to the address's use. Raises AccountSpent if that is too much."""
         if (why := self.why_not(address, amount)) is not None:
             raise AccountSpent(why)
         self.add(address, amount)
 
     def refusal(self, address: str) -> str:
-        """Why it gets no more."""
+        """Return the text of a refusal."""
         mine = self._by_address.get(address, 0)
         key = f"{self.key}={self.limit} and " if self.key else ""
         return (
@@ -212,7 +214,8 @@ class Shares:
 
 
 class _Begun:
-    """An incomplete request. age: how many looks found it too slow. seen: its bytes at the last look."""
+    """A connection's unfinished requests. age: how many looks found them too slow. seen: their bytes at the
+    last look."""
 
     __slots__ = ("address", "age", "cut", "seen", "size")
 
@@ -224,11 +227,12 @@ class _Begun:
 
 
 class Unfinished:
-    """The requests of all connections that are incomplete, wait for their turn or are being worked on.
+    """The requests of all connections that are incomplete, wait for their turn or are under way.
 
-    When they have too many bytes, connections with such a request are not read until there is room again; the oldest
-    one of each address goes on, so that something always completes. What does not complete in time is cut. Time counts
-    in looks of this broker at it, and not while the connection is not read: a broker that stood still cuts nobody.
+    When they have too many bytes, connections with such a request are not read until there is room again. The oldest
+    one of each address goes on, so that some requests always complete. Connections whose request does not complete in
+    time are cut. Time counts in looks of this broker, and only while the connection is read: a broker that stood still
+    cuts nobody.
     """
 
     def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
@@ -236,22 +240,22 @@ class Unfinished:
         self._seconds = seconds
         self._reactor = reactor
         self._begun: dict[str, dict[object, _Begun]] = {}  # by address, oldest first
-        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # as an ordered map
+        self._waiting: dict[object, tuple[str, Callable[[], None]]] = {}  # an ordered map
         self._waking = False
-        self._lost_bytes = 0  # of connections that have ended since memory was given back
+        self._lost_bytes = 0  # of ended connections, since memory was last given back
         self.cut = 0
-        """Requests that did not come in time, since the start."""
+        """Requests cut since the start because they did not arrive in time."""
 
     @property
     def waiting(self) -> int:
-        """Connections that are not read."""
+        """The number of connections that are not read."""
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
-        """`who` has unfinished requests of so many bytes, 0 for none; whether it may go on reading.
+        """Note that `who` has unfinished requests of `size` bytes, 0 for none. Return whether it may be read further.
 
-        fresh: another request was completed since. cut: ends the connection, with the reason, unless it is not read;
-        whether it did.
+        fresh: whether a request was completed since the last call. cut(why): end the connection unless it is not read;
+        returns whether it did.
         """
         mine = self._begun.get(address)
         if not size:
@@ -270,8 +274,8 @@ class Unfinished:
             found = mine[who] = _Begun(address, cut)
         elif fresh:
             found.age = found.seen = 0
-            mine[who] = mine.pop(who)  # the youngest one
-            if self._waiting:  # perhaps the one that is the oldest now
+            mine[who] = mine.pop(who)  # now the youngest one
+            if self._waiting:  # perhaps the new oldest one waits
                 self._wake_soon()
         self._budget.add(address, size - found.size)
         found.size = size
@@ -281,28 +285,29 @@ class Unfinished:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
     def room(self, who: object, address: str) -> int:
-        """How many bytes it may bring at once: as many as there is room for, or a single one, behind which it waits."""
+        """Return how many bytes to read at once: as many as there is room for; without room a single one, then it
+        waits."""
         if self._is_oldest(who, address):
             return SPACE_READ_BYTES
         return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
 
     def _is_oldest(self, who: object, address: str) -> bool:
-        """Of its address."""
+        """Whether `who` is the oldest of its address."""
         return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when it may go on; never within this call."""
+        """Call `resume` once, when `who` may be read again; never within this call."""
         self._waiting[who] = address, resume
         self._budget.refused += 1
 
     def read_again(self, who: object, address: str) -> None:
-        """Its connection was not read for a while, which does not count."""
+        """Restart the time of a connection that was not read for a while."""
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
             begun.age = 0
 
     def drop(self, who: object, address: str) -> None:
-        """Its connection is gone."""
+        """Forget a connection that is gone."""
         self._waiting.pop(who, None)
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
@@ -328,7 +333,7 @@ class Unfinished:
             call_safely(resume)
 
     def look(self) -> None:
-        """To be called every SCAN_SECONDS: cut what has taken too long."""
+        """Cut connections whose requests take too long. To be called every SCAN_SECONDS."""
         late = []
         for begun in self._all():
             begun.age += begun.size - begun.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND
@@ -347,19 +352,20 @@ class Unfinished:
 
 
 class Receiver(Protocol):
-    """A connection that answers are sent to."""
+    """A connection to which answers are sent."""
 
     address: str
 
     @property
     def sent_bytes(self) -> int:
-        """What its client was sent while its transport was full, since the connection was made."""
+        """The bytes sent to the client while the transport was full, since the connection was made."""
 
     def abort(self, why: str) -> None: ...
 
 
 class _Untaken:
-    """age: how many looks found its client too slow. seen: `sent_bytes` at the last look."""
+    """A connection's unsent answers. age: how many looks found its client too slow. seen: `sent_bytes` at the last
+    look."""
 
     __slots__ = ("age", "seen", "size")
 
@@ -369,20 +375,20 @@ class _Untaken:
 
 
 class Unsent:
-    """The answers that wait in full transports, of all connections.
+    """The answers of all connections that wait in full transports.
 
-    While an address has no room for more, its answers are small: larger ones are refused. Connections of all addresses
-    whose clients take theirs too slowly are cut then. Time counts in looks, as for Unfinished.
+    While an address has no room for more, its answers are small: larger ones are refused. Then the connections of all
+    addresses whose clients take their answers too slowly are cut. Time counts in looks, as for Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
         self._budget = budget
         self._seconds = seconds
         self._untaken: dict[Receiver, _Untaken] = {}
-        self._short = False  # somebody lacked room since the last look
+        self._short = False  # an address lacked room since the last look
 
     def data_bytes(self, address: str, limit: int) -> int:
-        """How much data an answer may carry that could have `limit` bytes."""
+        """Return how much data an answer may carry, at most `limit` bytes."""
         room = self._room(address) - (REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES)
         if room > SCARCE_ANSWER_BYTES:
             return min(limit, room)
@@ -390,7 +396,7 @@ class Unsent:
         return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
-        """Why it gets no answer of this size now; None: it does."""
+        """Return why the address gets no answer of this size now; None if it does."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
         self._short = True
@@ -398,16 +404,16 @@ class Unsent:
         return self._budget.refusal(address)
 
     def _room(self, address: str) -> int:
-        """For one answer. If there is any and nothing of the address waits, every answer fits."""
+        """Return the room for one answer. With any room, and no waiting answer of the address, every answer fits."""
         room = self._budget.room(address)
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """So much more, or less, waits for an HTTP connection, which has a time limit of its own."""
+        """Note that `change` more bytes wait for an HTTP connection, which has its own time limit."""
         self._budget.add(address, change)
 
     def add(self, who: Receiver, size: int) -> None:
-        """So much more was written to its transport, which is full."""
+        """Note that `size` more bytes were written to a full transport."""
         untaken = self._untaken.get(who)
         if untaken is None:
             untaken = self._untaken[who] = _Untaken(who.sent_bytes)
@@ -415,13 +421,13 @@ class Unsent:
         self._budget.add(who.address, size)
 
     def taken(self, who: Receiver) -> None:
-        """All of it was sent, or the connection is gone."""
+        """Note that everything was sent, or that the connection is gone."""
         untaken = self._untaken.pop(who, None)
         if untaken is not None:
             self._budget.add(who.address, -untaken.size)
 
     def look(self) -> None:
-        """To be called every SCAN_SECONDS: cut who takes too little, if somebody lacks the room."""
+        """Cut connections that take too little, if an address lacked room. To be called every SCAN_SECONDS."""
         late = []
         for who, untaken in self._untaken.items():
             sent = who.sent_bytes
@@ -469,7 +475,7 @@ class Account:
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
-        """The address whose requests are served, or were served last."""
+        """The address whose requests are served now or were served last."""
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
@@ -478,7 +484,8 @@ class Account:
         self.waiting = Shares("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
     def use_descriptors(self, connections: int, *, http: bool = False) -> None:
-        """So many connections there may be. http: some of them belong to the HTTP ports. Before any is counted."""
+        """Set the maximum number of connections, before any is counted. http: whether the HTTP ports get some
+        of them."""
         limits = self.limits
         if http:
             of_http = min(limits.http_connections, connections // 4)
@@ -487,7 +494,7 @@ class Account:
         self.connections = Shares("connections", "", connections, limits.address_share)
 
     def budgets(self) -> Iterator[tuple[str, Shares]]:
-        """By the names that the metrics have for them."""
+        """Yield each budget with its name in the metrics."""
         yield "connections", self.connections
         yield "http_connections", self.http
         yield "waiting_pages", self.pages

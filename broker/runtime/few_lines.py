@@ -1,4 +1,4 @@
-"""Lines of the log about what clients do: the first ones of a time as they are, the others as one sum."""
+"""Log lines about clients' actions: the first ones of a period as they are, the others as one sum."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""So many are written in this time: an operator sees the cause, and one client cannot fill the disk with the log."""
+"""How many lines are written in which time: an operator sees the cause, and no client can fill the disk with
+the log."""
 
 
 class FewLines:
-    """One kind of lines. Reactor thread."""
+    """Log lines of one kind. Reactor thread."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: what the sum counts, as in `33 more connections closed`."""
+        """what: the words after the sum, as in `33 more connections closed`."""
         self._log = log
         self._what = what
         self._reactor = reactor
@@ -26,7 +27,7 @@ class FewLines:
         self._last = ""
 
     def info(self, line: str) -> None:
-        """Write this line; or count it, if this period has had its lines."""
+        """Write this line, or only count it if this period has had its lines."""
         if not self._written:
             self._reactor.callLater(PERIOD_SECONDS, self._end)
         if self._written < PERIOD_LINES:

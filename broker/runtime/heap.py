@@ -1,5 +1,5 @@
-"""The C library's heap: little memory for many threads, and none given back that is needed again at once. And the
-garbage collector, which looks at everything once."""
+"""The C library's heap: many threads use little memory, and memory that is soon needed again is kept. And the garbage
+collector, which looks at everything once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _OLDEST = 2
-"""A collection of this generation is a full one."""
+"""The generation of a full collection."""
 
 
 def set_up_heap() -> bool:
-    """Whether the C library knows the settings: glibc does. To be called before threads are started.
+    """Set up the heap. Return whether the C library knows the settings, as glibc does. To be called before threads are
+    started.
 
-    One heap for all threads: otherwise glibc gives threads heaps of their own, and each keeps what was freed in it.
-    Threads seldom wait for the one heap, because nearly all of its users hold the interpreter's lock anyway. And some
-    memory is kept: otherwise each answer of megabytes is made of fresh pages and given back at once. Measured in
+    All threads share one heap: otherwise glibc gives threads their own heaps, and each keeps the memory freed in it.
+    Threads seldom wait for the one heap, because nearly all of its users hold the interpreter's lock anyway. Some free
+    memory is kept: otherwise each answer of megabytes would get fresh pages and give them back at once. Measured in
     docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -35,8 +36,8 @@ def set_up_heap() -> bool:
 
 
 def give_back() -> None:
-    """Give the system what is free anywhere in the heap, where the C library can do that. Takes milliseconds: for after
-    much memory was held that will not be needed again soon."""
+    """Give all free memory of the heap back to the system, where the C library can do that. Takes milliseconds: for use
+    when much freed memory will not be needed again soon."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -46,14 +47,14 @@ _FIGURES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks 
 
 
 class _HeapFigures(ctypes.Structure):
-    """struct mallinfo2 of malloc.h; `fordblks` is the bytes that are free."""
+    """struct mallinfo2 of malloc.h; `fordblks` is the number of free bytes."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _FIGURES.split())
 
 
 def give_back_spare() -> None:
     """As `give_back`, but only if more than HEAP_KEPT_BYTES are free; so many at the heap's end stay. By itself the C
-    library gives back only what is free at the end: one block in use there holds all that is free before it. Takes some
+    library gives back only memory at the end: one used block there keeps all free memory before it. Takes some
     milliseconds for 100 MiB, and none if they were given back before. Any thread; others wait for memory meanwhile."""
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)
@@ -65,14 +66,14 @@ def give_back_spare() -> None:
 
 
 def collect_later() -> None:
-    """Collect no garbage before `keep_for_good`: what a start makes stays, and to look at it whenever it grows makes
+    """Collect no garbage before `keep_for_good`: the objects of a start stay, and looking at them again and again makes
     the start longer."""
     gc.disable()
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but never look at what there is now, nor twice at what comes. To be called once,
-    when all has been read: a look at the objects of ten thousand partitions and groups takes half a second
+    """Collect garbage from now on, but never look at the present objects, and only once at later ones. To be called
+    once, when everything has been read: a look at the objects of 10,000 partitions and groups takes half a second
     (docs/decisions/115-the-collector-leaves-the-start-alone.md)."""
     gc.freeze()
     gc.callbacks.append(_put_aside)

@@ -1,6 +1,6 @@
-"""What each part of a broker may ask of the process that it runs in.
+"""What each part of a broker may use of the process that it runs in.
 
-Rooms that need more say so in a `host.py` of theirs. The broker (assembly/broker.py) is all of these.
+Rooms that need more say so in their own `host.py`. The broker (assembly/broker.py) implements all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Host(Protocol):
     def reactor(self) -> ReactorTime: ...
 
     def now_ms(self) -> int:
-        """Wall clock, Unix milliseconds."""
+        """Return the time by the wall clock, Unix milliseconds."""
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """The result of a function that may wait for the disk."""
+        """Run a function that may wait for the disk in a thread, and give its result."""

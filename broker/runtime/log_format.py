@@ -1,4 +1,4 @@
-"""How the broker's log is written."""
+"""The format of the broker's log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["LogFormat"]
 
 
 class LogFormat(logging.Formatter):
-    """A line has names that clients have chosen, and is read on a terminal: without what that would obey. What is
-    behind a line's end, such as a traceback, is indented, so that no text of a client begins a line of the log."""
+    """Removes characters that a terminal would obey, because lines have names that clients have chosen. Text after a
+    line's end, such as a traceback, is indented, so that no text of a client begins a log line."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,4 +1,4 @@
-"""How fast cold data is read: as fast as the disk gives it, unless producers suffer from it."""
+"""The rate at which cold data are read: as fast as the disk gives them, unless producers suffer from it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
-    """Measures, while cold data is read, how late the loop is; the rate is halved if it is too late, and grows else.
-    While nobody writes there is nobody to be spared, and no limit.
+    """Measures how late the reactor's loop is while cold data are read. The rate is halved if the loop is too late, and
+    grows otherwise. While nobody writes, there is no limit, because nobody suffers.
 
-    Whatever holds the loop up is seen so: a machine short of processors, worker threads that take the interpreter lock,
-    or the loop's own work for producers and hot readers. Reactor thread; costs nothing while nobody reads cold data.
+    The lateness shows everything that delays the loop: a machine short of processors, worker threads that take the
+    interpreter lock, or the loop's own work for producers and hot readers. Reactor thread; costs nothing while nobody
+    reads cold data.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class Pace:
         least: float = tuning.PACE_MIN_BYTES_PER_SECOND,
         written_factor: float = tuning.PACE_WRITTEN_FACTOR,
     ) -> None:
-        """written: bytes appended so far. waited: seconds that the reactor thread has waited for a processor so far.
-        least: bytes a second, > 0, that are read in any case; and so are written_factor times the bytes written."""
+        """written: gives the bytes appended so far. waited: gives the seconds that the reactor thread has waited for a
+        processor so far. least: bytes a second, > 0, that may always be read; so may written_factor times the bytes
+        written."""
         self._least = least
         self._written_factor = written_factor
         self._waited = waited or processor_wait_seconds
@@ -47,12 +49,12 @@ class Pace:
         self.bytes_per_second = tuning.PACE_MAX_BYTES_PER_SECOND
 
     def spend(self, size: int) -> None:
-        """So many bytes were read."""
+        """Note that `size` bytes were read."""
         self._read += size
         self._credit -= size
 
     def pause(self) -> float:
-        """Seconds to wait before the next read may begin; 0 for none."""
+        """Return the seconds to wait before the next read may begin; 0 for none."""
         now = self._reactor.seconds()
         if not self._timer_runs:
             self._begin(now)
@@ -80,7 +82,7 @@ class Pace:
         self._timers += 1
         elapsed = now - self._since
         if elapsed >= tuning.PACE_WINDOW_SECONDS:
-            if self._read == self._read_before:  # nobody reads any more
+            if self._read == self._read_before:  # nobody reads now
                 self._timer_runs = False
                 return
             self._adapt(elapsed)
@@ -103,7 +105,7 @@ class Pace:
 
 
 def processor_wait_seconds() -> float:
-    """How long the calling thread was ready to run and did not, so far; 0.0 where the kernel does not say.
+    """Return how long the calling thread was ready to run but did not run so far; 0.0 where the kernel does not say.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst, second field of `/proc/<pid>/schedstat` in nanoseconds.
     """

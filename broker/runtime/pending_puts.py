@@ -1,4 +1,4 @@
-"""Puts that wait to be safe, of all connections together. Above a bound, connections that bring more are not read."""
+"""Puts of all connections that wait to be safe. Above a bound, connections that bring more are not read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""Memory that a put takes beside its body while it waits; so many bytes are counted for it."""
+"""The bytes that a waiting put takes, and counts, in addition to its body."""
 
 
 class PendingPuts:
     """Counts the bytes and wakes the waiting connections. Lives on the reactor thread.
 
-    A caller that finds it full calls `wait` and takes no more. When a quarter of the bound is free again, callers are
-    woken, in their order, until it is full again. Nobody waits for ever: what is counted is answered, safe or failed.
+    A caller that finds it full calls `wait` and takes no more puts. When a quarter of the bound is free again, callers
+    are woken, in their order, until it is full again. Nobody waits forever: each counted put becomes safe or fails.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:
@@ -26,21 +26,21 @@ class PendingPuts:
         self.bytes = 0
         self.full = False
         self._reactor = reactor
-        self._waiting: dict[object, Callable[[], None]] = {}  # as an ordered map
+        self._waiting: dict[object, Callable[[], None]] = {}  # an ordered map
         self._waking = False
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting callers."""
         return len(self._waiting)
 
     def add(self, size: int) -> None:
-        """So many bytes wait to be safe from now on."""
+        """Add bytes that wait to be safe."""
         self.bytes += size
         self.full = self.full or self.bytes > self.limit
 
     def settle(self, size: int) -> None:
-        """They are, or have failed."""
+        """Subtract bytes that are safe or have failed."""
         self.bytes -= size
         if self.full and self.bytes <= self.limit * 3 // 4:
             self.full = False
@@ -53,14 +53,14 @@ class PendingPuts:
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:
-        """It waits no more."""
+        """Let a caller wait no more."""
         self._waiting.pop(who, None)
 
     def _wake(self) -> None:
         self._waking = False
         for who in list(self._waiting):
             if self.full:
-                return  # `settle` wakes the others
+                return  # `settle` wakes the rest
             resume = self._waiting.pop(who, None)
             if resume is not None:
                 call_safely(resume)

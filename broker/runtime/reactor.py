@@ -1,4 +1,4 @@
-"""What the broker asks of a reactor and of a transport. Twisted's own interfaces say nothing to a type checker."""
+"""What the broker needs from a reactor and from a transport. A type checker cannot use Twisted's own interfaces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Reactor", "ReactorTime", "Timer", "Transport", "elapsed_seconds", "m
 elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds that never go back or leap, whatever is done to the wall clock; on Linux those that the machine sleeps count,
-so that a grant of a broker set has run out when a leader wakes up."""
+"""Seconds that never go back or jump, even if the wall clock is set. On Linux the machine's sleep counts, so that a
+broker set's grant has run out when a leader wakes up."""
 
 
 class Timer(Protocol):
-    """A call to come."""
+    """A scheduled call."""
 
     def cancel(self) -> object: ...
 
@@ -29,7 +29,7 @@ class ReactorTime(Protocol):
 
     def seconds(self) -> float: ...
     def callLater(self, delay: float, function: Callable[..., Any], /, *args: Any) -> Any:  # noqa: N802
-        """Returns a Timer (Any: Twisted declares its own type)."""
+        """Schedule a call. Returns a Timer (Any: Twisted declares its own type)."""
 
 
 class Reactor(ReactorTime, Protocol):
@@ -39,9 +39,9 @@ class Reactor(ReactorTime, Protocol):
 
 
 def measures_elapsed_time(reactor: Any) -> Any:
-    """The reactor, one of Twisted's that has nothing scheduled yet, with `elapsed_seconds` in the place of its clock.
+    """Give one of Twisted's reactors `elapsed_seconds` as its clock, and return it. It must have nothing scheduled yet.
 
-    Its own is the wall clock: set back by an hour, it stops all timers for an hour, and lets grants run for longer.
+    Its own clock is the wall clock. If that is set back by an hour, all timers stop for an hour, and grants run longer.
     """
     reactor.seconds = elapsed_seconds
     return reactor
@@ -51,7 +51,7 @@ class Transport(Protocol):
     """One TCP connection as a session sees it."""
 
     sent_bytes: int
-    """What was sent of answers that had to wait in its buffer."""
+    """The sent bytes of answers that had to wait in its buffer."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802
@@ -63,4 +63,4 @@ class Transport(Protocol):
     def abortConnection(self) -> object: ...  # noqa: N802
     def getPeer(self) -> object: ...  # noqa: N802
     def read_once(self) -> object:
-        """Receive once and have it served, though the reactor was not asked whether there is something."""
+        """Receive once, and have the data served, without asking the reactor whether there are any."""

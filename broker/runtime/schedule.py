@@ -1,7 +1,7 @@
 """Quartz cron expressions (`deleteWhen`): `second minute hour day-of-month month day-of-week [year]`.
 
-cronsim does the calendar; this module translates what Quartz writes differently: `?` for "any day", days of the week
-that count from 1 = Sunday, and an optional year.
+cronsim does the calendar. This module translates what differs in Quartz: `?` for "any day", days of the week that count
+from 1 = Sunday, and an optional year.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAY_NUMBER = re.compile(r"(?<![#/\w])[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When something is to be done, in local time. `text` is as the user wrote it."""
+    """The times of a recurring action, in local time. text: as the user wrote it."""
 
     text: str
     expression: str
@@ -34,7 +34,7 @@ class Schedule:
     """None: every year."""
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first time after `moment`, None if there is none within the next 50 years."""
+        """Return the first time after `moment`; None if there is none within the next 50 years."""
         if self.years is None:
             return next(CronSim(self.expression, moment), None)
         for year in sorted(year for year in self.years if year >= moment.year):
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def parse_schedule(text: str, option: str = "deleteWhen") -> Schedule:
-    """Read a Quartz expression. Raises ConfigError naming `option` and what is understood."""
+    """Parse a Quartz expression. Raises ConfigError, which names `option` and the accepted syntax."""
     fields = text.upper().split()
     if len(fields) not in (6, 7):
         raise ConfigError(option, text, f"has {len(fields)} fields, not 6 or 7: {_REMEDY}")
@@ -63,7 +63,8 @@ def parse_schedule(text: str, option: str = "deleteWhen") -> Schedule:
 
 
 def _years(field: str) -> frozenset[int]:
-    """Quartz's year field: `2030`, `2030,2032`, `2030-2035`, `2030/2`, `2030-2040/5`, `*/2`. Raises ValueError."""
+    """Parse Quartz's year field: `2030`, `2030,2032`, `2030-2035`, `2030/2`, `2030-2040/5`, `*/2`. Raises
+    ValueError."""
     years: set[int] = set()
     for part in field.split(","):
         found = _YEARS.fullmatch(part)

@@ -1,4 +1,4 @@
-"""Work that is done bit by bit, so that others are served in between."""
+"""Work in slices, so that others are served in between."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ __all__ = ["SlicedWork"]
 
 
 class SlicedWork:
-    """Works of one kind, one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
+    """Does works of one kind one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
 
-    A work is an iterator that pauses (`yield`) when `is_over`. The first slice is done at once, unless another work
-    is under way.
+    A work is an iterator that pauses (`yield`) when `is_over`. Its first slice is done at once, unless another work is
+    under way.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
         self._reactor = reactor
         self._works: deque[Iterator[None]] = deque()
         self._until = 0.0
-        self._going_on = False  # now, or it is scheduled
+        self._going_on = False  # whether a slice runs or is scheduled
 
     def __bool__(self) -> bool:
-        """Whether any work is not done."""
+        """Whether any work is unfinished."""
         return bool(self._works)
 
     @property
     def is_over(self) -> bool:
-        """Whether the slice is."""
+        """Whether the slice is over."""
         return self._reactor.seconds() >= self._until
 
     def add(self, work: Iterator[None]) -> None:
-        """Do this behind what was added before."""
+        """Do this work after all that were added before."""
         self._works.append(work)
         if not self._going_on:
             self._going_on = True
             self._go_on()
 
     def finish(self) -> None:
-        """Do all of it now. For shutdown; no work may call it."""
+        """Finish all works now. For shutdown; no work may call this."""
         self._until = inf
         while self._works:
             self._work()
 
     def clear(self) -> None:
-        """Drop what is not done; no work may call it."""
+        """Drop all unfinished works; no work may call this."""
         self._works.clear()
 
     def _go_on(self) -> None:
@@ -65,7 +65,7 @@ class SlicedWork:
                 self._reactor.callLater(0, self._go_on)
 
     def _work(self) -> bool:
-        """Go on with the first one; whether it is done."""
+        """Continue the first work. Return whether it is done."""
         done = True
         try:
             for _ in self._works[0]:

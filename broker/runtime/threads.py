@@ -1,4 +1,4 @@
-"""Threads that do not keep the process from ending: one for the journal, and pools for what may take long."""
+"""Threads that do not keep the process from ending: one for the journal, and pools for long calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """Run `function` in a thread of the pool, then `done(its result or exception)` on the reactor's."""
+    """Run `function` in a thread of the pool, then `done(its result or exception)` on the reactor thread."""
 
     def finished(success: bool, result: Any) -> None:
         reactor.callFromThread(done, result if success else result.value)
@@ -28,12 +28,12 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run what `begin` gives on this thread, then `done(its result or failure)`: what Turns runs."""
+    """Run the coroutine of `begin` on this thread, then `done(its result or failure)`. For Turns."""
     ensureDeferred(begin()).addBoth(done)
 
 
 def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> None:
-    """Call `function` on this thread, and give what it returns or raises to `deferred` on the reactor's."""
+    """Call `function` on this thread, and give its result or exception to `deferred` on the reactor thread."""
     try:
         result = function()
     except BaseException:
@@ -43,22 +43,22 @@ def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> 
 
 
 def in_own_thread(reactor: Reactor, name: str, function: Callable[[], T]) -> Deferred[T]:
-    """What `function` returns or raises in a thread of its own: for ZooKeeper, which may take long."""
+    """Run `function` in a thread of its own, and give its result or exception. For ZooKeeper, which may take long."""
     deferred: Deferred[T] = Deferred()
     _Daemon(target=fire, name=name, args=(reactor, deferred, function)).start()
     return deferred
 
 
 class _Daemon(Thread):
-    """Does not keep the process from ending, whatever it waits for."""
+    """A thread that does not keep the process from ending."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, daemon=True, **kwargs)
 
 
 class DaemonThreads(ThreadPool):
-    """A `RunInThread` (store/threads.py) for users' filters, or for reads behind the page cache, apart from the threads
-    that sync: at most `limit` threads, started when they are needed first and never stopped.
+    """A `RunInThread` (store/threads.py) for users' filters, or for reads outside the page cache, separate from the
+    threads that sync. It has at most `limit` threads, which start when first needed and never stop.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -75,10 +75,10 @@ class DaemonThreads(ThreadPool):
 
 
 class DiskThread:
-    """A `RunInThread` (store/threads.py) for the journal alone: an acknowledgement never waits for other disk work.
-    It does one call after the other, with less work per call than a pool has.
+    """A `RunInThread` (store/threads.py) only for the journal: an acknowledgement never waits for other disk work. It
+    does one call after the other, with less overhead per call than a pool.
 
-    Started at the first call. A caller that needs the result of the last call waits for it before the process ends.
+    The first call starts it. A caller that needs the last call's result waits for it before the process ends.
     """
 
     def __init__(self, reactor: Reactor, name: str) -> None:
@@ -88,7 +88,7 @@ class DiskThread:
         self._thread: Thread | None = None
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Reactor thread: run `function` in the thread, then `done(its result or exception)` on the reactor's."""
+        """Run `function` in the thread, then `done(its result or exception)` on the reactor thread. Reactor thread."""
         self._calls.put((function, done))
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
@@ -102,4 +102,4 @@ class DiskThread:
             except BaseException as error:  # handed on: the caller decides
                 result = error
             self._reactor.callFromThread(done, result)
-            del function, done, result  # nothing is kept until the next call
+            del function, done, result  # keep nothing alive until the next call

@@ -1,4 +1,4 @@
-"""What has times that may change, in their order."""
+"""Things with changeable times, in the order of the times."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""Old entries that one push looks at: two would be enough to be done before there are too many new ones."""
+"""How many old entries one push looks at. Two would suffice to finish before there are too many new ones."""
 
 _NONE: list[Any] = []
-"""Never changed: mostly there are no old ones."""
+"""Shared and never changed: mostly there are no old entries."""
 
 
 class TimedEntries(Generic[E]):
-    """A heap of entries that may be out of date. When there are twice as many as there are things, it becomes the old
-    part, which goes into a new one a few entries at a push: none costs more because there are many."""
+    """A heap of entries that may be stale. When it has twice as many entries as there are things, it becomes the old
+    part. Each push then moves a few old entries to a new heap, so no push costs more because there are many."""
 
     __slots__ = ("_new", "_old")
 
@@ -31,27 +31,27 @@ class TimedEntries(Generic[E]):
         return len(self._new) + len(self._old)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self._new, self._old = [], _NONE
 
     @property
     def first(self) -> E:
-        """The smallest one of at least one."""
+        """The smallest entry; there must be one."""
         return self._first_heap()[0]
 
     def pop(self) -> E:
-        """Take it out."""
+        """Remove and return the smallest entry."""
         return heappop(self._first_heap())
 
     def drop(self) -> None:
-        """Take any one out."""
+        """Remove any one entry."""
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """things: how many current entries there may be."""
+        """Add an entry. things: how many current entries there may be."""
         heappush(self._new, entry)
         for _ in range(min(MOVED_ENTRIES, len(self._old))):
-            each = self._old.pop()  # without its last entry a heap is one still
+            each = self._old.pop()  # a heap without its last entry is still a heap
             if is_current(each):
                 heappush(self._new, each)
         if not self._old and len(self._new) > 2 * (things + 32):

@@ -1,4 +1,4 @@
-"""What a broker does by the clock: the store's syncs and checkpoints, and retention on its schedules."""
+"""A broker's work by the clock: the store's syncs and checkpoints, and retention on its schedules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["ScheduledCalls", "repeat"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 3600.0
-"""The wall clock is looked at again after this long: it may have been set."""
+"""How soon to look at the wall clock again, because it may have been set."""
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
-    """Call `function` every `seconds` until the returned call is stopped; what it raises is logged and it goes on. An
-    error of ours is one line, which comes again only after another one, or a success."""
+    """Call `function` every `seconds` until the returned call is stopped. Exceptions are logged, and the calls go on. A
+    MetaqError is logged as one line, repeated only after a different error or a success."""
     told = ""
 
     def guarded() -> None:
@@ -52,7 +52,7 @@ def _report(failure: Failure, name: str) -> None:
 
 
 class ScheduledCalls:
-    """Calls a function whenever one of several schedules comes due, with that schedule. Reactor thread."""
+    """Calls a function whenever one of several schedules is due, with that schedule. Reactor thread."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ScheduledCalls:
         self.replace(schedules)
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Follow these schedules from now on; those that were followed before keep their next time."""
+        """Follow these schedules from now on. Schedules that were followed before keep their next time."""
         wanted = dict.fromkeys(schedules)
         for schedule in self._timers.keys() - wanted.keys():
             self._timers.pop(schedule).cancel()
@@ -77,7 +77,7 @@ class ScheduledCalls:
             self._sleep(schedule, schedule.after(self._now()))
 
     def stop(self) -> None:
-        """Cancel what is to come."""
+        """Cancel all future calls."""
         timers, self._timers = self._timers, {}
         for timer in timers.values():
             timer.cancel()

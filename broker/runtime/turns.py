@@ -15,10 +15,10 @@ __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class _Queue:
-    """Turns that wait: each address has one in its turn, however many connections it has."""
+    """Waiting turns: addresses take turns, with one each, however many connections they have."""
 
     def __init__(self) -> None:
-        self._by_address: dict[str, deque[Callable[[], None]]] = {}  # the next one first
+        self._by_address: dict[str, deque[Callable[[], None]]] = {}  # the next address first
         self._length = 0
 
     def __len__(self) -> int:
@@ -39,11 +39,11 @@ class _Queue:
 
 
 class ConnectionTurns:
-    """The turns of all connections: one iteration of the reactor takes some of them, and the others come in the next
-    ones, those of an address in their order. Reactor thread.
+    """The turns of all connections. One iteration of the reactor takes some of them; the rest follow in later ones,
+    those of an address in their order. Reactor thread.
 
-    A connection is *busy*, not 0, if it has lately had more to do than one turn. The others go first, so that a single
-    request does not wait for all who send thousands; of both each iteration takes one at least.
+    A connection is *busy*, not 0, if it has lately had more to do than one turn. Other connections go first, so that a
+    single request does not wait for all that send thousands. Each iteration takes at least one turn of both kinds.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -52,23 +52,23 @@ class ConnectionTurns:
         self._waiting = _Queue()
         self._busy = _Queue()
         self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
-        """For requests that take much memory while they are worked on."""
+        """The places for requests that take much memory while they are under way."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
-        """For those whose answers do."""
-        self._timed = False  # the iteration is one whose time counts: `_take_turns` comes at the beginning of the next
-        self._until = 0.0  # which takes nothing more then
+        """The places for requests whose answers take much memory."""
+        self._timed = False  # this iteration's time counts: the next one begins with `_take_turns`
+        self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
-        """Call this in one of the next iterations. Of the same connection nothing may wait."""
+        """Call `turn` in one of the next iterations. The same connection must not wait already."""
         (self._busy if busy else self._waiting).append(address, turn)
         self._time()
 
     def defers(self, busy: int) -> bool:
-        """Whether a connection that has something to do is to `wait` with it."""
+        """Whether a connection that has work to do should `wait` with it."""
         return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do it now. If this iteration has enough to do, do it in a later one, behind those that have little to do."""
+        """Do work now; or in a later iteration if this one has enough to do, after connections with little to do."""
         if self.defers(1):
             self.wait(work, 1, address)
         else:
@@ -77,13 +77,13 @@ class ConnectionTurns:
             self.has_worked(since)
 
     def turn(self, address: str) -> Deferred[None]:
-        """Of who goes on with much to do."""
+        """Give the next turn to an address that has much to do."""
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
     def has_worked(self, since: float) -> None:
-        """A connection did since then what came in: much of that by many is one iteration's work, too."""
+        """Note that a connection has worked on incoming data since `since`: that uses this iteration's time, too."""
         if self.seconds() >= since + tuning.COUNTED_SECONDS:
             self._time()
 
@@ -95,7 +95,7 @@ class ConnectionTurns:
 
     def _take_turns(self) -> None:
         until = self.seconds() + tuning.ITERATION_SECONDS
-        chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # what comes meanwhile is not
+        chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # later ones are not chosen
         for queue, count in chosen:
             for _ in range(count):
                 _, turn = queue.popleft()
@@ -108,7 +108,7 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """So much work of one kind is under way at once; further ones begin in the order of turns. Reactor thread."""
+    """Limits how much work of one kind is under way at once; more begins in the order of turns. Reactor thread."""
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
         self._turns = turns
@@ -117,7 +117,7 @@ class WorkPlaces:
         self._waiting = _Queue()
 
     def begin(self, turn: Callable[[], None], address: str) -> bool:
-        """Whether it may begin; else `turn` is called when it may. `end` follows."""
+        """Whether work may begin now; if not, `turn` is called when it may. `end` must follow."""
         if self._taken < self._most():
             self._taken += 1
             return True
@@ -125,7 +125,7 @@ class WorkPlaces:
         return False
 
     def end(self) -> None:
-        """It is done, and its place goes to the next one."""
+        """End a work: its place goes to the next one."""
         if self._waiting:
             address, turn = self._waiting.popleft()
             self._turns.wait(turn, 1, address)

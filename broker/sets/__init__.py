@@ -1,1 +1,1 @@
-"""Broker sets: nodes of one broker id with identical partitions, one of which leads (decision 100)."""
+"""Broker sets: nodes of one broker id with identical partitions; one node leads (decision 100)."""

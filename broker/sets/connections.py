@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamProtocol(Protocol):
-    """One end: messages in, bytes out. What `on_messages` raises ends the connection."""
+    """One end: messages in, bytes out. An exception of `on_messages` ends the connection."""
 
     large = False
     """The transport of an accepted connection asks for it (network/transport.py)."""
@@ -34,28 +34,28 @@ class StreamProtocol(Protocol):
         on_messages: Callable[[Sequence[StreamMessage]], None],
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """name: of the other side, for errors. on_messages: gets what one read completed. max_message_bytes: a larger
-        message ends the connection."""
+        """name: the other side's, for errors. on_messages: gets the messages that one read completed.
+        max_message_bytes: a larger message ends the connection."""
         self.name = name
         self.on_gone: Callable[[], None] | None = None
-        """Called when the connection is closed, which may be long after it was `lost`."""
+        """Called when the connection is closed; `lost` may be set long before."""
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None
         self.full = False
-        """Whether the transport has buffered more than it should."""
+        """Whether the transport's buffer is over its limit."""
         self.drains = 0
-        """How often it was no longer full."""
+        """How often `full` has become False again."""
         self._on_messages = on_messages
         self._reader = StreamReader(max_message_bytes)
         self._drained: list[Deferred[None]] = []
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Nothing happens on a lost connection."""
+        """Send; does nothing on a lost connection."""
         if self.lost is None:
             cast(Transport, self.transport).writeSequence(buffers)
 
     def drained(self) -> Deferred[None]:
-        """Fires when there is room in the transport, or the connection is lost."""
+        """Fire when the transport has room, or the connection is lost."""
         deferred: Deferred[None] = Deferred()
         if self.full and self.lost is None:
             self._drained.append(deferred)
@@ -64,7 +64,7 @@ class StreamProtocol(Protocol):
         return deferred
 
     def close(self, why: MetaqError | None = None) -> None:
-        """Cut it now."""
+        """Abort the connection."""
         self._lose(why or PeerLost(f"the connection to {self.name} was closed"))
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class StreamProtocol(Protocol):
                 self.handle(messages)
 
     def handle(self, messages: Sequence[StreamMessage]) -> None:
-        """As if these had just come."""
+        """Handle messages as if they had just arrived."""
         try:
             if messages:
                 self._on_messages(messages)
@@ -99,7 +99,7 @@ class StreamProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
-        self._reader = StreamReader()  # up to a block, which would stay until the garbage is collected
+        self._reader = StreamReader()  # frees up to a block at once, not at the next garbage collection
         gone, self.on_gone = self.on_gone, None
         if gone is not None:
             gone()

@@ -1,7 +1,8 @@
-"""Bringing a follower up to date: what it lacks is read from the partition files and sent as blocks of a copy.
+"""Bring a follower up to date: read what it lacks from the partition files, and send it as blocks of a copy.
 
-In rounds, each up to where the partitions end when it begins, until little is left; for the last one the leader holds
-its new blocks back, so that they follow the copy. Worker threads read; the connection takes what it can.
+A round copies each partition up to its end at the round's start. Rounds follow until little is left. During the last
+one the leader holds its new blocks back, so that they follow the copy. Worker threads read; the connection sets the
+speed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 def copy_pace(broker: SetHost) -> Pace:
-    """For all copies of a leader together."""
+    """Return the pace that all copies of a leader share."""
     return Pace(
         broker.reactor,
         lambda: broker.metrics.put_bytes,
@@ -60,8 +61,8 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the follower's READY. pace: kept until blocks are held back. go_live: hold new blocks back from now
-        on; what it returns lets them go."""
+        """ready: the follower's READY. pace: applies until blocks are held back. go_live: holds new blocks back, and
+        returns the function that releases them."""
         self.sent_bytes = 0
         self._broker = broker
         self._store = broker.store
@@ -73,18 +74,18 @@ class Copying:
         self._stopped = False
 
     def stop(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._stopped = True
 
     async def run(self) -> None:
-        """Until the follower is live. Raises StoreError, PeerLost."""
-        await self._turn()  # the READY has taken one
+        """Copy until the follower is live. Raises StoreError, PeerLost."""
+        await self._turn()  # handling READY has filled this turn
         while await self._missing() > tuning.LIVE_BYTES and not self._stopped:
             await self._round()
         if self._stopped:
             return
         live = self._go_live()
-        self._pace = None  # the held blocks are in memory
+        self._pace = None  # be quick: the held blocks take memory
         await self._round()
         if not self._stopped:
             self.sent_bytes += await send_copy(
@@ -97,11 +98,11 @@ class Copying:
             live()
 
     async def _turn(self) -> None:
-        """Others are served."""
+        """Let others be served."""
         await deferLater(cast(Any, self._broker.reactor), 0)
 
     async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
-        """LOOKED_AT of them at once."""
+        """Yield the items, at most LOOKED_AT in one turn of the reactor."""
         for number, item in enumerate(items):
             if number and not number % tuning.LOOKED_AT:
                 await self._turn()
@@ -118,15 +119,15 @@ class Copying:
         return log.first_offset if place is None else place.end
 
     def _place(self, log: PartitionLog) -> _Place | None:
-        """None if the partition has to begin anew: the follower has none, or none that continues with ours, or it lacks
-        what comes first."""
+        """Return the follower's place, or None if the partition has to begin anew: the follower has no such partition,
+        or it ends before ours begins, or it lacks our first messages."""
         place = self._places.get(log.journal_name.decode())
         if place is None or place.end < log.first_offset or place.first > log.first_offset:
             return None
         return place
 
     async def _round(self) -> None:
-        """Copy everything that there is now."""
+        """Copy everything that exists now."""
         targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
         async for log, _ in self._in_turns(targets):
@@ -149,29 +150,29 @@ class Copying:
         if end >= target:
             return
         reader = CopyReader(log.segments, end, tuning.PIECE_BYTES)
-        reader.end = target  # what has come since is in blocks
+        reader.end = target  # later messages are in blocks
         reading = self._read(reader, end, target)
         while reading is not None and not self._stopped:
             try:
                 piece = await reading
-            except OffsetOutOfRange:  # retention was faster: it begins anew
+            except OffsetOutOfRange:  # retention was faster: the partition begins anew
                 self._connection.send([encode_json(Kind.BEGIN, {name: log.first_offset})])
                 first = end = log.first_offset
                 reading = self._read(reader, end, target)
                 continue
             end = piece.end
-            reading = self._read(reader, end, target)  # meanwhile
+            reading = self._read(reader, end, target)  # read on while this piece is sent
             await self._connection.drained()
             await self._paced(len(piece.data))
             entry = StreamEntry(log.journal_name, piece.base, piece.segment, Lane.MEMORY, piece.units, (piece.data,))
             self._connection.send(encode_block(COPY, (0, 0), [entry]))
             self.sent_bytes += len(piece.data)
         if reading is not None:
-            reading.addErrback(lambda _: None)  # nobody wants it any more
+            reading.addErrback(lambda _: None)  # nobody needs the piece any more
         self._places[name] = _Place(first, end)
 
     async def _paced(self, size: int) -> None:
-        """Before so many bytes are sent."""
+        """Wait until the pace allows `size` more bytes."""
         if self._pace is not None:
             seconds = self._pace.pause()
             self._pace.spend(size)
@@ -182,8 +183,8 @@ class Copying:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
-        """Have the follower begin its partitions where ours begin. Those that began after the last round, it has by the
-        blocks that are held back."""
+        """Have the follower begin its partitions where ours begin. Partitions that were created after the last round
+        reach it in the blocks that are held back."""
         firsts = {
             name: log.first_offset
             for log in self._store.all_logs()

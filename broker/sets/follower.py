@@ -1,7 +1,7 @@
 """A follower at work: connects to its leader, cuts what the leader does not have, copies, and follows the stream.
 
-Reactor thread; files are cut and synced in worker threads. One object per connection: whoever keeps it makes a new one
-when it has ended.
+Reactor thread; worker threads cut and sync files. One object serves one connection; its owner makes a new one for the
+next.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ class Follower:
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """ready_mirror: of the transaction log, once nothing else uses it. grants(`epoch`): whether a ping is answered
-        with a grant now (noted by the caller for as long as a grant lasts)."""
+        """ready_mirror: gives the mirror of the transaction log once nothing else uses the log. grants(`epoch`):
+        whether to answer a ping with a grant now; if so, the caller has noted the promise."""
         self.connection: StreamProtocol | None = None
         self.live = False
-        """Whether it has everything that the leader had when it went over to the stream."""
+        """Whether this node has everything that the leader had when this node went over to the stream."""
         self.failure: MetaqError | None = None
-        """Why the disk takes nothing any more, or nothing now (DiskFull)."""
+        """Why the disk takes no more writes for good, or for now (DiskFull)."""
         self.epoch = 0
-        """That of the leader whose history it has taken over; 0 before."""
+        """The epoch of the leader whose history this node has taken over; 0 before."""
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -112,23 +112,23 @@ class Follower:
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
         self._live_from = 0
-        self._told = (0, 0)  # what the leader has said to be committed
+        self._told = (0, 0)  # what the leader has reported as committed
         self._ping = 0
         self._ack_due = False
-        self._held: list[StreamMessage] | None = None  # while the store is being cut
+        self._held: list[StreamMessage] | None = None  # set while the store is being cut
         self._heard_at = self._reactor.seconds()
         self._welcome: Deferred[Mapping[str, Any]] | None = None
         self._marks: tuple[deque[tuple[int, list[Mark]]], ...] = (deque(), deque())
-        self._firsts: dict[str, int] = {}  # where the leader's partitions begin, as long as ours begin before
+        self._firsts: dict[str, int] = {}  # the leader's first offsets, while ours are lower
         self._logs: dict[bytes, PartitionLog] = {}
-        self._foreign: set[str] = set()  # topics that our server.ini does not have
-        self._forced: dict[PartitionLog, None] = {}  # synced by the leader's promise, not by our own settings
+        self._foreign: set[str] = set()  # topics without a section in this node's server.ini
+        self._forced: dict[PartitionLog, None] = {}  # synced because of the leader's settings, not of ours
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
-        """Follow the leader of `epoch` until the connection is lost; raises why. ReplicaDiverged: an operator must
-        decide. chosen: of the set's state."""
+        """Follow the leader of `epoch` until the connection is lost, then raise the reason. ReplicaDiverged: an
+        operator must decide. chosen: `SetState.chosen`."""
         connection = await self._connect(host, port)
         self.connection = connection
         if self._stopped or connection.lost is not None:
@@ -154,13 +154,13 @@ class Follower:
         lost.callback(None)
 
     def _look(self) -> None:
-        self._drop(dict(self._firsts))  # what could not be dropped yet
+        self._drop(dict(self._firsts))  # retries what could not be dropped before
         if self.connection is not None and self._reactor.seconds() - self._heard_at > tuning.SILENT_SECONDS:
             silent = f"{self.connection.name} has been silent for {tuning.SILENT_SECONDS:g} s"
             self.connection.close(PeerLost(silent))
 
     def stop(self) -> None:
-        """Lose the connection, or do not wait for it any more."""
+        """Close the connection, or give up connecting."""
         self._stopped = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -223,7 +223,7 @@ class Follower:
             raise connection.lost
         self._mirror = mirror
         partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
-        await deferLater(cast(Any, self._reactor), 0)  # of ten thousand the last line took 20 ms, and so does the next
+        await deferLater(cast(Any, self._reactor), 0)  # with 10,000 partitions each of the lines around takes 20 ms
         if connection.lost is not None:
             raise connection.lost
         connection.send([encode_json(Kind.READY, {"partitions": partitions, "transactions": transactions})])
@@ -238,7 +238,7 @@ class Follower:
         chosen: int,
     ) -> None:
         """Cut every partition to what it has in common with the leader's. common: the last common epoch. their_ends:
-        those of that. Raises ReplicaDiverged."""
+        where the leader's partitions ended at the end of `common`. Raises ReplicaDiverged."""
         broker_id = self._broker.config.broker_id
         if common is None:
             if any(our_ends.values()):
@@ -251,7 +251,7 @@ class Follower:
             return
         known = ours.ends_of(common, our_ends)
         cuts = {}
-        acknowledged = []  # what must not be cut
+        acknowledged = []  # partitions that must not be cut
         for name, end in our_ends.items():
             kept = cut_end(known[name], their_ends.get(name, 0))
             if kept < end:
@@ -261,7 +261,7 @@ class Follower:
                 if not may_cut(kept, log.told_end, ours.last, chosen):
                     acknowledged.append(name)
         if acknowledged:
-            acknowledged.sort(key=is_internal)  # what an operator knows comes first
+            acknowledged.sort(key=is_internal)  # names that an operator knows come first
             named = ", ".join(acknowledged[: tuning.NAMED_LOSSES])
             more = " and others" if acknowledged[tuning.NAMED_LOSSES :] else ""
             raise ReplicaDiverged(
@@ -273,11 +273,11 @@ class Follower:
         if cuts:
             _log.warning("cuts %d partitions: %s does not have all of them", len(cuts), leader)
             left = {**self._file.ends, **our_ends, **{log.journal_name.decode(): end for log, end in cuts.items()}}
-            await self._broker.in_thread(partial(self._file.remember, left))  # else a start misses what is cut
+            await self._broker.in_thread(partial(self._file.remember, left))  # else a start sees a loss
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
-        """Have the store cut logs. Raises StoreError."""
+        """Run a change of the store and wait for its end. Raises StoreError."""
         changed: Deferred[StoreError | None] = Deferred()
         change(lambda kept, error: changed.callback(error))
         error = await changed
@@ -296,7 +296,8 @@ class Follower:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     def _messages(self, messages: Sequence[StreamMessage]) -> None:
-        """What one read brought. Raises RemoteProtocolError, StoreError, LogReadOnly: the connection ends then."""
+        """Handle the messages of one read. Raises RemoteProtocolError, StoreError, LogReadOnly; each ends the
+        connection."""
         if self._stopped:
             return
         self._heard_at = self._reactor.seconds()
@@ -335,9 +336,9 @@ class Follower:
             raise RemoteProtocolError(f"block {block.number} follows block {self._received}")
         appends = []
         ends: dict[PartitionLog, int] = {}
-        mirrored: int | None = None  # the highest lane
+        mirrored: int | None = None  # the highest lane of the transaction log's entries
         for entry in block.entries:
-            if entry.segment < 0:  # of the transaction log: a record is written before the messages behind it
+            if entry.segment < 0:  # transaction log: records precede their messages
                 self._take_mirrored(entry)
                 mirrored = max(entry.lane, mirrored or Lane.MEMORY)
                 continue
@@ -371,7 +372,7 @@ class Follower:
         self._ack_due = True
 
     def _copied(self, entries: Sequence[StreamEntry]) -> None:
-        """A part of a copy: it is not journaled, because the whole is synced when it is complete."""
+        """Append a part of a copy. It is not journaled, because the complete copy is synced."""
         for entry in entries:
             if entry.segment < 0:
                 self._take_mirrored(entry)
@@ -391,7 +392,8 @@ class Follower:
                 raise
 
     def _take_mirrored(self, entry: StreamEntry) -> None:
-        """Of the transaction log. Raises as `TransactionMirror.take`; a full disk is waited out (`failure`)."""
+        """Take an entry of the transaction log. Raises as `TransactionMirror.take`; DiskFull is also kept as
+        `failure`, so that this node waits for room."""
         assert self._mirror is not None
         try:
             self._mirror.take(entry)
@@ -445,11 +447,11 @@ class Follower:
 
     @property
     def shows_all(self) -> bool:
-        """Whether readers see here all that the leader had when this node went over to the stream."""
+        """Whether readers of this node see all that the leader had when this node went over to the stream."""
         return self.live and min(self._told) >= self._live_from
 
     def _force(self, log: PartitionLog) -> None:
-        """Have each message on the disk before it is acknowledged: the leader has promised that."""
+        """Sync each message before acknowledging it: the leader has promised that."""
         if log.topic not in {each.topic for each in self._forced}:
             _log.warning(
                 "topic %s has ack=disk at %s and asynchronous flush here: it is synced as long as this node follows; "
@@ -461,12 +463,13 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """This node's own settings may be others from now on; the leader's promises are as they were."""
+        """Keep the leader's promises after a change of this node's own settings."""
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """For what was appended before these logs had group commit, which nobody else waits for."""
+        """Wait for the sync of bytes that were appended before their logs had group commit: nothing else waits for
+        them."""
 
         def look() -> None:
             failed = next((LogReadOnly(log.directory, log.read_only) for log, _ in ends if log.read_only), None)
@@ -505,7 +508,7 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """The copy of the transaction log is in its place: what was received counts from now on."""
+        """The copy of the transaction log is in its place: received blocks count from now on."""
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return
         if error is not None:
@@ -517,7 +520,7 @@ class Follower:
         _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
-        """Partitions begin anew; what follows waits until they do."""
+        """Begin partitions anew; later messages wait until that is done."""
         anew = {}
         for name, first in words.items():
             log = self._store.find_named(name)

@@ -1,13 +1,13 @@
 """What a node of a set remembers of its epochs: `<first data directory>/metaqset/history.json`.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
-"ends": {partition: end, ...}, "inode": n, "checksum": n}`, where "boot" is the start of the machine in which the node
-was last known to have everything, "ends" where its partitions ended when the file was written, and "inode" the number
-of the file's own inode: in a copy of the directory it is wrong.
+"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" is the start of the machine in which the node was
+last known to have everything. "ends" says where its partitions ended when the file was written. "inode" is the file's
+own inode number, which is wrong in a copy of the directory.
 
-An epoch's id is chosen at random, so that epochs of the same number are told apart if ZooKeeper was set back or
-emptied. Its ends say where each partition ended when it began. Only the ends that differ from those of the epoch before
-are written. The file is replaced as a whole and synced, so there is always the old one or the new one.
+An epoch's id is random: it tells epochs of the same number apart if ZooKeeper was set back or emptied. An epoch's ends
+say where each partition ended when the epoch began. Only ends that differ from the epoch before are written. The file
+is replaced as a whole and synced, so there is always either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ __all__ = ["Epoch", "EpochHistory", "NodeFile", "machine_start"]
 _NAME = "history.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 Epoch = tuple[int, str]
-"""Its number and its id."""
+"""An epoch's number and id."""
 
 MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
-"""Epochs that are kept, and ends in all of them together: reading, comparing and sending them takes time on the reactor
-thread. A node that followed none of them has to be emptied to join."""
+"""Limits of the kept epochs, and of the ends in all of them together: reading, comparing and sending them takes time on
+the reactor thread. A node that followed none of the kept epochs has to be emptied to join."""
 
 
 class EpochHistory:
     """The epochs that a node's partitions went through, oldest first. A value: every change gives a new one."""
 
     def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
-        """changes: per epoch, rising, its id and the ends that differ from those of the epoch before."""
+        """changes: for each epoch, in rising order, its number, its id and the ends that differ from the epoch
+        before."""
         self.changes = tuple(changes)
 
     @property
     def epochs(self) -> list[Epoch]:
-        """Rising."""
+        """The epochs in rising order."""
         return [(epoch, identity) for epoch, identity, _ in self.changes]
 
     @property
     def last(self) -> int:
-        """Number of the newest epoch, 0 before the first."""
+        """The number of the newest epoch; 0 before the first."""
         return self.changes[-1][0] if self.changes else 0
 
     def begin(self, epoch: int, ends: Mapping[str, int]) -> EpochHistory:
-        """With one epoch more, which began when the partitions ended there. Raises ValueError if it is none: if it is
-        not above the last one."""
+        """Return this history with one more epoch, at whose begin the partitions ended at `ends`. Raises ValueError
+        unless `epoch` is above the last one."""
         if epoch <= self.last:
             raise ValueError(f"epoch {epoch} behind {self.last}")
         known = self._ends_at(len(self.changes))
@@ -68,7 +69,7 @@ class EpochHistory:
         return EpochHistory((*self.changes, (epoch, uuid.uuid4().hex, changed)))._bounded()
 
     def ends_of(self, epoch: Epoch, now: Mapping[str, int]) -> dict[str, int]:
-        """Where each partition ended when `epoch` did (rules.epoch_end). now: where they end."""
+        """Return where each partition ended when `epoch` ended (rules.epoch_end). now: their present ends."""
         following = self._number(epoch) + 1
         if following == len(self.changes):
             return dict(now)
@@ -81,15 +82,16 @@ class EpochHistory:
         return {name: epoch_end(starts[name], end) for name, end in now.items()}
 
     def up_to(self, epoch: Epoch) -> EpochHistory:
-        """Without the epochs behind this one."""
+        """Return this history without the epochs after `epoch`."""
         return EpochHistory(self.changes[: self._number(epoch) + 1])
 
     def behind(self, epoch: Epoch) -> EpochHistory:
-        """The epochs behind this one; their changes are those from it on."""
+        """Return the epochs after `epoch`, with the changes since then."""
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
-        """later: `behind` the last one of this. Raises ValueError if it is not above that."""
+        """Return this history followed by `later`, a result of `behind`. Raises ValueError unless `later` is above this
+        one's last epoch."""
         if later.changes and later.changes[0][0] <= self.last:
             raise ValueError(f"epoch {later.changes[0][0]} behind {self.last}")
         return EpochHistory((*self.changes, *later.changes))._bounded()
@@ -98,7 +100,7 @@ class EpochHistory:
         return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
-        """The ends at the beginning of epoch number count - 1."""
+        """Return the ends at the begin of the epoch at index count - 1."""
         ends: dict[str, int] = {}
         for _, _, changed in self.changes[:count]:
             ends.update(changed)
@@ -147,11 +149,11 @@ class NodeFile:
     def __init__(self, files: Files, data_path: str) -> None:
         self.path = os.path.join(data_path, SET_DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
-        """Tells this node's data from those of every other, and from every copy."""
+        """Identifies this node's data: no other node's data and no copy have it."""
         self.copied = False
-        """Whether `read` found a copy of the directory, or a restored backup: the instance is a new one then."""
+        """Whether `read` found a copied directory or a restored backup; the instance is a new one then."""
         self.epoch = 0
-        """The highest one seen: a stream of an older one is refused, also after a restart."""
+        """The highest epoch seen. A stream of an older epoch is refused, also after a restart."""
         self.history = EpochHistory()
         self.boot = ""
         """The start of the machine in which the node had everything."""
@@ -161,7 +163,7 @@ class NodeFile:
         self._lock = threading.Lock()
 
     def read(self) -> None:
-        """Raises StoreError if the file cannot be read or is damaged: then only an operator knows what to do."""
+        """Read the file. Raises StoreError if it is unreadable or damaged: an operator must decide then."""
         try:
             with opened(self._files, self.path) as fd:
                 status = self._files.status(self.path)
@@ -186,17 +188,18 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """The data are others than those that the set knows by the instance; on the disk with the next `write`."""
+        """Take a new instance, because the data are no longer what the set knows by the old one. The next `write`
+        stores it."""
         self.instance = uuid.uuid4().hex
 
     def write(self, epoch: int, history: EpochHistory, ends: Mapping[str, int], boot: str | None = None) -> None:
-        """On the disk when this returns. ends: where the partitions end here. boot: a new one, if it is to change.
-        Raises StoreError, DiskFull."""
+        """Write the file, synced when this returns. ends: where this node's partitions end. boot: None keeps the old
+        value. Raises StoreError, DiskFull."""
         with self._lock:
             self._write(epoch, history, ends, self.boot if boot is None else boot)
 
     def remember(self, ends: Mapping[str, int], boot: str | None = None) -> None:
-        """`write` of the epoch and history that it has."""
+        """`write` with the present epoch and history."""
         with self._lock:
             self._write(self.epoch, self.history, ends, self.boot if boot is None else boot)
 
@@ -225,7 +228,7 @@ class NodeFile:
 
 
 def machine_start() -> str:
-    """What tells this start of the machine from every other; on a system that does not say it, this very call."""
+    """Return what identifies this start of the machine; on a system that does not say it, a new value at each call."""
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""What a node of a broker set asks of the broker that it runs in."""
+"""What a node of a broker set needs from the broker that it runs in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoreHost(Host, Protocol):
 
 
 class TransactionHost(Host, Protocol):
-    """A broker whose transactions are copied, too. run_in_thread: as `in_thread`, with a callback."""
+    """A broker whose transactions are also copied. run_in_thread: as `in_thread`, with a callback."""
 
     @property
     def config(self) -> BrokerConfig: ...

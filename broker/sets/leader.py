@@ -1,4 +1,4 @@
-"""A set's leader at work: makes blocks of what is appended, sends them, and says what is committed. Reactor thread."""
+"""A set's leader at work: makes blocks of appended data, sends them, and reports what is committed. Reactor thread."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ __all__ = ["FollowerStatus", "Leader"]
 _log = logging.getLogger(__name__)
 
 _EPOCH_START = 1
-"""The block of what this node had when it was elected."""
+"""The number of the block that stands for all data of this node at its election."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
-"""change(nodes): writes the set's znode. Fires when it is known whether that is done; never while nobody knows."""
+"""change(nodes): write the set's znode. Fires with whether that is done, once it is known; never while it is
+unknown."""
 
 
 class FollowerStatus(NamedTuple):
@@ -73,19 +74,20 @@ class _Link:
     def __init__(self, name: str, protocol: StreamProtocol, heard_at: float) -> None:
         self.name = name
         self.protocol = protocol
-        self.held: list[list[Buffer]] | None = []  # blocks that wait behind the copy; None when it is live
-        self.counting = False  # blocks are held or sent from now on
+        self.held: list[list[Buffer]] | None = []  # blocks that wait behind the copy; None once it is live
+        self.counting = False  # whether blocks are held or sent
         self.unacknowledged: deque[tuple[int, int]] = deque()  # (block, bytes)
         self.backlog = 0
         self.copy: Copying | None = None
         self.heard_at = heard_at
-        self.caught_up = False  # and was told
+        self.caught_up = False  # True once the follower was told so
         self.pings: deque[tuple[int, float]] = deque(maxlen=tuning.KEPT_PINGS)
         self._drains = 0
         self._read_at = heard_at
 
     def is_stuck(self, now: float) -> bool:
-        """Whether the follower has not read for long what waits for it. To be called every second or so."""
+        """Whether data have waited for STUCK_SECONDS without the follower reading any. To be called about once a
+        second."""
         if not self.protocol.full or self.protocol.drains != self._drains:
             self._read_at, self._drains = now, self.protocol.drains
         return now - self._read_at > tuning.STUCK_SECONDS
@@ -103,12 +105,12 @@ class Leader:
         on_established: Callable[[], None],
         on_failure: Callable[[MetaqError], None],
     ) -> None:
-        """on_established: called once, when what this node had when it was elected is committed: before, nobody knows
-        what readers may see. on_failure: called when this node's disk has failed."""
+        """on_established: called once, when all data that this node had at its election are committed; until then
+        nobody knows what readers may see. on_failure: called when this node's disk has failed."""
         self.core = core
         self._on_established: Callable[[], None] | None = on_established
         self.draining = False
-        """Nothing is taken any more: a hand-over is under way."""
+        """Whether a hand-over is under way: no messages are taken then."""
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -118,30 +120,30 @@ class Leader:
         self._on_failure = on_failure
         self._gathered: dict[PartitionLog, list[StreamEntry]] = {}
         self._gathered_marks: dict[PartitionLog, Mark] = {}
-        self._others: list[StreamEntry] = []  # of the transaction log, in front of the block's messages
+        self._others: list[StreamEntry] = []  # of the transaction log; they precede the block's messages
         self._flush_due = False
         self._lost_at: dict[str, float] = {}
         self._errors: dict[str, str] = {}
-        self._sent: deque[tuple[int, float]] = deque()  # (block, when), one per tick: how old what is missing is
+        self._sent: deque[tuple[int, float]] = deque()  # (block, when), one per tick, for _lag_seconds
         self._ping = self._ticks = 0
-        self._told = (0, 0)  # what followers were told to be committed
+        self._told = (0, 0)  # the committed blocks that followers were told of
         self._told_at = -math.inf
         self._tell_due = False
         self._writing = False
-        self._leaving: set[str] = set()  # said that they stop
+        self._leaving: set[str] = set()  # followers that said that they stop
         self._retry_at = 0.0
         self._ended = False
-        self._settled: list[Callable[[], None]] = []  # of those who wait until a follower has everything
+        self._settled: list[Callable[[], None]] = []  # drains that wait until a follower has everything
         self._timer: LoopingCall | None = None
         self._internal_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
         self._pace = copy_pace(broker)
-        self._showing = SlicedWork(broker.reactor)  # an acknowledgement may be for ten thousand partitions
+        self._showing = SlicedWork(broker.reactor)  # one acknowledgement may commit 10,000 partitions
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take over the store: what it has now is block 1, which is committed when every in-sync node has it."""
+        """Take over the store: its present data are block 1, which is committed when every in-sync node has it."""
         for log in self._store.all_logs():
             self._note(log)
         self._store.on_append = self._appended
@@ -149,7 +151,7 @@ class Leader:
         self._make_block()
 
     def stop(self, error: MetaqError) -> None:
-        """The leadership has ended: everybody who waits is told that nobody knows."""
+        """End the leadership: everybody who waits gets `error`, because the outcome is unknown."""
         if self._ended:
             return
         self._ended = True
@@ -165,7 +167,7 @@ class Leader:
 
     @property
     def refusal(self) -> NotLeader | None:
-        """Why nothing may be appended any more."""
+        """Why nothing may be appended any more; None while appends are allowed."""
         return NotLeader(self._broker.config.broker_id) if self._ended else None
 
     def check(self, log: PartitionLog) -> None:
@@ -177,8 +179,8 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these, which were appended in this turn, are where their topics' `ack` wants them; a Write
-        that may not be gets its `error`."""
+        """Call `done` when these writes of this turn are stored as their topics' `ack` demands. A Write that may not be
+        gets an `error`."""
         missing = 1
 
         def copied(lane: Lane, number: int, group: Sequence[Write], error: MetaqError | None) -> None:
@@ -221,7 +223,7 @@ class Leader:
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node can have been elected before this moment."""
+        """Whether no other node can have been elected until now."""
         return not self._ended and self.core.may_acknowledge(self._reactor.seconds())
 
     def _may_answer(self) -> bool:
@@ -229,7 +231,7 @@ class Leader:
 
     @property
     def copies(self) -> int:
-        """Nodes that have what is committed, this one among them."""
+        """The number of nodes that have all committed data, this one included."""
         return len(self.core.in_sync)
 
     @property
@@ -244,16 +246,17 @@ class Leader:
             lane = Lane.DISK if on_disk else Lane.MEMORY
             found = self._promises[log] = lane, topic.promise, topic.min_in_sync
             if not is_internal(log.topic):
-                log.limit_visibility()  # it may be new
+                log.limit_visibility()  # the log may be new
         return found
 
     def reconfigured(self) -> None:
-        """Topics may have other promises from now on."""
+        """Note that the topics' promises may have changed."""
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
-        """Have entries that belong to no partition in the next block, in front of its messages; `done` is called when
-        that is committed, or with why nobody knows. Without entries it is called when those before are."""
+        """Put entries that belong to no partition into the next block, in front of its messages. `done` is called when
+        the block is committed, or with the error that leaves this unknown. Without entries it is called when all
+        earlier ones are committed."""
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
             return
@@ -277,7 +280,7 @@ class Leader:
             self._reactor.callLater(0, self._flush)
 
     def _note(self, log: PartitionLog) -> None:
-        """What is there of a log already belongs to the next block."""
+        """Put the present data of a log into the next block."""
         self._gathered_marks[log] = Mark(log, log.end_offset, log.durability.count)
 
     def _flush(self) -> None:
@@ -332,9 +335,9 @@ class Leader:
     def _show(
         self, marks: Iterable[Mark], answers: Iterable[OnCommitted], established: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Have readers see what is committed, and then tell those who wait."""
+        """Show readers what is committed, and then answer those who wait."""
         for log, end, count in {mark.log: mark for mark in marks}.values():
-            if self._ended:  # the next leader says what they see; those who wait may be told
+            if self._ended:  # the next leader decides what readers see; those who wait may be answered
                 break
             log.raise_bound(end, count)
             if self._showing.is_over:
@@ -347,7 +350,7 @@ class Leader:
             established()
 
     def _when_shown(self, lane: Lane, number: int, answered: OnCommitted) -> None:
-        """Call this when the block is committed, and readers see it."""
+        """Call `answered` when the block is committed and readers see it."""
         if self.core.wait(lane, number, answered):
             return
         if self._showing:
@@ -356,7 +359,7 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Have followers show what is committed, unless a block has just told them."""
+        """Tell followers what is committed, unless a block has just told them."""
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
             self._told, self._told_at = self.core.committed, self._reactor.seconds()
@@ -368,7 +371,7 @@ class Leader:
     # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve(self, name: str, protocol: StreamProtocol) -> None:
-        """A follower has connected, and was told the epoch and where to cut. Its first message is READY."""
+        """Serve a follower that has connected and was told the epoch and where to cut. Its first message is READY."""
         before = self._links.get(name)
         if before is not None:
             before.protocol.close(PeerLost(f"{name} has connected anew"))
@@ -379,7 +382,7 @@ class Leader:
         protocol.on_lost = lambda error: self._lost(link, error)
 
     def received(self, name: str, connection: StreamProtocol, messages: Sequence[StreamMessage]) -> None:
-        """What a follower says. Raises RemoteProtocolError."""
+        """Handle a follower's messages. Raises RemoteProtocolError."""
         link = self._links.get(name)
         if link is None or link.protocol is not connection or self._ended:
             return
@@ -423,14 +426,14 @@ class Leader:
             link.copy.stop()
         self.core.lost(link.name)
         self._lost_at[link.name] = self._reactor.seconds()
-        if link.name not in self._leaving:  # it has said why
+        if link.name not in self._leaving:  # else it has said why
             self._errors[link.name] = str(error)
         if not self._ended:
             _log.warning("the follower %s is gone: %s", link.name, error)
             self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
 
     def _leaves(self, link: _Link, words: Mapping[str, Any]) -> None:
-        """A follower says that it stops: it is dropped now, so that no producer waits for it."""
+        """Drop a follower that says that it stops, so that no producer waits for it."""
         self._leaving.add(link.name)
         self._errors[link.name] = str(words.get("why", "it stops"))
         self._consider()
@@ -442,7 +445,8 @@ class Leader:
         ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
-        """From now on blocks are held for the follower: it copies what there is now, and calls what is returned."""
+        """Hold new blocks back for the follower. The caller copies the present data, and then calls the returned
+        function."""
         self._flush()
         link.counting = True
         number = self.core.number
@@ -457,7 +461,7 @@ class Leader:
                 link.protocol.send(block)
             self.core.went_live(link.name)
             self._lost_at.pop(link.name, None)
-            self._send_pings([link])  # nothing is acknowledged before it has granted
+            self._send_pings([link])  # nothing is acknowledged before its grant
             _log.info("the follower %s has copied everything and follows the stream", link.name)
 
         return done
@@ -479,7 +483,7 @@ class Leader:
             self._cut_stuck(now)
 
     def _send_pings(self, links: Iterable[_Link]) -> None:
-        """Ask for grants, each time with a number of its own."""
+        """Ask for grants, with a new number each time."""
         self._ping += 1
         now = self._reactor.seconds()
         ping = encode_ping(Ping(self._ping, self.core.committed))
@@ -492,22 +496,22 @@ class Leader:
             link.protocol.close(PeerLost(f"{link.name} has read nothing for {tuning.STUCK_SECONDS:g} s"))
 
     def _look_at_disk(self) -> None:
-        """A log that takes nothing any more is reason to leave, if there is another node to lead, and so is a disk
-        without any room, reserve or not. Nobody may wait for a sync in the background that has failed."""
+        """Give up the lead if another node is in sync, and one of this node's logs has failed or its disk is full, even
+        within the reserve. This finds failed background syncs too, for which perhaps nobody waits."""
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
             if failure is not None:
                 self._on_failure(failure)
 
     def _drop_internal(self) -> None:
-        """Have followers drop what has been compacted of the internal logs."""
+        """Have followers drop the compacted parts of internal logs."""
         for log in self._store.all_internal_logs():
             if self._internal_from.get(log, log.first_offset) != log.first_offset:
                 self._send_firsts([log])
             self._internal_from[log] = log.first_offset
 
     def _lag_seconds(self, name: str, now: float) -> float:
-        """How long ago the first block was made that the follower has not acknowledged; 0.0 if it has all."""
+        """Return the age of the first block that the follower has not acknowledged; 0.0 if it has all."""
         safe = self.core.followers[name].safe
         if safe >= self.core.number:
             return 0.0
@@ -516,8 +520,8 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Change the in-sync set if it is not what it should be. A node that joins counts for commits first, and is
-        written into the set when it has everything that is committed; a node that leaves counts until it is written."""
+        """Change the in-sync set if it is not what it should be. A joining node first counts for commits; it is written
+        into the set when it has all committed data. A leaving node counts until the set is written without it."""
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
             return
@@ -569,7 +573,7 @@ class Leader:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def drain_to(self, name: str) -> Deferred[bool]:
-        """Take nothing any more, and fire with True when the follower has everything; False: it is gone."""
+        """Stop taking messages, and fire with True when the follower has everything, with False if it is gone."""
         self.draining = True
         self._flush()
         deferred: Deferred[bool] = Deferred()
@@ -587,8 +591,8 @@ class Leader:
         return deferred
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
-        """Tell the follower that it may stand at once: from here on its grants do not count. leaving: this node stops,
-        so the next leader need not wait for it."""
+        """Tell the follower to stand for election at once; its grants no longer count. leaving: this node stops, so the
+        next leader need not wait for it."""
         link = self._links.get(name)
         if link is not None:
             self.core.revoke(name)
@@ -596,7 +600,7 @@ class Leader:
             link.protocol.send([encode_json(Kind.HAND_OVER, {"leaving": leaving})])
 
     def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Retention has moved the beginning of these: followers drop the same segments."""
+        """Have followers drop the segments that retention has dropped here."""
         self._send_firsts([self._store.get(*each) for each in partitions])
 
     def _send_firsts(self, logs: Sequence[PartitionLog]) -> None:
@@ -610,7 +614,7 @@ class Leader:
     # --- for operators ------------------------------------------------------------------------------------------------
 
     def status(self) -> list[FollowerStatus]:
-        """Of every follower that is in sync or has connected."""
+        """Return the status of every follower that is in sync or has connected."""
         now = self._reactor.seconds()
         found = []
         for name in sorted(self.core.in_sync.union(self.core.followers) - {self.core.me}):
@@ -631,7 +635,7 @@ class Leader:
 
 
 def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
-    """A log's appends of one turn, in order: one entry for each of its segments."""
+    """Join a log's appends of one turn, in order, to one entry per segment."""
     if len(entries) == 1:
         yield entries[0]
         return

@@ -1,8 +1,8 @@
-"""What a leader knows of its followers, and what of its blocks is committed: no I/O, no clock, no thread.
+"""What a leader knows of its followers, and which of its blocks are committed: no I/O, no clock, no thread.
 
-`needed` are the other nodes that a commit and an acknowledgement need: those of the in-sync set, and while the outcome
-of a change of the set is unknown those of both. Every method takes an event in; `take_committed` gives what it made
-visible, and `take_answers` who is to be told.
+`needed` are the other nodes that a commit and an acknowledgement need: the in-sync set, and while the outcome of a
+change is unknown, the nodes of the old set and of the new one. Methods take events in. `take_committed` then gives
+what became visible, and `take_answers` whom to answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .rules import committed_position, counted, may_acknowledge
 __all__ = ["FollowerState", "Leading", "Mark", "OnCommitted"]
 
 OnCommitted = Callable[[MetaqError | None], None]
-"""answered(None when it is committed, else why nobody knows whether it ever will be)."""
+"""answered(error): None when the block is committed, else why it is unknown whether it ever will be."""
 
 _NOTHING = -1
 """A follower that has acknowledged nothing."""
 
 
 class Mark(NamedTuple):
-    """A log is committed up to byte `end`, the first `records` records of its own count."""
+    """A log is committed up to byte `end`, which is after `records` records by the log's own count."""
 
     log: Any
     end: int
@@ -38,9 +38,9 @@ class FollowerState:
 
     def __init__(self) -> None:
         self.received = self.safe = _NOTHING
-        """Blocks that it has in memory and on the disk."""
+        """The last block that it has in memory, and the last that it has on the disk."""
         self.granted_until = float("-inf")
-        """Until then it does not stand for election, by the leader's clock."""
+        """When its grant ends, by the leader's clock; until then it does not stand for election."""
         self.live = False
         """Whether it gets blocks as they are made."""
 
@@ -61,12 +61,12 @@ class Leading:
         self.me = me
         self.epoch = epoch
         self.in_sync = frozenset(in_sync)
-        """As ZooKeeper has it, as far as is known."""
+        """The in-sync set that ZooKeeper has, as far as is known."""
         self.changing_to: frozenset[str] | None = None
-        """What a write under way, or of unknown outcome, makes it."""
+        """The in-sync set of a write that is under way or whose outcome is unknown; None without one."""
         self.followers: dict[str, FollowerState] = {}
         self.number = 0
-        """Of the last block."""
+        """The number of the last block."""
         self.own_safe = 0
         """The last block that is on this node's own disk."""
         self._lanes = (_LaneState(), _LaneState())
@@ -74,7 +74,7 @@ class Leading:
 
     @property
     def needed(self) -> frozenset[str]:
-        """The other nodes that must have what is acknowledged."""
+        """The other nodes that must have acknowledged data."""
         return counted(self.in_sync, self.changing_to) - {self.me}
 
     @property
@@ -85,7 +85,7 @@ class Leading:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def next_block(self, memory: Sequence[Mark], disk: Sequence[Mark]) -> int:
-        """A block was made; its marks by lane. Its number."""
+        """Add a block, given its marks by lane, and return its number."""
         self.number += 1
         for lane, marks in zip(self._lanes, (memory, disk), strict=True):
             if marks:
@@ -93,30 +93,30 @@ class Leading:
         return self.number
 
     def acknowledged(self, name: str, ack: Ack) -> None:
-        """By a live follower."""
+        """Note what a live follower has acknowledged."""
         state = self.followers[name]
         if state.live:
             state.received, state.safe = ack.received, ack.safe
 
     def granted(self, name: str, until: float) -> None:
-        """A follower does not stand for election before `until`, monotonic seconds."""
+        """Note that a follower does not stand for election before `until`, monotonic seconds."""
         state = self.followers[name]
         state.granted_until = max(state.granted_until, until)
 
     def revoke(self, name: str) -> None:
-        """A follower may stand for election from now on."""
+        """Note that a follower may stand for election from now on."""
         self.followers[name].granted_until = float("-inf")
 
     def connected(self, name: str) -> None:
-        """It is about to copy what it lacks."""
+        """Note that a follower has connected; it is about to copy what it lacks."""
         self.followers[name] = FollowerState()
 
     def went_live(self, name: str) -> None:
-        """From now on it gets every block."""
+        """Note that a follower gets every block from now on."""
         self.followers[name].live = True
 
     def lost(self, name: str) -> None:
-        """Its connection is gone. Its grant stays."""
+        """Note that a follower's connection is gone. Its grant stays."""
         state = self.followers.get(name)
         if state is not None:
             state.live = False
@@ -125,12 +125,12 @@ class Leading:
     # --- what is committed --------------------------------------------------------------------------------------------
 
     def may_acknowledge(self, now: float) -> bool:
-        """Whether no other node can have been elected: monotonic seconds."""
+        """Whether no other node can have been elected. now: monotonic seconds."""
         granted = {name: state.granted_until for name, state in self.followers.items()}
         return may_acknowledge(now, granted, self.needed, self.me)
 
     def advance(self, now: float) -> None:
-        """See what is committed by now."""
+        """Work out what is committed. now: monotonic seconds."""
         if not self.may_acknowledge(now):
             return
         needed = self.needed
@@ -146,21 +146,22 @@ class Leading:
                 self._newly += lane.marks.popleft()[1]
 
     def holders(self, lane: Lane, number: int) -> int:
-        """Nodes that have block `number`, which is committed in this lane, where that asks for it."""
+        """Return how many nodes have block `number`, committed in this lane, where the lane wants it: in memory or on
+        the disk."""
         states = self.followers.values()
         if lane is Lane.DISK:
             return 1 + sum(state.safe >= number for state in states)
         return 1 + sum(state.received >= number for state in states)
 
     def take_committed(self) -> list[Mark]:
-        """What readers may see now that they did not before: the last mark of a log is the one that counts."""
+        """Return the marks that readers may newly see. A log's last mark counts."""
         newly, self._newly = self._newly, []
         return newly
 
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, lane: Lane, number: int, answered: OnCommitted) -> bool:
-        """Have `take_answers` give `answered` when block `number` is committed; False: it is."""
+        """Have `take_answers` give `answered` when block `number` is committed. False if it is committed already."""
         state = self._lanes[lane]
         if number <= state.committed:
             return False
@@ -168,7 +169,7 @@ class Leading:
         return True
 
     def take_answers(self) -> list[OnCommitted]:
-        """Who is to be told now that their block is committed."""
+        """Return the callbacks whose block is now committed."""
         found = []
         for lane in self._lanes:
             while lane.waiting and lane.waiting[0][0] <= lane.committed:
@@ -176,7 +177,7 @@ class Leading:
         return found
 
     def take_all(self) -> list[OnCommitted]:
-        """Everybody who waits: the leadership has ended."""
+        """Return all waiting callbacks: the leadership has ended."""
         found = [answered for lane in self._lanes for _, answered in lane.waiting]
         for lane in self._lanes:
             lane.waiting.clear()

@@ -1,4 +1,4 @@
-"""What a node of a broker set is at one moment, as a value."""
+"""The state of a broker set's node at one moment, as a value."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from metaq.coordination.set_records import SetState
 __all__ = ["ROLES", "MemberState"]
 
 ROLES = ("leader", "taking-over", "handing-over", "follower", "joining", "candidate", "waiting", "stopped")
-"""What a node may be; see SetReport."""
+"""The roles of a node; see SetReport."""
 
 
 class MemberState(NamedTuple):
-    """Of one node. present: names of the nodes that ZooKeeper shows."""
+    """The state of one node. present: names of the nodes that ZooKeeper shows."""
 
     state: SetState | None
     present: frozenset[str]
     epoch: int
-    """The highest one that it has seen."""
+    """The highest epoch that it has seen."""
     last_epoch: int
-    """The last one of its history, 0 for none: whose data it has."""
+    """The last epoch of its history, whose data it has; 0 for none."""
     leader_url: str
     error: str
-    """Why it does not take part, or does not follow; "" if it does."""
+    """Why it does not take part or does not follow; "" if it does."""
     busy: bool
-    """It stands for election, or asks ZooKeeper."""
+    """Whether it stands for election or asks ZooKeeper."""
     stopping: bool
     established: bool
-    """Of a leader: clients are served."""
+    """Whether it leads and serves clients."""
     following: bool
-    """It follows a leader, or tries to."""
+    """Whether it follows a leader or tries to."""
     live: bool
-    """It gets the leader's blocks as they are made."""
+    """Whether it gets the leader's blocks as they are made."""
     elections: int
-    """That it won since its start."""
+    """Elections won since its start."""
     hand_overs: int
-    """That it made since its start."""
+    """Hand-overs made since its start."""
     set_back: bool
-    """ZooKeeper has an older state than the nodes have seen: nobody stands by it."""
+    """Whether ZooKeeper has an older state than the nodes have seen; nobody stands for election by it."""

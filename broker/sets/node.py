@@ -1,7 +1,7 @@
-"""One node of a broker set: what it is now - follower, candidate, leader - and what makes it something else.
+"""One node of a broker set: its role - follower, candidate, leader - and the changes between roles.
 
-Reactor thread; ZooKeeper and files are used in worker threads. `_decide` looks at the last view of ZooKeeper and at
-what is under way, and begins the one thing that is due; whatever ends calls it again.
+Reactor thread; worker threads use ZooKeeper and files. `_decide` looks at the last view of ZooKeeper and at the work
+under way, and begins the one step that is due. Every step that ends calls it again.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class SetMember:
         *,
         before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """session: started by `start` and closed by `close`. registration: on that session. on_role: called when
-        `refusal` may have another answer. before_serving: what else is to be known, each time, before clients of an
-        elected node are served. Reads the node's file: raises StoreError."""
+        """session: `start` starts it, `close` closes it. registration: uses that session. on_role: called when
+        `refusal` may have changed. before_serving: awaited after each election before clients are served. Reads the
+        node's file: raises StoreError."""
         self.name = name
         self.zone = zone
         self.leader: Leader | None = None
-        """While this node leads."""
+        """Set while this node leads."""
         self.failure: MetaqError | None = None
-        """Why it does not take part: only an operator can change that."""
+        """Why this node does not take part until an operator acts."""
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._session = session
@@ -94,34 +94,34 @@ class SetMember:
         self._boot = machine_start()
         self._timer: LoopingCall | None = None
         self._incomplete = False
-        """Whether it has to catch up because of what its directories have lost. The file keeps what it had until then:
-        a disk that was not mounted may come back."""
+        """Whether this node has to catch up because its directories have lost data. Until then its file remembers the
+        lost data, because an unmounted disk may come back."""
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
         self._follower: Follower | None = None
-        self._following: tuple[int, str] | None = None  # (epoch, leader) that is followed, or tried
-        self._ended: list[Deferred[None]] | None = None  # while something is followed: who waits for its end
-        self._urls: dict[str, str] = {}  # where nodes were last seen
+        self._following: tuple[int, str] | None = None  # the (epoch, leader) that it follows or tries to
+        self._ended: list[Deferred[None]] | None = None  # who waits for the end of following; None while idle
+        self._urls: dict[str, str] = {}  # last known, by node
         self._gone: tuple[int, str] | None = None  # the leader whose process has ended
-        self._granted_until = promised_until(self._reactor.seconds())  # nobody knows what it granted before
+        self._granted_until = promised_until(self._reactor.seconds())  # it may have granted before its start
         self._busy = False
-        self._standing = False  # from before it looks at its promises until its transaction's outcome is known
-        self._early: list[Callable[[], None]] = []  # followers that came while this node stands
+        self._standing = False  # from before it checks its promises until its transaction's outcome is known
+        self._early: list[Callable[[], None]] = []  # answers to followers that connect while this node stands
         self._stopping = False
-        self._gone_for_good = True  # else it has handed over, and follows
+        self._gone_for_good = True  # False: that leader has handed over, and follows
         self._established = False
-        self._listing: Deferred[Any] | None = None  # a look at who has a znode
-        self._unlisted: list[Callable[[], None]] = []  # who wait for it
-        self._instances: dict[str, str] = {}  # of the data of those that follow this node
+        self._listing: Deferred[Any] | None = None  # a look at which nodes have a znode
+        self._unlisted: list[Callable[[], None]] = []  # followers that wait for that look
+        self._instances: dict[str, str] = {}  # the data instances of this node's followers
         self._trouble = ""  # why it does not follow now, as far as is known
         self._elections = self._hand_overs = 0
-        self._withdrawn: Deferred[None] | None = None  # since it leads no longer
+        self._withdrawn: Deferred[None] | None = None  # set when it stops leading
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self, connect_seconds: float) -> None:
-        """Connect to ZooKeeper and appear in the set. Raises CoordinationError, ConfigError, StoreError."""
+        """Connect to ZooKeeper and join the set. Raises CoordinationError, ConfigError, StoreError."""
         for log in self._broker.store.logs():
             log.limit_visibility()
         self._broker.store.retention_enabled = False  # a follower drops what its leader has dropped
@@ -147,7 +147,7 @@ class SetMember:
         self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
 
     def _look_for_losses(self) -> None:
-        """Raises StoreError."""
+        """Find out what the directories have lost; if anything, take a new instance. Raises StoreError."""
         broker, file = self._broker, self._file
         same_boot = file.boot == self._boot
         lost = losses(broker.store, broker.transactions.directory, file.ends, same_boot=same_boot)
@@ -171,14 +171,14 @@ class SetMember:
         return contents(self._broker.store, self._broker.transactions.directory)
 
     def _caught_up(self) -> None:
-        """The leader says that we have everything."""
+        """Note that the leader says that this node has everything."""
         self._incomplete = False
         ensureDeferred(self._remember(self._boot)).addErrback(
             lambda failure: _log.error("the node still stands back: %s", failure.getErrorMessage())
         )
 
     async def _remember(self, boot: str) -> None:
-        """What the node has; boot: the start of the machine in which it had everything."""
+        """Write the node's present ends to its file. boot: the start of the machine in which it had everything."""
         forgetful = self._file.boot != boot
         await self._broker.in_thread(partial(self._file.remember, self._ends(), boot))
         if forgetful:
@@ -186,7 +186,7 @@ class SetMember:
             self._set.declare(self._node(forgetful=False))
 
     def _remember_new(self) -> None:
-        """Have the file know of partitions that have their first messages since it was written."""
+        """Record partitions in the file that got their first messages after it was written."""
         known = self._file.ends
         if self._has_all and any(end and not known.get(name) for name, end in self._ends().items()):
             ensureDeferred(self._remember(self._file.boot)).addErrback(
@@ -201,7 +201,7 @@ class SetMember:
         )
 
     async def stop(self) -> None:
-        """Hand the leadership over, or leave the in-sync set, and disappear. Takes some seconds at most."""
+        """Hand the leadership over, or leave the in-sync set, and leave the set. Takes some seconds at most."""
         self._stopping = True
         complete = self._has_all
         try:
@@ -223,7 +223,7 @@ class SetMember:
                 _log.error("where the partitions end is not remembered: %s", error)
         if self._set is not None:
             await self._in_thread(self._set.close)
-        if self._withdrawn is not None:  # until then its successor's topics are its own
+        if self._withdrawn is not None:  # until then ZooKeeper lists the successor's topics as its own
             await self._withdrawn.addTimeout(tuning.WITHDRAW_SECONDS, self._reactor).addErrback(self._not_registered)
 
     async def close(self) -> None:
@@ -244,7 +244,7 @@ class SetMember:
     # --- what operators are told --------------------------------------------------------------------------------------
 
     def look(self) -> MemberState:
-        """What the node is at this moment."""
+        """Return the node's present state."""
         view, follower = self._view, self._follower
         return MemberState(
             None if view is None else view.state,
@@ -266,14 +266,14 @@ class SetMember:
         )
 
     def reconfigured(self) -> None:
-        """The broker's topics may have other settings from now on."""
+        """Note that the topics' settings may have changed."""
         if self.leader is not None:
             self.leader.reconfigured()
         if self._follower is not None:
             self._follower.reconfigured()
 
     def try_again(self) -> None:
-        """Connect to the leader anew, also after the data were found to differ from the leader's."""
+        """Connect to the leader anew, even after this node's data were found to differ from the leader's."""
         if isinstance(self.failure, ReplicaDiverged):
             self.failure = None
         self._stop_following()
@@ -288,7 +288,7 @@ class SetMember:
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """For the gate, while `refusal` is not None: raises NotLeader for what only other nodes serve."""
+        """The gate's check while `refusal` is not None. Raises NotLeader for requests that this node does not serve."""
         if verb.nodes is Nodes.ALL:
             return
         asked = verb.nodes is Nodes.READERS and type(request) is Frame and request.ext.get(FOLLOWER) == "1"
@@ -296,7 +296,7 @@ class SetMember:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Parkable) -> None:
-        """As `check`, each time a pull goes on that was admitted before."""
+        """As `check`, for an admitted pull, each time that it resumes."""
         place = pull.follower_place
         if place is not None and self.shows_messages:
             topic, partition, offset = place
@@ -307,7 +307,8 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether readers that ask for a follower are served: it has all that is committed, but for what comes in."""
+        """Whether to serve readers that ask for a follower: this node has all committed data except those on their
+        way."""
         follower = self._follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
             return False
@@ -322,7 +323,7 @@ class SetMember:
     # --- ZooKeeper ----------------------------------------------------------------------------------------------------
 
     def _seen(self, view: SetView) -> None:
-        """Event thread."""
+        """Take a view of ZooKeeper. Event thread."""
         self._reactor.callFromThread(self._see, view)
 
     def _see(self, view: SetView) -> None:
@@ -339,7 +340,7 @@ class SetMember:
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Begin what is due."""
+        """Begin the step that is due."""
         view = self._view
         if self._busy or view is None:
             return
@@ -370,7 +371,7 @@ class SetMember:
             self._follow(state)
 
     def _say_what_is_waited_for(self, view: SetView, state: SetState) -> None:
-        """Where only an operator knows which data are the right ones."""
+        """Log what the node waits for where only an operator knows which data are right."""
         name, broker_id = self.name, self._broker.config.broker_id
         remedy = f"if they are the ones that are to be kept: `metaq brokers elect {broker_id} --unclean --node {name}`"
         if not accepts(self._file.epoch, state.epoch):
@@ -401,7 +402,7 @@ class SetMember:
             _log.error("%s", trouble)
 
     def _other_remedy(self, view: SetView) -> str:
-        """For a node without any data, which nobody wants to lead; "" for one that has some."""
+        """Return another remedy for a node without data, which should not lead; "" for a node with data."""
         if self._file.history.epochs:
             return ""
         others = [each for each in view.nodes.values() if each.epoch and each.name != self.name]
@@ -412,8 +413,8 @@ class SetMember:
         return f"or, if they are lost, have {newest} lead with what it has: `{command}`"
 
     def _is_set_back(self, view: SetView, state: SetState) -> bool:
-        """Whether ZooKeeper has an older state than a present node has seen: who was in sync then may have been dropped
-        since. A state without a leader was written by an operator who has chosen, or by a leader that resigned."""
+        """Whether ZooKeeper has an older state than a present node has seen: its in-sync nodes may have been dropped
+        since. A state without a leader was written by an operator's choice or by a leader that resigned."""
         return view.set_back or (bool(state.leader) and any(each.epoch > state.epoch for each in view.nodes.values()))
 
     def _is_alone(self, state: SetState) -> bool:
@@ -452,7 +453,7 @@ class SetMember:
             return False
         if in_time(now, self._granted_until):
             self._reactor.callLater(self._granted_until - now + 0.001, self._decide)
-        # alone it has granted nothing, unless the epoch is one that a forgotten election of its own has made
+        # a node alone in sync has granted nothing, unless a forgotten election of its own has made the epoch
         alone = self._is_alone(state) and self._file.epoch == state.epoch
         run_out = alone or not in_time(now, self._granted_until)
         return may_stand(
@@ -467,15 +468,15 @@ class SetMember:
     # --- candidate ----------------------------------------------------------------------------------------------------
 
     def _may_create(self, view: SetView) -> bool:
-        """Whether this node may begin the set. One that has been in it waits for an operator: the state is lost, and
-        with it who has what was acknowledged. A new node waits for such nodes; of new ones the first by name begins."""
+        """Whether this node may create the set's state. A node that has been in the set waits for an operator: the lost
+        state said who has all acknowledged data. A new node waits for such nodes. The first new node by name begins."""
         if not self._file.history.epochs:
             return not any(node.epoch for node in view.nodes.values()) and min([self.name, *view.nodes]) == self.name
         trouble = (
             f"ZooKeeper has no state of broker set {self._broker.config.broker_id}, which has had epoch "
             f"{self._file.epoch}: choose a node with `metaq brokers elect --unclean`"
         )
-        if trouble != self._trouble:  # that of a follower whose leader has just stepped down
+        if trouble != self._trouble:  # it may be the trouble of following a leader that has just stepped down
             self._trouble = trouble
             _log.error("%s", trouble)
         return False
@@ -501,10 +502,10 @@ class SetMember:
             return view
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
-        """Replace the state of this version. What the set is like once it is known whether that was done: while nobody
-        knows, the request may still arrive, so the same is written again (rules.counted).
+        """Replace the state that has this version, and return the set's view once the outcome is known. While it is
+        unknown, the request may still arrive, so the same is written again (rules.counted).
 
-        after: what it is like if ZooKeeper says that it was done, which then is not asked again."""
+        after: the view to return if ZooKeeper confirms the write; it spares a read."""
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
@@ -534,7 +535,7 @@ class SetMember:
         in_sync = {name: view.nodes[name].instance for name in names if name != self.name}
         new = replace(state, epoch=epoch, leader=self.name, in_sync={**in_sync, self.name: self._file.instance})
         master = SetMaster(self._broker.url, self._set.session_id, 1)
-        # of a state that is newer than the view's; what ZooKeeper tells of it later has at least this number
+        # one above the view's, because the state is newer; ZooKeeper's later views of it have at least this zxid
         won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
         found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master), won)
         if found.state != new or not self._owns(found):
@@ -550,7 +551,7 @@ class SetMember:
         known = None if self._before_serving is None else ensureDeferred(self._before_serving())
         try:
             await broker.in_thread(partial(self._file.write, state.epoch, history, self._ends(), self._boot))
-        except StoreError as error:  # it would stand again and again, and keep those out that can lead
+        except StoreError as error:  # else it would stand forever, and keep out nodes that can lead
             self._distrust(error)
             self._resign_soon(state.epoch, frozenset(state.in_sync) - {self.name})
             return
@@ -573,7 +574,7 @@ class SetMember:
         self._established = False
         broker.writing.copies = leader
         try:
-            with ExitStack() as visible:  # what nobody knows to be committed yet counts, too
+            with ExitStack() as visible:  # data count even if it is unknown whether they are committed
                 for log in list(store.logs()):
                     visible.enter_context(log.all_visible())
                 self._transactions.open(leader)
@@ -612,7 +613,7 @@ class SetMember:
         self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
-        """Nothing of this node can be believed before it is started again: another one is to lead."""
+        """Give up the lead: nothing on this node can be trusted until it is started again."""
         leader = self.leader
         if self.failure is None and leader is not None:
             self._distrust(failure)
@@ -629,7 +630,7 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Take part again when there is room: a full disk, unlike a failed one, has lost nothing."""
+        """Take part again once there is room: a full disk, unlike a failed one, has lost nothing."""
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
         if self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
@@ -676,7 +677,7 @@ class SetMember:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     async def hand_over(self, target: str | None) -> str:
-        """Have another node lead; the one that does. Raises NotLeader, CoordinationError."""
+        """Have another node lead, and return its name. Raises NotLeader, CoordinationError."""
         return await self._hand_over(target, leaving=False)
 
     async def _hand_over(self, target: str | None, *, leaving: bool) -> str:
@@ -684,7 +685,7 @@ class SetMember:
         if leader is None:
             raise NotLeader(self._broker.config.broker_id, self._leader_url())
         choice = [each.name for each in leader.status() if each.in_sync and each.live]
-        if not leaving and (target or "") not in choice and (target or not choice):  # one may be about to be in sync
+        if not leaving and (target or "") not in choice and (target or not choice):  # a node may be about to be in sync
             await self._until(lambda: self.leader is not leader or not _joins(leader, target), tuning.JOINING_SECONDS)
             if self.leader is not leader:
                 raise NotLeader(self._broker.config.broker_id, self._leader_url())
@@ -700,7 +701,7 @@ class SetMember:
         transactions = self._broker.transactions
         if (leader.draining or transactions.ending is not None) and not leaving:
             raise CoordinationError("a hand-over is under way")
-        if not leaving:  # nothing is acknowledged then before this node follows, which it does when its disk is synced
+        if not leaving:  # nothing is acknowledged until this node follows, which waits for its disk's sync
             await self._transactions.write_back()
             if self.leader is not leader or leader.draining or transactions.ending is not None:
                 raise CoordinationError("another hand-over was faster")
@@ -715,10 +716,10 @@ class SetMember:
         return chosen
 
     async def _drain_and_hand_over(self, leader: Leader, chosen: str, *, leaving: bool) -> None:
-        """Raises CoordinationError."""
+        """Raises CoordinationError if the hand-over fails."""
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
-            if drained:  # commits that were decided meanwhile append their messages
+            if drained:  # transactions committed meanwhile append their messages
                 await self._until(lambda: not self._broker.transactions.is_waited_for, tuning.DRAIN_SECONDS)
                 drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
         except defer.TimeoutError:
@@ -731,7 +732,7 @@ class SetMember:
             raise CoordinationError(f"{chosen} has not taken over within its time")
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """The leader has stopped acknowledging, and has nothing that we do not have."""
+        """Stand for election: the leader has stopped acknowledging, and this node has all its data."""
         if self._following is None:
             return
         self._granted_until = 0.0
@@ -742,7 +743,7 @@ class SetMember:
     # --- follower -----------------------------------------------------------------------------------------------------
 
     def _grants(self, stream_epoch: int) -> bool:
-        """Whether the leader may count on us: not if ZooKeeper says that it has lost its place."""
+        """Whether to grant the leader's ping: not if ZooKeeper says that it has lost its place."""
         view = self._view
         if not may_grant(self._file.epoch, stream_epoch, standing=self._standing):
             return False
@@ -777,7 +778,7 @@ class SetMember:
                 deferred.callback(None)
 
     async def _nothing_followed(self) -> None:
-        """Until what was followed has ended: it may be cutting logs, or writing the node's file."""
+        """Wait until following has ended: it may be cutting logs or writing the node's file."""
         while self._ended is not None:
             deferred: Deferred[None] = Deferred()
             self._ended.append(deferred)
@@ -813,7 +814,7 @@ class SetMember:
                     if str(error) != told and self._following == wanted:
                         self._trouble = told = str(error)
                         _log.warning("does not follow %s now: %s", wanted[1], error)
-                except Exception:  # a bug must not end the following for good
+                except Exception:  # a bug must not stop following for good
                     _log.exception("following %s has failed", wanted[1])
                 if isinstance(follower.failure, DiskFull):
                     self._distrust(follower.failure)
@@ -822,7 +823,7 @@ class SetMember:
                     self.failure = follower.failure
                     _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)
                     return
-                self._broker.parked.wake_all()  # what waits here has to ask another node
+                self._broker.parked.wake_all()  # readers that wait here have to ask another node
                 if follower.live:
                     pauses.reset()
                     continue
@@ -838,7 +839,8 @@ class SetMember:
     # --- followers of ours --------------------------------------------------------------------------------------------
 
     def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
-        """FOLLOW: the connection becomes a stream. become: gives it to the protocol. Raises RemoteProtocolError."""
+        """Handle FOLLOW: the connection becomes a stream. become: hands the connection to that protocol. Raises
+        RemoteProtocolError."""
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
             hello.node,
@@ -847,17 +849,17 @@ class SetMember:
         )
         become(connection)
         answer = partial(self._answer, connection, hello)
-        if self._standing:  # it has seen the outcome in ZooKeeper before this node has
+        if self._standing:  # the follower has seen the outcome in ZooKeeper before this node
             self._early.append(answer)
         else:
             answer()
 
     def _answer(self, connection: StreamProtocol, hello: Hello) -> None:
-        """To FOLLOW."""
+        """Answer FOLLOW."""
         if self._is_listed(hello):
             self._take_in(connection, hello)
             return
-        if self._listing is None:  # one look at a time, however many ask
+        if self._listing is None:  # one look for all that ask
             look = self._listing = ensureDeferred(self._look())
             look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
             look.addBoth(self._have_listed)
@@ -871,8 +873,8 @@ class SetMember:
             take_in()
 
     def _is_listed(self, hello: Hello) -> bool:
-        """Whether the node has a znode for this name and data: without one anybody on the port could become a replica,
-        whose word counts for what is acknowledged. It stays one while ZooKeeper is away."""
+        """Whether the node has a znode with this name and instance. Without this check anybody on the port could become
+        a replica, whose word counts for acknowledgements. The answer stays while ZooKeeper is away."""
         node = None if self._view is None else self._view.nodes.get(hello.node)
         return node is not None and node.instance == hello.instance
 
@@ -921,6 +923,6 @@ class SetMember:
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Whether a follower, or this one, is connected and not in sync yet, and no such one is in sync."""
+    """Whether any follower, or `target` if given, is connected, while none of those asked for is in sync and live."""
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

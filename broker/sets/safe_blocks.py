@@ -1,4 +1,4 @@
-"""Up to which block everything that must be on the disk of this node is there."""
+"""Tracks up to which block everything that must be on this node's disk is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..store.store import Store
 __all__ = ["SafeBlocks"]
 
 WhenSafe = Callable[[Callable[[MetaqError | None], None]], None]
-"""when_safe(done): calls done(None), or done(why not)."""
+"""when_safe(done): calls done(None) when safe, or done(error)."""
 
 
 class _Waiting:
@@ -25,22 +25,23 @@ class _Waiting:
 
 
 class SafeBlocks:
-    """Reactor thread. Blocks become safe in any order and count in theirs."""
+    """Reactor thread. Blocks may become safe in any order; each counts when all before it are safe."""
 
     def __init__(
         self, store: Store, on_safe: Callable[[], None], on_failure: Callable[[MetaqError], None], safe: int = 0
     ) -> None:
-        """on_safe: called when `number` has grown, but not within `add`. on_failure: the disk has failed; nothing
-        becomes safe any more."""
+        """on_safe: called when `number` has grown, but not within `add`. on_failure: called when the disk has failed;
+        no block becomes safe any more."""
         self.number = safe
-        """The last block that is safe with all before it."""
+        """The last safe block before which all blocks are safe."""
         self._store = store
         self._on_safe = on_safe
         self._on_failure = on_failure
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]], when_others: WhenSafe | None = None) -> None:
-        """The next block is safe when each of these logs is so up to its `end`, and when_others has called back."""
+        """Add the next block. It is safe when each of these logs is safe up to its `end`, and when_others has called
+        back."""
         if not ends and when_others is None and not self._waiting:
             self.number = number
             return

@@ -1,4 +1,4 @@
-"""What a node of a broker set tells operators of itself, and the preference of theirs that it carries out."""
+"""A broker set's node for operators: the status that it reports, and hand-overs to the leader that they prefer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 
 _WAIT_TOLD_MS = 5_000
-"""How long a node waits before its log says so: the nodes of a set do not start at the same moment."""
+"""How long a node waits before it logs that: the nodes of a set do not start at the same moment."""
 
 _NAMED = 8
-"""Topics that a line of the log names."""
+"""How many topics a log line names."""
 
 
 class Preference:
-    """When a leader hands over to the node that operators prefer: no I/O, no clock."""
+    """Decides when a leader hands over to the node that operators prefer: no I/O, no clock."""
 
     def __init__(self) -> None:
         self._node = ""
@@ -46,9 +46,9 @@ class Preference:
         self._tried_at = float("-inf")
 
     def due(self, now: float, preferred: str, *, ready: bool) -> bool:
-        """Whether to hand over to `preferred` now, monotonic seconds; a True counts as a try.
+        """Whether to hand over to `preferred` now; True counts as a try. now: monotonic seconds.
 
-        ready: this node leads and serves, it is not the preferred one, and that is in sync and live.
+        ready: this node leads and serves, and the preferred node is another one, in sync and live.
         """
         if not ready:
             self._ready_since = None
@@ -64,7 +64,7 @@ class Preference:
 class SetReport:
     """This node's part in replication, for `stats`, /metrics and operators. Reactor thread; `start` and `stop` once.
 
-    Roles: `leader`, `taking-over` (elected, but not everything it has is committed), `handing-over`, `follower`,
+    Roles: `leader`, `taking-over` (elected, but not all its data are committed), `handing-over`, `follower`,
     `joining` (connects, cuts or copies), `candidate`, `waiting` (nothing to follow, or not entitled to stand), and
     `stopped`: only an operator can go on.
     """
@@ -74,24 +74,24 @@ class SetReport:
         self._member = member
         self._reactor: Any = broker.reactor
         self._preference = Preference()
-        self._since: dict[str, tuple[Hashable, int]] = {}  # what is told -> its value, and since when
+        self._since: dict[str, tuple[Hashable, int]] = {}  # name -> its value, and since when
         self._timer: LoopingCall | None = None
-        self._refused: set[str] = set()  # topics of which the log says that they take nothing
+        self._refused: set[str] = set()  # topics logged as taking no messages
         self._told_wait = ""
-        self._told_unnamed: tuple[object, BrokerConfig] | None = None  # the leadership and the file of the last look
+        self._told_unnamed: tuple[object, BrokerConfig] | None = None  # leadership and file of the last look
         self._described: tuple[BrokerConfig, dict[str, Any]] = broker.config, served_settings(broker.config)
 
     def start(self) -> None:
-        """Note changes, and hand over to a preferred node, from now on."""
+        """Begin to note changes and to hand over to a preferred node."""
         self._timer = repeat(_LOOK_SECONDS, self._look, self._reactor, "the report of a broker set's node")
 
     def stop(self) -> None:
-        """The broker stops."""
+        """Stop noting changes: the broker stops."""
         if self._timer is not None:
             self._timer.stop()
 
     def status(self) -> ReplicationStatus:
-        """Of this moment."""
+        """Return the present status."""
         found, leader = self._member.look(), self._member.leader
         state = found.state
         role = self._role(found)
@@ -122,11 +122,11 @@ class SetReport:
         )
 
     def restart(self) -> None:
-        """Connect to the leader anew; a stopped node tries once more. A leader goes on."""
+        """Connect to the leader anew. A node with the role `stopped` tries once more. A leader goes on."""
         self._member.try_again()
 
     def under_replicated(self) -> list[str]:
-        """Topics of a leader that fewer nodes have in sync than `replicas=` says, or than the set has nodes."""
+        """Return a leader's topics for which fewer nodes are in sync than `replicas=` says, or than the set has."""
         leader = self._member.leader
         if leader is None:
             return []
@@ -136,11 +136,11 @@ class SetReport:
         return self._short_of(lambda topic: topic.replicas or nodes)
 
     def refusing(self) -> list[str]:
-        """Topics of a leader that take no messages, because fewer nodes are in sync than their `minInSync=` says."""
+        """Return a leader's topics that take no messages, because fewer nodes are in sync than `minInSync=` says."""
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
-        """Topics of which fewer nodes are in sync than is wanted. O(topics), and O(partitions) if there are any."""
+        """Return the topics for which fewer nodes are in sync than wanted. O(topics); O(partitions) if any is short."""
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
             return []
@@ -150,7 +150,7 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """As the broker goes by it now: a reload has made another one of it."""
+        """Return the status of the present configuration; a reload replaces it."""
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)
@@ -161,7 +161,7 @@ class SetReport:
         return NodeStatus(*status, since_ms=since)
 
     def _noted(self, name: str, value: Hashable) -> int:
-        """Since when `name` has this value."""
+        """Return since when `name` has this value."""
         found = self._since.get(name)
         if found is None or found[0] != value:
             found = self._since[name] = value, self._broker.now_ms()
@@ -177,7 +177,7 @@ class SetReport:
             return "follower"
         if found.busy:
             return "candidate"
-        # it tries to connect to a leader that is away as well, but there is nothing to join
+        # a node also tries to connect to an absent leader; that is no joining
         return "joining" if found.following and found.state and found.state.leader in found.present else "waiting"
 
     def _look(self) -> None:
@@ -195,7 +195,7 @@ class SetReport:
             ensureDeferred(self._member.hand_over(preferred)).addErrback(_not_handed_over)
 
     def _tell_refusals(self, refused: set[str] | None) -> None:
-        """Log which topics take no messages from now on, and which do again. None: this node does not lead."""
+        """Log which topics have stopped taking messages, and which take them again. None: this node does not lead."""
         begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
         self._refused = refused or set()
         if refused is None:
@@ -208,7 +208,7 @@ class SetReport:
             _log.info("messages are taken again for %s: in-sync nodes: %d", _listed(ended), copies)
 
     def _tell_wait(self, found: MemberState, role: str) -> None:
-        """Log once what a node waits for that has neither a leader nor the right to stand."""
+        """Log once what this node waits for if it has neither a leader nor the right to stand for election."""
         text = self._lacking(found) if role == "waiting" and not found.stopping else ""
         since = self._noted(" wait", text)  # no node has such a name
         if text != self._told_wait and (not text or self._broker.now_ms() - since >= _WAIT_TOLD_MS):
@@ -217,7 +217,7 @@ class SetReport:
                 _log.warning("waits: %s", text)
 
     def _tell_unnamed(self, role: str) -> None:
-        """Log once in a leadership, and after each reload, which topics are served without a section."""
+        """Log which topics are served without a section, once in a leadership and after each reload."""
         leader, config = self._member.leader, self._broker.config
         told = self._told_unnamed
         if role != "leader" or (told is not None and told[0] is leader and told[1] is config):
@@ -232,10 +232,10 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Which nodes a waiting one needs."""
+        """Return which nodes a waiting node needs."""
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []
-        if state is None or not absent or found.set_back:  # by an older state the wrong node may be started
+        if state is None or not absent or found.set_back:  # an older state may name the wrong nodes
             return ""
         if len(absent) == len(state.in_sync):
             return f"no in-sync node is present: start {' or '.join(absent)}"

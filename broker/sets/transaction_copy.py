@@ -1,6 +1,6 @@
-"""Bringing a follower's transaction log up to date: the files are read and sent as blocks of a copy (copying.py).
+"""Bring a follower's transaction log up to date: read the files and send them as blocks of a copy (copying.py).
 
-Unless the follower has the same bytes, which a digest of them says.
+Nothing is sent if the digest of the follower's log shows that it has the same bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ __all__ = ["send_copy"]
 async def send_copy(
     broker: TransactionHost, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
 ) -> int:
-    """Send a follower, for which new blocks are held, the whole log as it is, in blocks of a copy; bytes sent.
+    """Send the whole log as it is, in blocks of a copy, to a follower for which new blocks are held. Return the number
+    of bytes sent.
 
-    theirs: what it has (TransactionMirror.describe). If that is the same, only this is said.
+    theirs: the follower's log (TransactionMirror.describe). If it is the same, the follower is only told so.
 
-    What is written meanwhile may be in it or not: the blocks behind it write the same bytes again. Raises OSError.
+    The copy may or may not have bytes that are written meanwhile: later blocks write them again. Raises OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))
@@ -57,23 +58,23 @@ async def send_copy(
             if len(data) < tuning.PIECE_BYTES:
                 break
         if stopped():
-            return sent  # without an end it is no copy
+            return sent  # the follower ignores a copy without an end
         sent += position
     send(StreamEntry(NAME_PREFIX, 0, END, Lane.MEMORY, b"", ()))
     return sent
 
 
 def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
-    """The sizes are compared first: a long log is not read for nothing."""
+    """Whether the log is the follower's. Sizes are compared first, so that a long log is not read in vain."""
     size, digest = theirs
     try:
         return log_bytes(files, directory) == size and log_digest(files, directory) == digest
-    except FileNotFoundError:  # a file was removed meanwhile
+    except FileNotFoundError:  # a file has just been removed
         return False
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """A piece of a file; None if that was removed meanwhile, which a held block says, too."""
+    """Return a piece of a file; None if the file was removed meanwhile, which a held block also says."""
     try:
         with opened(files, path) as fd:
             return read_exactly(files, fd, tuning.PIECE_BYTES, position)

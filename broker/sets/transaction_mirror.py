@@ -1,11 +1,11 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
-Bytes are written at once on the reactor thread, as those of partitions are, so that a record is there before the
-messages that follow it. Syncs, and whatever goes by a file's name, are done by a worker, one job at a time, in order.
+The reactor thread writes bytes at once, as for partitions, so that a record is there before the messages that follow
+it. A worker does syncs and all operations by file name, one job at a time, in order.
 
 A copy of the whole folder is made beside the old one, which has everything that was committed while this node was in
-sync. It takes the old one's place when it is on the disk: `.transactions.new` is complete, and whoever finds it goes on
-with the exchange. What the old folder has and the new one has not is kept as `damaged-…` files.
+sync. The copy takes the old folder's place when it is on the disk: `.transactions.new` is always complete, and whoever
+finds it continues the exchange. Bytes that only the old folder has are kept as `damaged-…` files.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ __all__ = [
 ]
 
 NAME_PREFIX = b"\0transactions/"
-"""Of the entries' names in the stream: no partition's begins so."""
+"""The prefix of the entries' names in the stream; no partition's name begins with it."""
 
 WRITTEN = -1
-"""In place of an entry's segment: its data lies at `base` of the file. REPLACED and REMOVED, one less, are the others
-that a leader makes."""
+"""Stands in place of an entry's segment: the data are written at `base` of the file. The leader also makes REPLACED and
+REMOVED, one less each."""
 BEGIN, END = -4, -5
-"""The same, without a name, around the files of a copy."""
+"""Likewise in place of a segment, without a name: the begin and end of a copy's files."""
 SAME = -6
-"""The same, in place of a copy: the follower's files have the leader's bytes."""
+"""Likewise, instead of a copy: the follower's files have the leader's bytes."""
 
 _MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
 _CHUNK_BYTES = 1 << 20
 
 
 def is_mirrored(name: str) -> bool:
-    """Whether a file of the folder belongs to the log; the others are this node's own."""
+    """Whether a file of the folder belongs to the log; all other files are this node's own."""
     return _MIRRORED.fullmatch(name) is not None
 
 
 def log_bytes(files: Files, directory: str) -> int:
-    """Of all files of the log, 0 without a folder. Blocks. Raises OSError."""
+    """Return the size of all files of the log, 0 without a folder. Blocks. Raises OSError."""
     return sum(files.status(os.path.join(directory, name)).size for name in log_names(files, directory))
 
 
 def log_digest(files: Files, directory: str) -> str:
-    """BLAKE2b-256 of names and bytes of the log's files. Blocks, and reads everything. Raises OSError."""
+    """Return the BLAKE2b-256 of names and bytes of the log's files. Blocks, and reads everything. Raises OSError."""
     whole = hashlib.blake2b(digest_size=32)
     for name in log_names(files, directory):
         found, position = hashlib.blake2b(name.encode() + b"\0"), 0
@@ -80,17 +80,17 @@ def log_digest(files: Files, directory: str) -> str:
 
 
 def log_names(files: Files, directory: str) -> list[str]:
-    """The log's files in the folder, sorted. Blocks. Raises OSError."""
+    """Return the sorted names of the log's files in the folder. Blocks. Raises OSError."""
     return sorted(filter(is_mirrored, files.list_directory(directory))) if files.is_directory(directory) else []
 
 
 class TransactionMirror:
-    """Lives on the reactor thread. Nothing may use the folder beside it but between `ready` and the next entry."""
+    """Reactor thread. Others may use the folder only between `ready` and the next entry."""
 
     def __init__(
         self, files: Files, directory: str, data_paths: Callable[[], Sequence[str]], run_in_thread: RunInThread
     ) -> None:
-        """directory: the folder `transactions`. data_paths: where the partitions are."""
+        """directory: the folder `transactions`. data_paths: the partitions' data directories."""
         self._files = files
         self._run_in_thread = run_in_thread
         self._folder = _Folder(files, directory)
@@ -99,17 +99,17 @@ class TransactionMirror:
         self._place = directory
         self._descriptors: dict[str, int] = {}
         self._dirty: dict[int, None] = {}
-        self._made = False  # files whose names may not be on the disk
+        self._made = False  # whether new files' names may not be on the disk
         self._works: list[Callable[[], None]] = []
-        self._held: list[StreamEntry] | None = None  # what comes while a copy takes the old folder's place
+        self._held: list[StreamEntry] | None = None  # entries that arrive while a copy takes the old folder's place
         self._waiting: list[Callable[[MetaqError | None], None]] = []
         self._running = False
         self._failure: MetaqError | None = None
 
     def ready(self) -> Deferred[None]:
-        """Fires when no worker uses the files and no copy is half made: they can be copied into, or opened as a log.
+        """Fire when no worker uses the files and no copy is half made: they can be copied into, or opened as a log.
 
-        Fails with StoreError if the disk does.
+        Fails with StoreError if the disk fails.
         """
         deferred: Deferred[None] = Deferred()
 
@@ -123,7 +123,7 @@ class TransactionMirror:
                 deferred.callback(None)
 
         def idle(_: MetaqError | None) -> None:
-            if self._running:  # somebody else was told first
+            if self._running:  # another caller was told first and began a job
                 self._waiting.append(idle)
                 return
             self._failure = None
@@ -143,14 +143,14 @@ class TransactionMirror:
         return deferred
 
     def describe(self) -> tuple[int, str]:
-        """log_bytes() and log_digest(), between `ready` and the next entry. Blocks. Raises StoreError."""
+        """Return log_bytes() and log_digest(). Only between `ready` and the next entry. Blocks. Raises StoreError."""
         try:
             return log_bytes(self._files, self._place), log_digest(self._files, self._place)
         except OSError as error:
             raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
 
     def hold(self) -> None:
-        """Something else uses the files until `release`; not between `ready` and the end of a stream."""
+        """Let something else use the files until `release`. Not between `ready` and the end of a stream."""
         self._running = True
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class TransactionMirror:
     # --- what the leader sends ----------------------------------------------------------------------------------------
 
     def take(self, entry: StreamEntry) -> None:
-        """Make a change, or have it made. Raises RemoteProtocolError, StoreError, DiskFull."""
+        """Make a change, or have a worker make it. Raises RemoteProtocolError, StoreError, DiskFull."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -271,7 +271,7 @@ class TransactionMirror:
         self._start()
 
     def _fail(self, error: BaseException) -> MetaqError:
-        """Nothing is believed of the files until the next copy, which has to wait for room if only that was lacking."""
+        """Trust the files no more until the next copy. That copy has to wait for room if the disk was only full."""
         if isinstance(error, OSError) and no_room(error):
             self._failure = DiskFull(self._folder.path, str(error))
         else:
@@ -283,8 +283,8 @@ class TransactionMirror:
         return self._failure
 
     def _change(self, fd: int, change: LogChange) -> None:
-        """Replace or remove a file. Either says that a replay need not see what the partitions have on the disk: the
-        leader's have it there, ours may not yet."""
+        """Replace or remove a file, after a sync of the partitions. Either change means that a replay can do without
+        data that the leader's partitions have on the disk; this node's partitions may not have them there yet."""
         if fd >= 0:
             self._files.close(fd)
         self._file_systems.sync(self._data_paths())
@@ -292,8 +292,8 @@ class TransactionMirror:
         make_change(self._files, self._folder.path, change)
 
     def write_back(self) -> None:
-        """Have the disk take what is there now, so that the sync at the end of the next copy finds little. Its result
-        says nothing: that sync is the one that counts, and has a descriptor that sees what fails here. Raises OSError.
+        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. The result
+        does not matter: only that sync counts, and its descriptor sees errors of this one. Raises OSError.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -302,7 +302,7 @@ class TransactionMirror:
             file_systems.close()
 
     def _sync_all(self) -> None:
-        """As at the end of a copy: a replay need not see what the leader's partitions have, so ours are synced, too."""
+        """Sync files and partitions at the end of a copy: a replay can do without what the leader's partitions have."""
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):
             with opened(self._files, os.path.join(self._folder.path, name)) as fd:
@@ -334,7 +334,7 @@ class _Folder:
         self._files = files
 
     def settle(self) -> None:
-        """Finish an exchange that was interrupted; forget a copy that was."""
+        """Finish an interrupted exchange; discard an interrupted copy."""
         files = self._files
         self._drop_old()
         if files.is_directory(self._new):
@@ -346,7 +346,7 @@ class _Folder:
         self._remove(self.copy)
 
     def exchange(self) -> None:
-        """Have the copy, whose files are on the disk, take the old folder's place."""
+        """Put the copy, whose files are on the disk, in the old folder's place."""
         if self._files.is_directory(self.path):
             self._keep_different()
         self._files.fsync_directory(self.copy)
@@ -363,9 +363,9 @@ class _Folder:
                     keep_copy(self._files, self.copy, f"{DAMAGED_PREFIX}{name}-{start}", data)
 
     def _different(self, name: str) -> tuple[int, bytes] | None:
-        """What the old file has behind the first byte that the new one does not have there, and where that is.
+        """Return the first offset at which the old file differs from the new one, and the old bytes from there on.
 
-        None if there is nothing, or no new one: the leader has removed it.
+        None if there are none, or no new file because the leader has removed it.
         """
         files = self._files
         old_path, new_path = os.path.join(self.path, name), os.path.join(self.copy, name)
@@ -384,7 +384,7 @@ class _Folder:
         return None
 
     def _drop_old(self) -> None:
-        """Remove the old folder; what is this node's own moves to the new one."""
+        """Remove the old folder; this node's own files move to the new one."""
         files = self._files
         if not files.is_directory(self._old) or not files.is_directory(self.path):
             return
@@ -403,7 +403,7 @@ class _Folder:
 
 
 def _same_bytes(first: bytes, second: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix."""
     same, end = 0, min(len(first), len(second))
     while same < end:
         middle = (same + end + 1) // 2

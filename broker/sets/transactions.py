@@ -32,8 +32,8 @@ class SetTransactions:
         refusal: Callable[[], MetaqError | None],
         on_failure: Callable[[MetaqError], None],
     ) -> None:
-        """refusal: why clients are not served now. on_failure: called when this node cannot write its log while it
-        leads. Raises ConfigError, DirectoryInUse."""
+        """refusal: says why clients are not served now. on_failure: called when this node leads and cannot write its
+        log. Raises ConfigError, DirectoryInUse."""
         store = broker.store
         self._broker = broker
         self._on_failure = on_failure
@@ -44,12 +44,13 @@ class SetTransactions:
         broker.transactions.lock()
 
     async def mirror(self) -> TransactionMirror:
-        """For a follower, once nothing else uses the files. Raises StoreError."""
+        """Return the mirror for a follower, once nothing else uses the files. Raises StoreError."""
         await self._mirror.ready()
         return self._mirror
 
     async def write_back(self) -> None:
-        """Before this node follows another one, which then has to wait for its sync (TransactionMirror.write_back)."""
+        """Write back before this node begins to follow: its leader then waits for its sync
+        (TransactionMirror.write_back)."""
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
             await written.addTimeout(tuning.WRITE_BACK_SECONDS, cast(Any, self._broker.reactor))
@@ -57,8 +58,8 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the log can be opened: its files are whole, and what the partitions have is safe and so can be
-        found by a replay. Raises StoreError."""
+        """Wait until the log can be opened: its files are whole, and the partitions' data are safe, so that a replay
+        can find them. Raises StoreError."""
         await self.mirror()
         safe: Deferred[None] = Deferred()
         ends = [(log, log.end_offset) for log in self._broker.store.logs()]
@@ -66,24 +67,24 @@ class SetTransactions:
         await safe
 
     def open(self, leader: Leader) -> None:
-        """Replay the log before `leader` starts: what that appends belongs to its first block. Blocks. All that the
-        partitions have must be visible.
+        """Replay the log before `leader` starts: the replay's appends belong to its first block. Blocks. All data of
+        the partitions must be visible.
 
         Raises StoreError, ConfigError.
         """
         self._broker.transactions.open(_LeaderCopies(leader, self._broker.config.broker_id, self._on_failure))
         for log in self._broker.store.logs():
-            log.limit_visibility()  # those that the replay has made
+            log.limit_visibility()  # for logs that the replay has created
 
     def close(self, why: str) -> None:
-        """The node leads no longer: nothing of the log is written any more."""
+        """Stop writing the log: the node leads no longer."""
         self._mirror.hold()  # a worker may still write
         idle = self._broker.transactions.abandon(f"this node leads no longer: {why}")
         idle.addCallback(lambda _: self._mirror.release())
 
 
 class _LeaderCopies:
-    """Changes of the log become entries of the leader's blocks."""
+    """Turns changes of the log into entries of the leader's blocks."""
 
     def __init__(self, leader: Leader, broker_id: int, on_failure: Callable[[MetaqError], None]) -> None:
         self._leader = leader

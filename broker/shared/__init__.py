@@ -1,1 +1,1 @@
-"""Shared consumption: one partition for many consumers, which lease its messages one by one."""
+"""Shared consumption: many consumers of one partition lease its messages one by one."""

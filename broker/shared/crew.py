@@ -1,4 +1,4 @@
-"""What the members of one group have leased of all partitions of a broker, and who is to have a suspect. No I/O."""
+"""What one group's members have leased from all partitions of a broker, and who gets the next suspect. No I/O."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["Crew", "Suspicion"]
 
 
 class Suspicion(IntEnum):
-    """How a record is leased, or was last."""
+    """How a record is leased, or was leased last."""
 
     NONE = 0
     SUSPECT = 1
-    """In a lease of its own, beside other messages that the member has."""
+    """In a lease of its own, while the member has other messages."""
     ALONE = 2
-    """The member has no other message of the group: if the lease ends without a word, that was an attempt."""
+    """The member has no other message of the group. A lease that expires unsettled counts as an attempt then."""
 
 
 class Crew:
@@ -23,29 +23,29 @@ class Crew:
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The member that gets nothing more until it has settled all, because a suspect waits for one that has nothing.
-        The others go on."""
+        """The member that gets no messages until it has settled all, because a suspect waits for a member without any.
+        The other members go on."""
         self.chosen_for: object = None
-        """Who has that suspect."""
+        """The partition's state that has that suspect."""
         self._is_wanted: Callable[[], bool] = lambda: False
         self._leased: dict[str, int] = {}
         self._suspects: dict[str, int] = {}
         self._alone: dict[str, int] = {}
 
     def has_any(self, member: str) -> bool:
-        """Whether it has leased messages."""
+        """Whether the member has leased messages."""
         return member in self._leased
 
     def has_suspect(self, member: str) -> bool:
-        """Whether one of them is a suspect."""
+        """Whether the member has leased a suspect."""
         return member in self._suspects
 
     def has_one_alone(self, member: str) -> bool:
-        """Whether it is to have no other one beside what it has."""
+        """Whether the member may lease no other message now."""
         return member in self._alone
 
     def take(self, member: str, suspicion: Suspicion, count: int = 1) -> None:
-        """It leases so many."""
+        """Note that the member leases `count` messages."""
         self._leased[member] = self._leased.get(member, 0) + count
         if suspicion:
             self._suspects[member] = self._suspects.get(member, 0) + count
@@ -53,8 +53,8 @@ class Crew:
                 self._alone[member] = self._alone.get(member, 0) + count
 
     def let_go(self, member: str, suspicion: Suspicion) -> None:
-        """It has leased one less."""
-        leased = self._leased  # not by _count_down: this is for each message
+        """Note that one lease of the member has ended."""
+        leased = self._leased  # inlines _count_down: this runs for each message
         if (left := leased[member] - 1) > 0:
             leased[member] = left
         else:
@@ -67,22 +67,22 @@ class Crew:
     # --- a suspect for a member that has nothing else -----------------------------------------------------------------
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
-        """Have the member settle all, unless another one does so already; whether it has to. is_wanted: whether the
-        suspect still waits."""
+        """Choose the member to settle all, unless another one is chosen already. Return whether this one is chosen.
+        is_wanted: says whether the suspect still waits."""
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member
         self.chosen, self.chosen_for, self._is_wanted = member, chosen_for, is_wanted
         return True
 
     def still_wanted(self) -> bool:
-        """Whether the suspect of the chosen one still waits; else there is no chosen one any more."""
+        """Whether the suspect for the chosen member still waits; if not, nobody is chosen any more."""
         if self._is_wanted():
             return True
         self.unchoose()
         return False
 
     def unchoose(self) -> None:
-        """The suspect was leased, or waits no more."""
+        """Choose nobody: the suspect was leased, or waits no more."""
         self.chosen, self.chosen_for, self._is_wanted = "", None, lambda: False
 
 

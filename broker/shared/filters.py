@@ -1,7 +1,7 @@
-"""What a shared group takes of a topic: one filter for all members, which belongs to the group and is kept in its log.
+"""A shared group's filter on a topic: one for all members, kept in the group's log.
 
-The first member that asks for the topic says it. One that wants something else is refused, so that what a filter leaves
-out is only done if all members agree that nobody wants it. No I/O, no clock.
+The first member that asks for the topic sets it. A member that asks with another filter is refused. So a message that
+the filter leaves out counts as done only if all members agree. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .. import tuning
 __all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
 
 MAX_FILTER_BYTES = 60_000
-"""Of a filter as it is written down: a row has room for so much."""
+"""The most bytes of a stored filter: a row has room for so many."""
 
 _SHOWN = 1000
-"""Characters of a filter in an error."""
+"""How many characters of a filter an error shows."""
 
 
 class GroupFilter(NamedTuple):
-    """where: a filter by content, "" = none. tags: sorted, () = all. ordered: whether the messages of a key are leased
-    one at a time, in their order."""
+    """where: a filter by content, "" = none. tags: sorted, () = all. ordered: whether messages with the same key are
+    leased one at a time, in their order."""
 
     where: str = ""
     tags: tuple[str, ...] = ()
@@ -36,11 +36,11 @@ class GroupFilter(NamedTuple):
 
     @classmethod
     def of(cls, request: AcquireRequest) -> GroupFilter:
-        """What a member asks for."""
+        """Return the filter that a member asks with."""
         return cls(request.where.strip(), tuple(sorted(set(request.tags))), request.ordered)
 
     def __str__(self) -> str:
-        """For people, as the arguments of a SharedConsumer; shortened."""
+        """The filter for people, as the arguments of a SharedConsumer; shortened."""
         parts = [f"where={self.where!r}"] if self.where else []
         if self.tags:
             parts.append(f"tags={list(self.tags)}")
@@ -49,21 +49,21 @@ class GroupFilter(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes."""
+        """The memory that the filter takes."""
         return sum(map(getsizeof, (self.where, self.tags, *self.tags))) if self.where or self.tags else 0
 
     def check(self) -> None:
-        """Raises InvalidWhere."""
+        """Raise InvalidWhere if the filter by content is invalid."""
         if self.where:
             parse_where(self.where)
 
     def to_text(self) -> str:
-        """To be written down."""
+        """Return the form that is stored."""
         return simplejson.dumps(self._asdict(), ensure_ascii=False, tuple_as_array=True)
 
     @classmethod
     def from_text(cls, text: str) -> GroupFilter:
-        """What `to_text` gave. Raises StoreError."""
+        """Return the filter from a result of `to_text`. Raises StoreError."""
         try:
             found = simplejson.loads(text)
             return cls(str(found["where"]), tuple(map(str, found["tags"])), bool(found["ordered"]))
@@ -75,20 +75,20 @@ class TopicFilter:
     """The filter of one group on one topic of this broker. Reactor thread."""
 
     def __init__(self, group: str, topic: str, now: float, known: GroupFilter | None = None) -> None:
-        """now: seconds of the caller's clock. known: as it was written down; None: nobody has said it yet."""
+        """now: seconds of the caller's clock. known: the stored filter; None: no member has set one yet."""
         self.filter = known
         self._group = group
         self._topic = topic
         self._asked_at = now
 
     def is_in_use(self, now: float) -> bool:
-        """Whether a member has asked not long ago; or may have, before this broker began."""
+        """Whether a member has asked recently, or may have done so before this broker started."""
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
-        """A member asks with this filter; whether it is the group's from now on, and was not before.
+        """Take the filter of a member that asks. Return whether this changes the group's filter.
 
-        has_leases: whether a member has leased messages of the topic, or waits for some. Raises SharedRefused,
+        has_leases: whether a member has leased messages of the topic or waits for them. Raises SharedRefused,
         InvalidWhere."""
         changes = wanted != self.filter
         if changes:

@@ -1,9 +1,9 @@
-"""All shared groups of a broker: who may lease what, written down before it is answered, and read again at a start.
+"""All shared groups of a broker: leases and settlements, stored before they are answered, and read again at a start.
 
-What one turn of the reactor leases, settles and passes over becomes one record of an internal log (rows.py), at the
-beginning of the next turn, and is answered then: sixty-four members cost a few appends. An answer to SETTLE waits until
-that record is as safe as the partition's messages; one to ACQUIRE until it is written, and in a broker set until the
-others have it, so that a new leader does not lease the same message again.
+All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). It
+is written and answered at the beginning of the next turn: sixty-four members cost a few appends. An answer to SETTLE
+waits until that record is as safe as the partition's messages. An answer to ACQUIRE waits until the record is written,
+and in a broker set until the other nodes have it, so that a new leader does not lease the same message again.
 """
 
 from __future__ import annotations
@@ -73,24 +73,25 @@ LIMITS = Limits(
 )
 
 _RECORD_BYTES = 4 << 20
-"""Sections of one record, unless a single one has more: far below what a start takes for the length of a record."""
+"""The most bytes of sections in one record, unless a single section is larger. That is far below the record length that
+a start accepts."""
 
 _TOKEN_BITS = 63
-"""Of chance, as many as the wire has room for: who does not hold a lease cannot settle it. No page, log or answer but
-that to ACQUIRE shows one."""
+"""Random bits of a token, as many as the wire has room for: only the holder of a lease can settle it. Only the answer
+to ACQUIRE shows a token; no page, log or other answer does."""
 
 Fire = Callable[[MetaqError | None], None]
-"""Answers somebody: with why it could not be written down, or None."""
+"""Answers a request, given the error that kept its record from being stored, or None."""
 
 
 class Leases:
-    """What one ACQUIRE has leased, in the order in which it is to be worked on."""
+    """The messages that one ACQUIRE has leased, in the order in which to work on them."""
 
     __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
     def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
-        """waiting: messages that could be leased at once. damaged_bytes: passed over for these. suspicion: of the only
-        one, if it is a suspect."""
+        """waiting: messages that could be leased at once. damaged_bytes: skipped for these messages. suspicion: of a
+        suspect, which is then the only message."""
         self.suspicion = suspicion
         self.handed = handed
         self.token = token
@@ -99,7 +100,8 @@ class Leases:
 
 
 class _Gathered:
-    """What one turn has to write to one internal log. written: who is answered then; safe: who waits for more."""
+    """What one turn has to write to one internal log. written: answers that wait for the append; safe: answers that
+    wait until it is safe."""
 
     def __init__(self) -> None:
         self.sections: list[bytes] = []
@@ -108,7 +110,7 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A group on a topic of this broker. memory, address: its filter counts there, once it has a queue."""
+    """A group on a topic of this broker. memory: charged to `address` for the filter once it has a queue."""
 
     def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
         self.agreed = agreed
@@ -119,7 +121,7 @@ class _SharedTopic:
         self._tag_hashes: npt.NDArray[np.uint32] | None = None
 
     def why_not(self, wanted: GroupFilter, address: str) -> str | None:
-        """Why there is no room for another filter than it has."""
+        """Return why there is no room for a new filter; None if there is."""
         more = 0 if wanted == self.agreed.filter else wanted.held_bytes
         return self._memory.why_not(address, more) if more else None
 
@@ -131,14 +133,14 @@ class _SharedTopic:
             queue.take_filter(self.agreed.filter, self._tag_hashes)
 
     def take_filter(self, agreed: GroupFilter) -> None:
-        """It was agreed on, in place of another one."""
+        """Replace the filter by one that was agreed on."""
         if self.queues:
             self._count()
         for queue in self.queues:
             queue.take_filter(agreed, self._tag_hashes)
 
     def drop(self) -> None:
-        """It is not used any more."""
+        """Release its memory: it is no longer used."""
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
@@ -150,7 +152,8 @@ class _SharedTopic:
 
 
 class _SharedGroup:
-    """On all partitions of this broker. held_back: where members wait beside messages, because of suspects."""
+    """A group on all partitions of this broker. held_back: partitions on which members wait because of suspects,
+    although messages are available."""
 
     def __init__(self) -> None:
         self.crew = Crew()
@@ -161,7 +164,7 @@ class _SharedGroup:
 class SharedGroups:
     """Lives on the reactor thread.
 
-    `enabled` is False on a node that follows: nothing is served then. `rebuild` sets it.
+    `enabled` is False on a node that follows, which serves nothing here. `lead` sets it.
     """
 
     def __init__(
@@ -181,7 +184,8 @@ class SharedGroups:
         """store: open. clock: seconds since 1970."""
         self.enabled = False
         self.leased = self.acknowledged = self.redelivered = self.refused = 0
-        """Messages since the start: leased, acknowledged, leased again, and settlements that came too late."""
+        """Counts since the start: messages leased, acknowledged and leased again, and settlements that came too
+        late."""
         self._store = store
         self._partitions = partitions
         self._writing = writing
@@ -191,7 +195,7 @@ class SharedGroups:
         self._clock = clock
         self._places = account.shared_groups
         self._memory = account.shared_bytes
-        self._makers: dict[SharedKey, str] = {}  # the addresses that the places count for
+        self._makers: dict[SharedKey, str] = {}  # the addresses charged for the places
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
         self._groups: dict[str, _SharedGroup] = {}
@@ -200,30 +204,30 @@ class SharedGroups:
         self._stored: dict[PartitionLog, StoredStates] = {}
         self._gathered: dict[bool, _Gathered] = {}
         self._flush_due = False
-        self._led = 0  # how often what is known was dropped
+        self._led = 0  # how often all state was dropped
         self._serial = 0
-        self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all that wait then
-        self._looks = 0  # in this turn
+        self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all waiting then
+        self._looks = 0  # queues looked at in this turn
         self._to_look: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
         self._works = SlicedWork(reactor)
         self._compaction = Compaction(
             store, SHARED_TOPIC, self._works, self._write_states, self._most_bytes, reactor.seconds
         )
-        self._state_bytes: dict[PartitionLog, int] = {}  # of its newest snapshot
+        self._state_bytes: dict[PartitionLog, int] = {}  # the size of its newest snapshot
         if enabled:
             self.lead()
 
     @property
     def takes_shared(self) -> bool:
-        """Whether messages are leased here. Not with 1.x's replication, which copies messages alone."""
+        """Whether messages are leased here. 1.x's replication excludes this: it copies only messages."""
         return self._writing.takes_sequences and self._partitions.takes_puts
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
-        """Lease messages for a member at this address; None: there is none now. Raises SharedRefused, StoreError, what
-        Partitions.find raises."""
+        """Lease messages for a member at this address; None: there are none now. Raises SharedRefused, StoreError, and
+        as Partitions.find."""
         queue = self._queue_for(request, address)
         state = queue.state
         queue.seen(request.member)
@@ -270,7 +274,7 @@ class SharedGroups:
         return answer
 
     def _expire_all_of(self, group: str, now: float) -> None:
-        """A member may wait for the end of a suspect's lease on another partition."""
+        """Expire the group's leases on all partitions: a member may wait for a suspect's lease on another partition."""
         for queue in self._groups[group].queues:
             queue.state.expire(now)
 
@@ -296,7 +300,7 @@ class SharedGroups:
         return queue
 
     def _agree(self, request: AcquireRequest, address: str) -> _SharedTopic:
-        """What the group takes of the topic is what this member wants. Raises SharedRefused, InvalidWhere."""
+        """Return the group's topic, with the filter that this member asks for. Raises SharedRefused, InvalidWhere."""
         place = request.group, request.topic
         now = self._reactor.seconds()
         topic = self._topics.get(place)
@@ -311,7 +315,7 @@ class SharedGroups:
         return topic
 
     def _has_leases(self, topic: _SharedTopic, now: float) -> bool:
-        """Whether a member has leased messages of the topic, or waits for some."""
+        """Whether a member has leased messages of the topic or waits for them."""
         return any(queue.state.has_leases(now) or self._parked.waiting(queue.key) for queue in topic.queues)
 
     def _written(
@@ -323,7 +327,7 @@ class SharedGroups:
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
-        """What was leased is written down: read it. Or it could not be: nobody has it."""
+        """Read the leased messages once the leases are stored. error: the leases are not stored, so revoke them."""
         if error is not None:
             queue.state.revoke(grants, token)
             self._wake(queue)
@@ -354,13 +358,13 @@ class SharedGroups:
         answer.errback(error)
 
     def give_back(self, key: SharedKey, grants: Sequence[Grant], token: int) -> None:
-        """Nobody was given what was leased here."""
+        """Release messages that were leased but given to nobody."""
         queue = self._queues.get(key)
         if queue is not None and grants:
             self._settle(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
 
     def withdraw(self, key: SharedKey, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """Answer the chosen ones of those that wait for messages here, who want none any more."""
+        """Answer the chosen waiting requests: their members want no messages any more."""
         self._parked.end(key, chosen)
 
     def _read(
@@ -373,7 +377,7 @@ class SharedGroups:
         answer.callback(Leases(handed, token, queue.state.available, damaged, suspicion))
 
     def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
-        """A leased record had failed its check. Nobody was given it."""
+        """Settle a leased record that failed its check and was given to nobody."""
         if isinstance(place, Damaged):
             queue.damaged_bytes += grant.size
             self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
@@ -383,9 +387,9 @@ class SharedGroups:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
-        """An outcome for each, at most SHARED_SETTLED. Raises NotLeader, what Partitions.find raises. Fails with
-        StoreError, NotLeader and what else says that nobody knows."""
-        self._partitions.find(request.topic, request.partition)  # raises where it is not served
+        """Settle at most SHARED_SETTLED messages; gives an outcome for each. Raises NotLeader, and as Partitions.find.
+        Fails with StoreError, NotLeader, and other errors that leave the outcome unknown."""
+        self._partitions.find(request.topic, request.partition)  # raises if it is not served here
         if not self.enabled:
             raise NotLeader(self._partitions.broker_id, "")
         queue = self._queues.get(SharedKey(request.group, request.topic, request.partition))
@@ -426,7 +430,7 @@ class SharedGroups:
         if done:
             gathered = self._gather(queue, done_section(queue.key, done))
         if changes:
-            suspects = state.suspects({offset for offset, *_ in changes})  # not of those that are done by a later row
+            suspects = state.suspects({offset for offset, *_ in changes})  # none that a later entry settles
             section = changed_section(queue.key, changes) + suspects_section(queue.key, suspects)
             gathered = self._gather(queue, section)
         if gathered is not None:
@@ -459,7 +463,7 @@ class SharedGroups:
                 self._look_soon(queue)
 
     def _look_soon(self, queue: SharedQueue) -> None:
-        """Now; in a later turn if many are to look."""
+        """Have the queue look ahead now, or in a later turn if many queues are to look."""
         if self._looks >= tuning.SHARED_LOOKS:
             self._to_look[queue.key] = None
             return
@@ -480,14 +484,14 @@ class SharedGroups:
                 self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
-        """In the next turn have those who wait ask again, as long as there is something for them."""
+        """Have waiting members ask again in the next turn, as long as there are messages for them or an error."""
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
             return
         self._wake_later(queue.key, None)
 
     def _wake_held_back(self, group: str) -> None:
-        """A member may have settled what others, or it, waited for."""
+        """Wake the members that wait because of suspects: a member may have settled what they wait for."""
         found = self._groups.get(group)
         if found is None:
             return
@@ -510,7 +514,7 @@ class SharedGroups:
                 self._wake_those_of(queue, among, until)
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
-        """As many as are served until then, and one at least."""
+        """Wake waiting members until the time `until`, and at least one."""
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
             queue.key,
@@ -523,15 +527,15 @@ class SharedGroups:
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """Wake, in the next turn, those of `among` that still wait then; None: all that wait."""
+        """In the next turn, wake those of `among` that still wait; None: all waiting."""
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
         if among is None or key not in self._waking:
             self._waking[key] = among
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
-        """For those who wait: look again when a lease ends, or a released message comes back. waits: somebody is going
-        to."""
+        """Look again for waiting members when a lease ends or a released message comes back. waits: a member is about
+        to wait."""
         when, key = queue.state.next_time, queue.key
         if when is None or not (waits or self._parked.waiting(key)):
             return
@@ -556,12 +560,12 @@ class SharedGroups:
 
     def _gather(self, queue: SharedQueue, section: bytes) -> _Gathered:
         waits = queue.log is not None and queue.log.waits
-        if queue.mode != waits:  # what the other log says of it counts no more
+        if queue.mode != waits:  # the rows in the other log no longer count
             return self._write_state(queue)
         return self._gather_in(waits, section)
 
     def _write_state(self, queue: SharedQueue) -> _Gathered:
-        """Write all that is known, what has just been changed included."""
+        """Write the whole state, including the latest changes."""
         queue.mode = queue.log is not None and queue.log.waits
         section = state_section(queue.key, queue.state, self._reactor.seconds(), self._now_ms())
         if queue.filter is not None:
@@ -618,7 +622,7 @@ class SharedGroups:
         self._writing.when_safe(waiting, safe)
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
-        """Answer these, from the one with this number on; some of very many in later turns."""
+        """Answer these from index `first` on; if there are very many, the rest in later turns."""
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):
             call_safely(fires[number], failure)
@@ -665,9 +669,9 @@ class SharedGroups:
             queue.mode = waits
             queue.log = partition
             queue.is_filter_written = stored_state.filter == topic.agreed.filter
-            if self._writing.copies is not None:  # rows that are not safe yet were not read, and others follow them
+            if self._writing.copies is not None:  # unsafe rows were not read; new ones follow them
                 self._write_state(queue)
-            if changed:  # other messages may come in the place of those that were lost
+            if changed:  # other messages may take the place of the lost ones
                 _log.warning(
                     "what group %s had of %s-%d goes over the partition's end: the partition has lost messages", *key
                 )
@@ -754,16 +758,16 @@ class SharedGroups:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Of a group, "" = of all; sorted."""
+        """Return the sorted keys of a group; "": of all groups."""
         return sorted([key for key in self._queues if key.group == group] if group else self._queues)
 
     def queues(self, group: str = "") -> list[SharedQueue]:
-        """Of a group, or of all; sorted."""
+        """Return the queues of a group, or of all groups, sorted by key."""
         return [self._queues[key] for key in self._keys(group)]
 
     def each(self, group: str = "") -> Iterator[SharedQueue]:
-        """The same for operators: those that are still there when they are taken, without the leases that have ended
-        meanwhile. Raises NotLeader when this node has stopped to lead after the first one."""
+        """Yield `queues` for operators: only queues that still exist then, with ended leases expired. Raises NotLeader
+        if this node has stopped leading since the first one."""
         led = self._led
         for key in self._keys(group):
             if self._led != led:
@@ -773,7 +777,8 @@ class SharedGroups:
                 yield queue
 
     def forget(self, group: str) -> Deferred[int]:
-        """Forget a group; of how many partitions. Fails with SharedRefused if it has members."""
+        """Forget a group, and give the number of its partitions. Raises SharedRefused if it has members or leased
+        messages, or does not exist."""
         queues = self.queues(group)
         now = self._reactor.seconds()
         for queue in queues:
@@ -810,8 +815,7 @@ class SharedGroups:
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
-    """Of each group and topic the filter that was written down last: a partition that nobody has asked since says the
-    one before."""
+    """Return the newest stored filter of each group and topic: a partition without a later request has an older one."""
     newest: dict[tuple[str, str], StoredState] = {}
     for key, (stored, _) in found.items():
         place = key.group, key.topic
@@ -825,7 +829,8 @@ def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict
 
 
 def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
-    """Another version may have allowed more. Then the next member says what the group takes."""
+    """Whether this version can use a stored filter: another version may have allowed more. If not, the next member sets
+    the filter."""
     try:
         found.check()
     except InvalidWhere as error:
@@ -835,7 +840,7 @@ def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
 
 
 def _cut(sections: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Into records."""
+    """Divide sections into records."""
     taken: list[bytes] = []
     size = 0
     for section in sections:

@@ -1,4 +1,4 @@
-"""Messages that wait to be leased: lines in the order of the partition, one for each priority."""
+"""Messages that wait to be leased, in lines: one for each priority, in the partition's order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["FRONT", "NO_KEY", "Again", "Line", "QueuedMessage"]
 NO_KEY = -1
 
 FRONT = 512
-"""Entries that a line takes out of numpy's arrays together."""
+"""How many entries a line takes out of numpy's arrays at once."""
 
 
 class QueuedMessage(NamedTuple):
-    """A record that may be leased. key: its hash, in a group that takes the records of a key in order."""
+    """A record that may be leased. key: the hash of its key, in an ordered group."""
 
     offset: int
     size: int
@@ -26,7 +26,7 @@ class QueuedMessage(NamedTuple):
 
 
 class Line:
-    """Records that nobody has had, of one priority, first to last: 12 bytes for each. Reactor thread."""
+    """Records of one priority that were never leased, first to last: 12 bytes each. Reactor thread."""
 
     __slots__ = ("_chunks", "_front", "_place", "count")
 
@@ -37,13 +37,13 @@ class Line:
         self._place = 0
 
     def add(self, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> None:
-        """Behind the last one."""
+        """Add records behind the last one."""
         if len(offsets):
             self._chunks.append((offsets, sizes))
             self.count += len(offsets)
 
     def peek(self) -> QueuedMessage | None:
-        """The first one."""
+        """Return the first record; None if there is none."""
         if self._place < len(self._front):
             return self._front[self._place]
         if not self._chunks:
@@ -58,7 +58,7 @@ class Line:
         return self._front[0]
 
     def pop(self) -> None:
-        """Take the one that `peek` gave."""
+        """Remove the record that `peek` returned."""
         self._place += 1
         self.count -= 1
 
@@ -69,8 +69,8 @@ class Line:
 
 
 class Again:
-    """Records of one priority that come in no order, and are leased in that of the partition. Their owner looks whether
-    they are still there. Reactor thread."""
+    """Records of one priority, added in any order and leased in the partition's order. The owner checks whether they
+    still wait. Reactor thread."""
 
     __slots__ = ("_heap",)
 
@@ -84,11 +84,11 @@ class Again:
         heappush(self._heap, waiting)
 
     def peek(self) -> QueuedMessage | None:
-        """The first one."""
+        """Return the first record; None if there is none."""
         return self._heap[0] if self._heap else None
 
     def pop(self) -> None:
-        """Take the one that `peek` gave."""
+        """Remove the record that `peek` returned."""
         heappop(self._heap)
 
     def clear(self) -> None:

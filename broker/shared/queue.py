@@ -1,4 +1,4 @@
-"""One group on one partition: looks ahead in the partition for its state, and reads what was leased."""
+"""One group on one partition: looks ahead in the partition for its state, and reads leased messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Handed(NamedTuple):
-    """What was read of leased records, in their order. damaged: those that fail their check."""
+    """Leased records as they were read, in order. damaged: records that fail their check."""
 
     grants: list[Grant]
     parts: list[Buffer]
@@ -80,26 +80,26 @@ class SharedQueue:
         memory: Shares,
         address: str,
     ) -> None:
-        """on_more: called when messages may be leased that could not be before. on_skipped: called with
-        bytes that nobody has to acknowledge, each time with their start, their end and how many records they hold.
-        memory, address: what it knows counts there for the one that made it."""
+        """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges that nobody
+        has to acknowledge: their start, their end and the number of their records. memory: charged for this queue's
+        state, to the address that created it."""
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
         """None while the partition has no data."""
         self.mode: bool | None = None
-        """Whether the internal log that has its rows is the one for group commit; None: no log has any."""
+        """Whether its rows are in the internal log for group commit; None: no log has any."""
         self.filter: GroupFilter | None = None
-        """What the group takes of the topic; None: no member has said it yet."""
+        """The group's filter on the topic; None: no member has set it yet."""
         self.is_filter_written = False
         self.is_watching = False
-        """Whether it is told what becomes visible of the partition."""
-        self._members: dict[str, float] = {}  # when each has asked last, by the reactor's clock
+        """Whether it is told of newly visible messages of the partition."""
+        self._members: dict[str, float] = {}  # when each asked last, by the reactor's clock
         self._asked_at = -tuning.SHARED_MEMBER_SECONDS
         self.damaged_bytes = 0
-        """Passed over since the start."""
+        """Bytes skipped as damaged since the start."""
         self.failure: MetaqError | None = None
-        """Why the partition could not be looked at."""
+        """Why looking ahead in the partition has failed."""
         self._reading = reading
         self._reactor = reactor
         self._on_more = on_more
@@ -108,14 +108,14 @@ class SharedQueue:
         self._address = address
         self._counted = 0
         self._tag_hashes: npt.NDArray[np.uint32] | None = None  # None: all
-        self._filter_is_new = False  # what waits was chosen by another one
+        self._filter_is_new = False  # waiting messages were chosen by the old filter
         self._looking = False
-        self._epoch = 0  # of what is looked at: what comes of an earlier one counts no more
+        self._epoch = 0  # grows with each new filter; results of an earlier epoch are dropped
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def take_filter(self, found: GroupFilter, tag_hashes: npt.NDArray[np.uint32] | None) -> None:
-        """The group has this filter from now on, which can be read. tag_hashes: of its tags; None: all are wanted."""
+        """Use this valid filter from now on. tag_hashes: the hashes of its tags; None: all tags are wanted."""
         self.filter = found
         self._tag_hashes = tag_hashes
         self.is_filter_written = False
@@ -123,52 +123,52 @@ class SharedQueue:
         self._epoch += 1
 
     def use_filter(self) -> None:
-        """Look anew at what waits, if the filter has changed since it was looked at. To be called before a lease."""
+        """Choose the waiting messages anew if the filter has changed. To be called before a lease."""
         if self._filter_is_new:
             self._filter_is_new = False
             self.state.look_again(ordered=self.filter is not None and self.filter.ordered)
 
     def seen(self, member: str) -> None:
-        """A member asks."""
+        """Note that a member asks."""
         self._asked_at = self._members[member] = self._reactor.seconds()
         if len(self._members) > tuning.SHARED_MEMBERS:
             self._members = self.members
 
     @property
     def members(self) -> dict[str, float]:
-        """Those that have asked not long ago, and when; only the latest of very many."""
+        """The members that have asked recently, and when; only the latest ones of very many."""
         since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
         found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
         return {name: at for name, at in found if at >= since}
 
     @property
     def is_asked(self) -> bool:
-        """Whether a member asked not long ago."""
+        """Whether a member has asked recently."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     @property
     def _where(self) -> str:
-        """The filter by content; "": none."""
+        """The filter by content; "" for none."""
         return "" if self.filter is None else self.filter.where
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Have the account know what it knows now. To be called when that has changed."""
+        """Charge the account for the present state. To be called after each change of it."""
         known = self.state.known_bytes
         self._memory.add(self._address, known - self._counted)
         self._counted = known
         self.state.scarce = self._memory.room(self._address) <= 0
 
     def drop(self) -> None:
-        """It is not used any more."""
+        """Release its memory: it is no longer used."""
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at a slice of what comes next, and at the others in later turns."""
+        """Look at the next slice of the partition, and at further slices in later turns."""
         if self._looking:
             return
         self.use_filter()
@@ -177,7 +177,7 @@ class SharedQueue:
         self._look(self._epoch)
 
     def _look(self, epoch: int) -> None:
-        """One slice. Calls itself again while there is more, once what it needs is there."""
+        """Look at one slice. Calls itself again while there is more, once the needed data are there."""
         log, state = self.log, self.state
         if log is None or epoch != self._epoch:
             self._looking = False
@@ -217,14 +217,14 @@ class SharedQueue:
             self._looking = False
 
     def _failed(self, error: MetaqError) -> None:
-        """Members are told, and whoever asks next has it tried again."""
+        """Tell the waiting members; the next request tries again."""
         self._looking = False
         self.failure = error
         _log.warning("group %s cannot look ahead in %s-%d: %s", *self.key, error)
         self._on_more(self)
 
     def _look_at_slice(self, log: PartitionLog, epoch: int) -> Deferred[None] | None:
-        """None: done. Else it is to be tried again when that fires."""
+        """Look at a slice. Returns None when done, else a Deferred; try again when it fires."""
         state = self.state
         start = state.scanned
         known = log.segments.damage.at(start) if len(log.segments.damage) else None
@@ -258,7 +258,7 @@ class SharedQueue:
         return None
 
     def _skip(self, start: int, end: int) -> None:
-        """Bytes without a record."""
+        """Skip damaged bytes, which hold no record."""
         state = self.state
         start = max(start, state.scanned)
         state.skip(start, end)
@@ -274,7 +274,7 @@ class SharedQueue:
         state, (first, second) = self.state, place
         if isinstance(place, Damaged):
             self._skip(first, second)
-        elif first == state.scanned:  # too large for its index, or without one
+        elif first == state.scanned:  # a record too large for its index, or without one
             log = self.log
             assert log is not None
             data = log.segments.read(first, HEADER_BYTES + 65_536)
@@ -283,7 +283,7 @@ class SharedQueue:
             units = np.zeros(1, [("offset", np.int64), ("size", np.int32)])
             units["offset"], units["size"] = first, second
             self._take(units, first, first + second, data, epoch)
-        else:  # the group began inside of a record
+        else:  # the group began inside a record
             state.skip(state.scanned, first)
             state.scanned = first
 
@@ -304,11 +304,12 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """The others. What the group has to do with already is not asked again: its members judge that."""
+        """Return the units that the filter takes. Records that the group already has to do with are kept without a
+        check: members judge them."""
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
         rest = np.flatnonzero(~wanted)
-        if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else it is in no index
+        if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else no index has tags
             rest = rest[np.isin(units["tag"][rest], self._tag_hashes)]
         if self._where and len(rest):
             time = self._reading.where_time
@@ -332,7 +333,7 @@ class SharedQueue:
     # --- what was leased ----------------------------------------------------------------------------------------------
 
     def read(self, grants: Sequence[Grant]) -> Handed | Deferred[Handed]:
-        """The leased records, at once if the page cache has them. Raises, or fails with, StoreError."""
+        """Read leased records, at once if the page cache has them. Raises, or fails with, StoreError."""
         log = self.log
         assert log is not None
         spans = _spans(grants)
@@ -346,14 +347,14 @@ class SharedQueue:
         return _checked(spans, parts)
 
     def examine(self, offset: int) -> Deferred[Soundness | BaseException]:
-        """What lies where a leased record failed its check. Never fails."""
+        """Examine the place of a leased record that failed its check. Never fails."""
         log = self.log
         assert log is not None
         return self._reading.examinations.examine(log, self.key.group, offset)
 
 
 def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -> list[int]:
-    """Of each record the hash of its first key; NO_KEY for none."""
+    """Return the hash of each record's first key; NO_KEY for none."""
     keys = []
     both = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     view = memoryview(data)
@@ -369,7 +370,7 @@ def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -
 
 
 def _spans(grants: Sequence[Grant]) -> list[_Span]:
-    """Those that follow each other in the partition, too, together."""
+    """Group records that follow each other in the partition."""
     spans: list[_Span] = []
     first, end = 0, grants[0].offset
     start = end
@@ -383,7 +384,8 @@ def _spans(grants: Sequence[Grant]) -> list[_Span]:
 
 
 def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
-    """Worker thread. A span never goes over the end of a segment, where the index units of a slice end, too."""
+    """Read from the disk. Worker thread. A span never crosses a segment's end, because a slice's index units end there
+    too."""
     parts: list[Buffer] = []
     for span in spans:
         data = b""
@@ -397,7 +399,7 @@ def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
 
 
 def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
-    """By their checksums."""
+    """Sort records into good and damaged ones by their checksums."""
     good: list[Grant] = []
     good_parts: list[Buffer] = []
     damaged: list[Grant] = []

@@ -1,4 +1,4 @@
-"""What the broker keeps of shared groups: sections in records of the internal logs `/shared` (store/internal_logs.py).
+"""How the broker stores shared groups: sections in records of the internal logs `/shared` (store/internal_logs.py).
 
     a record's body    version u16 | serial u64 | sections
     a section          kind u8 | partition u32 | bytes of the group u16 | of the topic u16 | group | topic | payload
@@ -10,15 +10,15 @@
     STATE              low u64 | ranges u32 | held u32 | ranges × (start u64 | end u64 | records u32) |
                        held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
     FORGOTTEN          nothing
-    a note             LEASED with a count of 0: token is its kind, until is 0, and for the member there is a text
-    FILTER (1)         text: the filter of the group on the topic (filters.py). Behind a STATE, and when it changes
-    SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has ended without a word], …]. Behind a STATE, and
-                       behind what is said of a suspect
+    a note             LEASED with a count of 0: token is the note's kind, until is 0, and member is a text
+    FILTER (1)         text: the filter of the group on the topic (filters.py). After a STATE, and when it changes
+    SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has expired unsettled], …]. After a STATE, and
+                       after each section about a suspect
 
 All big-endian. until: Unix milliseconds. DONE: the record [start, end); SKIPPED: bytes that nobody has to acknowledge,
-because the group's filter leaves out the records in them, or there is none. STATE takes the place of all that was said
-of the group and partition before, FORGOTTEN too. serial: grows by each record, in both logs together: of a group and
-partition that are in both, the one with the higher serial counts, which begins with a STATE.
+because the group's filter leaves out their records, or they hold none. STATE and FORGOTTEN replace all earlier sections
+of the group and partition. serial: grows with each record, across both logs. If both logs have a group and partition,
+the log with the higher serial counts; its later rows begin with a STATE.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ _HELD_ROW = np.dtype(
     ]
 )
 _READ_BYTES = 4 << 20
-_SUSPECTS_IN_NOTE = 2000  # up to 24 bytes each, of the 64 KiB that the text may have
+_SUSPECTS_IN_NOTE = 2000  # up to 24 bytes each; the text may have 64 KiB
 _STATES = {1: HeldState.LEASED, 2: HeldState.DELAYED}
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
 
 class RowKind(IntEnum):
-    """Of a section."""
+    """The kind of a section."""
 
     LEASED = 1
     DONE = 2
@@ -118,7 +118,7 @@ class SharedKey(NamedTuple):
 
 
 class RowSection(NamedTuple):
-    """payload: as the module says, by its kind."""
+    """payload: depends on the kind, as the module says."""
 
     kind: RowKind
     key: SharedKey
@@ -126,7 +126,7 @@ class RowSection(NamedTuple):
 
 
 def encode_body(serial: int, encoded: Sequence[bytes]) -> bytes:
-    """The body of a record with these sections."""
+    """Return the body of a record with these sections."""
     return _HEAD.pack(_VERSION, serial) + b"".join(encoded)
 
 
@@ -136,7 +136,7 @@ def _section(kind: RowKind, key: SharedKey, payload: bytes) -> bytes:
 
 
 def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms: int, member: str) -> bytes:
-    """These were leased."""
+    """Say that these records were leased."""
     name = member.encode("utf-8")
     rows = b"".join([_GRANT.pack(*grant) for grant in grants])
     return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
@@ -148,12 +148,12 @@ def _note(kind: _Note, key: SharedKey, text: str) -> bytes:
 
 
 def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
-    """The filter of the group on the topic."""
+    """Say the group's filter on the topic."""
     return _note(_Note.FILTER, key, found.to_text())
 
 
 def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
-    """So much is known of these; b"" for none."""
+    """Say what is known of these suspects; b"" for none."""
     notes = []
     for first in range(0, len(suspects), _SUSPECTS_IN_NOTE):
         rows = [
@@ -164,27 +164,27 @@ def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """The records at [start, end) are done."""
+    """Say that the records at [start, end) are done."""
     return _section(RowKind.DONE, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
 
 
 def skipped_section(key: SharedKey, ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Nobody has to acknowledge the bytes [start, end), which hold so many records."""
+    """Say that nobody has to acknowledge the bytes [start, end), which hold so many records."""
     return _section(RowKind.SKIPPED, key, _COUNT.pack(len(ranges)) + np.array(ranges, _COUNTED_ROW).tobytes())
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
-    """Offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each record that was released or extended."""
+    """Say offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each released or extended record."""
     rows = [(offset, until, attempts, _NUMBERS[state]) for offset, until, attempts, state in changes]
     return _section(RowKind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
 
 
 def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
-    """All that is known. now, now_ms: as for SharedState.begin."""
+    """Say the whole state. now, now_ms: as for SharedState.begin."""
     ranges = list(state.ranges())
     held = []
     for offset, each in state.items():
-        timed = each.state in _NUMBERS  # the others may be leased at once
+        timed = each.state in _NUMBERS  # records in other states may be leased at once
         until = now_ms + int((each.until - now) * 1000) if timed else 0
         number = _NUMBERS[each.state if timed else HeldState.DELAYED]
         held.append((offset, each.token, until, each.size, each.attempts, each.priority, number))
@@ -194,13 +194,13 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
 
 
 def forgotten_section(key: SharedKey) -> bytes:
-    """Nothing is known any more."""
+    """Say that the group on this partition was forgotten."""
     return _section(RowKind.FORGOTTEN, key, b"")
 
 
 def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The bodies of an internal log's records, in their order, each with where it ends. Ends with the record that has
-    the last of `most_bytes`. Raises StoreError."""
+    """Yield the bodies of an internal log's records in order, each with its end offset. Stops after the record that
+    has the last of `most_bytes`. Raises StoreError."""
     last = None if most_bytes is None else first_offset + most_bytes
     size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
     offset, rest = first_offset, b""
@@ -219,7 +219,7 @@ def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = 
 
 
 def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:
-    """The serial of a record, and its sections. Raises StoreError, also while they are taken."""
+    """Return the serial of a record, and its sections. Raises StoreError, also during the iteration."""
     try:
         version, serial = _HEAD.unpack_from(body)
     except error as wrong:
@@ -271,7 +271,7 @@ def _note_of(section: RowSection, kind: _Note) -> str | None:
 
 
 def read_filter(section: RowSection) -> GroupFilter | None:
-    """The group's filter, if the section says it. Raises StoreError."""
+    """Return the group's filter if the section has it. Raises StoreError."""
     text = _note_of(section, _Note.FILTER)
     return None if text is None else GroupFilter.from_text(text)
 
@@ -284,7 +284,7 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Have a state that is read know what a section says; not for STATE, FORGOTTEN, and a filter. Raises StoreError."""
+    """Apply a section to a state that is being read; not for STATE, FORGOTTEN or a filter. Raises StoreError."""
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:
         if (text := _note_of(section, _Note.SUSPECTS)) is not None:
@@ -306,7 +306,7 @@ def apply(section: RowSection, state: SharedState) -> None:
 
 
 def read_state(payload: memoryview, state: SharedState) -> None:
-    """Have a new state know what a section STATE says."""
+    """Fill a new state from a STATE section."""
     low, ranges, held = _STATE.unpack_from(payload)
     state.low = state.scanned = low
     place = _STATE.size

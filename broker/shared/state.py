@@ -1,25 +1,25 @@
-"""What one group has of one partition: a core without I/O, clock or log. queue.py feeds it and does what it says.
+"""The state of one group on one partition: a core without I/O, clock or log. queue.py feeds it and acts on it.
 
-    done        below `low` everything is; above it what was acknowledged, as ranges
-    held        leased, or released and not leased again: each with its attempts and the token of its last lease
-    waiting     looked at (`scanned`), and leased by nobody yet: in a line for each priority
+    done        everything below `low`, and ranges of acknowledged records above it
+    held        leased, or released and not leased again; each with its attempts and the token of its last lease
+    waiting     looked at (below `scanned`) and never leased; in a line for each priority
     unknown     from `scanned` on
 
 Invariants, checked by tests after every step (`check`):
-- every record from `low` to `scanned` is done, held or waiting, and is one of them only;
-- a record is leased to one member at most, until `until`;
-- with `ordered`, of the records with one key only the first that is not done is held, or may be leased.
+- every record from `low` to `scanned` is exactly one of done, held and waiting;
+- a record is leased to at most one member, until `until`;
+- with `ordered`, only the first record of a key that is not done is held or may be leased.
 
-Times are seconds of the caller's clock, which never goes back. A state that is read from a log, which nobody asks yet,
-has Unix milliseconds instead; `begin` makes seconds of them.
+Times are seconds of the caller's clock, which never goes back. A state that is being read from a log, and does not
+serve yet, has Unix milliseconds instead; `begin` converts them.
 
-An expired lease is its holder's until another member gets the message: the token decides. A member that gets a message
-again, as it has asked for more meanwhile, may settle it with the tokens of both leases.
+The holder of an expired lease may settle it until another member gets the message: the token decides. A member that
+asks for more meanwhile, and gets the same message again, may settle it with the token of either lease.
 
-*Suspects* are messages of which a lease has ended without a word: they may have killed their worker, or have been with
-the one that has. That end is no attempt. A suspect is leased alone, and one at a time to a member. If the member has
-nothing else of the group then, or if that has happened to the message twice, it is the only one that the member has
-(crew.py). Only the end of such a lease is an attempt, because no other message can be the reason.
+*Suspects* are messages whose lease has expired unsettled: such a message, or another one of its lease, may have killed
+the worker. That expiry is no attempt. A suspect is leased alone, and a member has one at a time. If the member has no
+other message of the group then, or if it has happened to the message twice, the suspect is the member's only message
+(crew.py). Only the expiry of such a lease is an attempt, because no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
-"""Of memory: for a record that is looked at ahead, and more for the first ones; the same in a group that takes the
-records of a key in order, and for each key that has any; for a held record; for a range of acknowledged ones."""
+"""Bytes of memory: for a record looked at ahead, and additionally for the first ones; in an ordered group for such a
+record, and for each key; for a held record; for a range of acknowledged records."""
 
 _MOST_MS = 8 * 24 * 3600 * 1000
-"""More than any time that a client may name: a clock that was set back adds no more."""
+"""More than any time that a client may name: a clock that was set back adds at most this."""
 
 _EARLIER = 16
-"""Tokens of a member's earlier leases that are remembered for a message."""
+"""How many tokens of a member's earlier leases a message keeps."""
 
 
 class HeldState(Enum):
-    """Where a held record is."""
+    """The state of a held record."""
 
     LEASED = "leased"
     READY = "ready"
@@ -63,7 +63,7 @@ class HeldState(Enum):
     DELAYED = "delayed"
     """It may be leased again at its time."""
     UNSEEN = "unseen"
-    """As READY, once the partition has been looked at as far as that."""
+    """Becomes READY once the partition has been looked at up to there."""
 
 
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
@@ -71,7 +71,7 @@ _NONE, _SUSPECT, _ALONE = Suspicion
 
 
 class Suspect(NamedTuple):
-    """What is known of a suspect record. has_ended: its last lease has, without a word."""
+    """What is known of a suspect record. has_ended: whether its last lease has expired unsettled."""
 
     offset: int
     suspicion: Suspicion
@@ -80,7 +80,8 @@ class Suspect(NamedTuple):
 
 class HeldMessage:
     """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
-    the tokens of the leases before this one, if `member` had them, too. has_ended: the last lease has, without a word.
+    the tokens of the leases before this one, as far as they were also `member`'s. has_ended: whether the last lease has
+    expired unsettled.
     """
 
     __slots__ = (
@@ -114,18 +115,18 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """How it has to be leased next, at least."""
+        """The least suspicion with which it has to be leased next."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
 
     @property
     def attempts_before(self) -> int:
-        """Attempts, if it is leased once more now."""
+        """The attempts that count before a next lease."""
         return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
 
     def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
-        """Once more."""
+        """Lease it once more."""
         self.attempts = self.attempts_before + 1
         self.earlier = (*self.earlier, self.token)[-_EARLIER:] if member == self.member else ()
         self.state, self.until, self.token, self.member = _LEASED, until, token, member
@@ -133,8 +134,8 @@ class HeldMessage:
 
 
 class HeldFigures(NamedTuple):
-    """delayed: records that wait until they may be leased again. most_attempts: of the records that are held. members:
-    how many records each has leased."""
+    """delayed: records that wait until they may be leased again. most_attempts: the maximum of the held records.
+    members: how many records each has leased."""
 
     delayed: int
     most_attempts: int
@@ -142,7 +143,7 @@ class HeldFigures(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A record that was leased just now. attempts: this time included."""
+    """A record that was leased just now. attempts: includes this lease."""
 
     offset: int
     size: int
@@ -151,9 +152,9 @@ class Grant(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """held: records that are leased or were released. ahead, ahead_bytes: that are looked at in front of their lease.
-    ranges: of acknowledged records. share: every so many-th record is the one that has waited longest. scarce: instead
-    of held and of ahead while there is no memory."""
+    """held: leased or released records. ahead, ahead_bytes: records looked at before their lease. ranges: of
+    acknowledged records. share: one in so many leases takes the oldest waiting record. scarce: replaces held and ahead
+    while there is no memory."""
 
     held: int
     ahead: int
@@ -168,53 +169,54 @@ class SharedState:
     """See the module. Reactor thread."""
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
-        """low: byte offset at which the group begins. crew: of the group on all partitions; None: this is all."""
+        """low: byte offset at which the group begins. crew: of the group on all partitions; None: on this one only."""
         self.low = low
         self.scanned = low
-        """Byte offset up to which the partition was looked at."""
+        """The byte offset up to which the partition was looked at."""
         self.ordered = False
         self.scarce = False
-        """There is no memory: it leases few, and looks few ahead."""
+        """Whether there is no memory: few records are then leased and looked at ahead."""
         self.leased = 0
         self.done_above = 0
-        """Records that are done from `low` on."""
+        """The number of done records above `low`."""
         self.crew = Crew() if crew is None else crew
         self._limits = limits
         self._held: dict[int, HeldMessage] = {}
-        self._ranges: dict[int, tuple[int, int]] = {}  # of what is done: its start -> its end, its records
+        self._ranges: dict[int, tuple[int, int]] = {}  # done: start -> (end, records)
         self._range_of_end: dict[int, int] = {}
         self._lines = [Line() for _ in range(MAX_PRIORITY + 1)]
         self._again = [Again() for _ in range(MAX_PRIORITY + 1)]
         self._first_of_keys = [Again() for _ in range(MAX_PRIORITY + 1)]  # lines of an ordered group
         self._suspects = Again()
-        self._lone = Again()  # suspects that are only leased to a member that has nothing else
+        self._lone = Again()  # suspects for a member without other messages
         self._in_lines = 0
-        self._ready = 0  # held ones that are READY
+        self._ready = 0  # held records that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
-        """Of each key that has a record in a line or held: offset, size and priority of those that wait behind it."""
+        """For each key with a record in a line or held: offset, size and priority of the records that wait behind
+        it."""
         self._behind_keys = 0
         self._ahead_bytes = 0
-        self._ends: list[tuple[float, int, list[int]]] = []  # of leases: (when, token, offsets), a heap
-        self._ending = 0  # offsets in it
+        self._ends: list[tuple[float, int, list[int]]] = []  # ends of leases: (when, token, offsets), a heap
+        self._ending = 0  # offsets in _ends
         self._delays: list[tuple[float, int]] = []  # (when, offset), a heap
-        self._known_end = low  # behind it nothing is held or done
+        self._known_end = low  # nothing behind it is held or done
         self._handed = 0
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     @property
     def available(self) -> int:
-        """Records that may be leased now; an upper bound."""
+        """An upper bound of the records that may be leased now."""
         return self._in_lines + self._ready
 
     @property
     def held(self) -> int:
-        """Records that are leased, or were released."""
+        """The number of leased and released records."""
         return len(self._held)
 
     @property
     def wants_more(self) -> bool:
-        """Whether more of the partition is to be looked at."""
+        """Whether to look further ahead in the partition."""
         ahead = self._in_lines + self._ready + self._behind_keys
         most = self._limits.ahead_ordered if self.ordered else self._limits.ahead
         if self.scarce:
@@ -223,7 +225,7 @@ class SharedState:
 
     @property
     def known_bytes(self) -> int:
-        """Memory for what it knows of records, as it was measured."""
+        """The memory for its records, by measured sizes."""
         ahead = _AHEAD_BYTES * self._in_lines + _FRONT_BYTES * min(self._in_lines, FRONT)
         if self.ordered:
             ahead = _ORDERED_BYTES * (self._in_lines + self._behind_keys) + _KEY_BYTES * len(self._keys)
@@ -231,16 +233,16 @@ class SharedState:
 
     @property
     def next_time(self) -> float | None:
-        """When `expire` has something to do, or earlier."""
+        """A time no later than the next at which `expire` has something to do."""
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
 
     def has_leases(self, now: float) -> bool:
-        """Whether a lease has not ended, also while `expire` has not come to all that have."""
+        """Whether a lease is unexpired, even if `expire` has not handled all expired ones."""
         return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
     def figures(self) -> Generator[None, None, HeldFigures]:
-        """Looks at so many held records up to each `yield`: what changes meanwhile may be in it or not."""
+        """Count SHARED_COUNTED held records up to each `yield`. Changes meanwhile may be counted or not."""
         every = list(self._held.values())
         delayed = most_attempts = 0
         members: dict[str, int] = {}
@@ -258,11 +260,11 @@ class SharedState:
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
-        """Lease at most `count` records of `max_bytes` together; the first one whatever its size.
+        """Lease at most `count` records of at most `max_bytes` together; the first record may be larger.
 
-        Call `expire` before. until: when the leases end. token: no other lease has it. One that is a suspect is leased
-        alone. None at all, although some are available: the member has a suspect, or is to have one when it has settled
-        what it has.
+        Call `expire` before. until: when the leases end. token: no other lease has it. A suspect is leased alone. The
+        result may be empty although records are available: the member has a suspect, or is to get one once it has
+        settled its messages.
         """
         crew = self.crew
         if crew.has_one_alone(member):
@@ -290,14 +292,15 @@ class SharedState:
         return granted
 
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
-        """The line of the one to lease, and how; if there is none, whether the member has to wait for one."""
+        """Return the line of the suspect to lease and how to lease it, or None; and whether the member has to wait for
+        a suspect."""
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
         if not crew.has_any(member):
             if lone:
                 return (self._lone, _ALONE), False
             if crew.chosen == member and crew.chosen_for is not self and crew.still_wanted():
-                return None, True  # a suspect of another partition, for which it has settled all
+                return None, True  # it has settled all for a suspect of another partition
             if self._first_suspect(self._suspects, _SUSPECT):
                 return (self._suspects, _ALONE), False
             return None, False
@@ -313,7 +316,7 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Whether the line has one, which is its first then."""
+        """Whether the line has a suspect of this kind; it is then the line's first."""
         while (returned := line.peek()) is not None:
             held = self._held.get(returned.offset)
             if held is not None and held.state is _READY and held.next_suspicion is suspicion:
@@ -341,7 +344,7 @@ class SharedState:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
     def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
-        """Priority and place of the record to lease next, which stays there. levels: priorities that have some, the
+        """Return priority and place of the next record to lease, without taking it. levels: priorities with records,
         highest first."""
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
@@ -358,7 +361,7 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """The first record of a priority; of those that are held, if no other one may be."""
+        """Return the first record of a priority. full: consider only records that are already held."""
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
             again.pop()
@@ -366,13 +369,13 @@ class SharedState:
         if full:
             return found
         new = self._lines[priority]
-        for line in (new, self._first_of_keys[priority]) if self.ordered else (new,):  # this is for each message
+        for line in (new, self._first_of_keys[priority]) if self.ordered else (new,):  # runs for each message
             if (first := line.peek()) is not None and (found is None or first.offset < found[0].offset):
                 found = first, line
         return found
 
     def _is_ready(self, offset: int) -> bool:
-        """Whether it may be leased together with others."""
+        """Whether a held record may be leased together with others."""
         held = self._held.get(offset)
         return held is not None and held.state is _READY and held.next_suspicion is _NONE
 
@@ -399,7 +402,7 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget the ends of leases that have ended otherwise."""
+        """Forget the ends of leases that were settled or replaced."""
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]
@@ -414,9 +417,9 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Have what is due come back; how many records may be leased that could not be before.
+        """Make due records ready to be leased again. Return how many more may be leased now.
 
-        If very much is due, the rest comes back at the next call; `next_time` has come already then."""
+        If very many are due, the next call handles the rest; `next_time` is then in the past."""
         before = self._ready
         left = tuning.SHARED_EXPIRED
         while self._ends and self._ends[0][0] <= now and left > 0:
@@ -447,7 +450,7 @@ class SharedState:
         return self._ready - before
 
     def _come_back(self, offset: int, held: HeldMessage) -> None:
-        """It may be leased again."""
+        """Let a held record be leased again."""
         if held.state is _LEASED:
             held.has_ended = True
             self._let_go(held)
@@ -464,7 +467,7 @@ class SharedState:
         lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
 
     def _let_go(self, held: HeldMessage) -> None:
-        """Its lease ends. Before its state and member change."""
+        """End the lease of a held record, before its state and member change."""
         if held.state is _LEASED:
             self.leased -= 1
             self.crew.let_go(held.member, held.suspicion)
@@ -478,11 +481,11 @@ class SharedState:
         return held if held.token == token or token in held.earlier else SettleOutcome.LOST
 
     def attempts_of(self, offset: int) -> int:
-        """Of a held record."""
+        """Return the attempts of a held record."""
         return self._held[offset].attempts
 
     def ack(self, offset: int, token: int, done: list[tuple[int, int]] | None = None) -> SettleOutcome:
-        """The record is done. Then its [start, end) goes to `done`."""
+        """Acknowledge a record. If that makes it done, its [start, end) goes to `done`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -494,9 +497,9 @@ class SharedState:
         return SettleOutcome.DONE
 
     def _drop(self, offset: int, held: HeldMessage) -> None:
-        """It is held no longer; the next one with its key may be leased."""
+        """Hold a record no longer; the next one with its key may be leased."""
         del self._held[offset]
-        if held.state is _LEASED:  # as _let_go
+        if held.state is _LEASED:  # inlines _let_go
             self.leased -= 1
             self.crew.let_go(held.member, held.suspicion)
         self._ready -= held.state is _READY
@@ -518,12 +521,12 @@ class SharedState:
         del self._keys[key]
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
-        """The record may be leased again in `delay` seconds. counts: False = nobody has worked on it: the attempt
-        does not count, and it stays suspect if it was. Else it is not any more: somebody has said what became of it."""
+        """Let a record be leased again in `delay` seconds. counts: False = nobody has worked on it, so the attempt does
+        not count, and a suspect stays one. Otherwise it is no longer suspect, because a member has reported on it."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
-        if not counts and held.token != token:  # what this member was given unasked; it works on the other copy
+        if not counts and held.token != token:  # the member returns an extra copy, and works on the other one
             return SettleOutcome.LOST
         was_ready = held.state is _READY and not held.has_ended and (not counts or held.suspicion is _NONE)
         if not counts and (held.state is _LEASED or held.has_ended):
@@ -544,7 +547,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def extend(self, offset: int, token: int, until: float) -> SettleOutcome:
-        """The lease ends then."""
+        """Let the lease end at `until`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -588,11 +591,11 @@ class SharedState:
 
     @property
     def known_end(self) -> int:
-        """Where what was leased or done ends; behind it all is new."""
+        """The end of everything that was leased or done; all records behind it are new."""
         return self._known_end
 
     def skip(self, start: int, end: int, records: int = 0) -> None:
-        """Nobody has to acknowledge these bytes, which hold so many records."""
+        """Mark bytes that nobody has to acknowledge as done; they hold so many records."""
         if start >= self._known_end or not any(first <= start < last for first, (last, _) in self._ranges.items()):
             self._mark_done(start, end, records)
 
@@ -606,7 +609,7 @@ class SharedState:
         priorities: npt.NDArray[np.uint8] | None,
         keys: Sequence[int] | None,
     ) -> None:
-        """These are the records from `scanned` to `end`. priorities: None = all are 0. keys: if `ordered`."""
+        """Take the records from `scanned` to `end`. priorities: None = all are 0. keys: only if `ordered`."""
         self.scanned = end
         if len(offsets) and int(offsets[0]) < self._known_end:
             new = self._unknown(offsets, keys)
@@ -629,7 +632,7 @@ class SharedState:
             self._lines[priority].add(offsets[chosen], sizes[chosen])
 
     def _line_up(self, offset: int, size: int, priority: int, key: int) -> None:
-        """A record of an ordered group: behind those with its key that wait, or are leased."""
+        """Put a record of an ordered group behind the records of its key that wait or are leased."""
         if key != NO_KEY:
             behind = self._keys.get(key)
             if behind is not None:
@@ -641,7 +644,7 @@ class SharedState:
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-        """Those that are neither done nor held. HeldMessage ones are seen now."""
+        """Return which records are neither done nor held. Held ones count as seen from now on."""
         new = np.ones(len(offsets), bool)
         if self._ranges:
             starts = np.fromiter(self._ranges, np.int64, len(self._ranges))
@@ -664,7 +667,7 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Forget what waits, and look at it anew. ordered: whether the group takes the messages of a key in order."""
+        """Forget the waiting records, and look at them anew. ordered: the new value."""
         self.ordered = ordered
         self.scanned = self.low
         lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys, self._suspects, self._lone]
@@ -686,7 +689,7 @@ class SharedState:
     # --- the partition changes ----------------------------------------------------------------------------------------
 
     def cut(self, first: int) -> int:
-        """Retention has taken what lies below `first`; how many held records went with it."""
+        """Forget the records below `first`, which retention has removed. Return how many were held."""
         if first <= self.low:
             return 0
         gone = [offset for offset in self._held if offset < first]
@@ -714,9 +717,9 @@ class SharedState:
         return len(gone)
 
     def clip(self, end: int) -> bool:
-        """The partition ends there, and other records may follow: forget what was known behind it. Before `begin`.
+        """Forget everything behind `end`, where the partition ends: other records may follow there. Before `begin`.
 
-        Whether anything was."""
+        Returns whether there was anything."""
         changed = self.low > end
         self.low = min(self.low, end)
         for offset in [offset for offset, held in self._held.items() if offset + held.size > end]:
@@ -738,7 +741,7 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """These were leased, or held otherwise."""
+        """Read that records were leased, or are held in another state."""
         for offset, size, priority, attempts in grants:
             before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
@@ -750,30 +753,31 @@ class SharedState:
             before.has_ended = before.has_ended or before.state is _LEASED
             if (
                 before.next_suspicion is not _NONE
-            ):  # `read_suspects` knows it better, unless an earlier version wrote it
+            ):  # `read_suspects` corrects this, unless an earlier version wrote the log
                 held.suspicion = _SUSPECT
 
     def read_suspects(self, suspects: Iterable[Suspect]) -> None:
-        """So much is known of these."""
+        """Read what is known of suspects."""
         for offset, suspicion, has_ended in suspects:
             if (held := self._held.get(offset)) is not None:
                 held.suspicion, held.has_ended = suspicion, has_ended
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
-        """A record was acknowledged, or bytes were passed over."""
+        """Read that a record was acknowledged or bytes were skipped."""
         self._held.pop(start, None)
         self._mark_done(start, end, records)
 
     def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
-        """A held record was released, or its lease extended."""
+        """Read that a held record was released or its lease extended."""
         held = self._held.get(offset)
         if held is not None:
-            if state is not _LEASED and attempts == held.attempts:  # somebody has worked on it
+            if state is not _LEASED and attempts == held.attempts:  # a member has worked on it
                 held.suspicion = _NONE
             held.state, held.until, held.attempts, held.has_ended = state, until_ms, attempts, False
 
     def begin(self, now: float, now_ms: int) -> None:
-        """Serve from now on what was read. now, now_ms: the same moment by the caller's clock, and as Unix time."""
+        """Begin to serve the read state. now, now_ms: the same moment by the caller's clock and in Unix
+        milliseconds."""
         self.scanned = self.low
         self._know_end()
         for offset, held in self._held.items():
@@ -792,12 +796,12 @@ class SharedState:
     # --- writing it down ----------------------------------------------------------------------------------------------
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Start, end and records of what is done from `low` on."""
+        """Yield start, end and number of records of each done range above `low`."""
         for start, (end, count) in self._ranges.items():
             yield start, end, count
 
     def suspects(self, offsets: Iterable[int] | None = None) -> list[Suspect]:
-        """Those of these records that are held, and suspects; None: of all."""
+        """Return the held suspects among these records; None: among all."""
         chosen = self._held if offsets is None else offsets
         found = ((offset, self._held.get(offset)) for offset in chosen)
         return [
@@ -807,5 +811,5 @@ class SharedState:
         ]
 
     def items(self) -> Iterator[tuple[int, HeldMessage]]:
-        """What is held, by offset."""
+        """Yield the held records by offset."""
         return iter(self._held.items())

@@ -1,4 +1,4 @@
-"""What operators are told of shared groups."""
+"""The status of shared groups for operators."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ __all__ = ["answer_status", "messages_left"]
 
 
 def messages_left(queue: SharedQueue) -> int:
-    """Messages that are not acknowledged, leased ones too."""
+    """Return the number of unacknowledged messages, leased ones included."""
     if queue.log is None:
         return 0
     return max(0, queue.log.lookup.messages_behind(queue.state.low) - queue.state.done_above)
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
-    """SHARED_STATUS. Each group and partition as it is when its turn comes. Raises RemoteProtocolError, NotLeader."""
+    """Answer SHARED_STATUS, with each group and partition as it is at its turn. Raises RemoteProtocolError,
+    NotLeader."""
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []
     for queue in shared.each(request.group):
@@ -37,8 +38,8 @@ def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame)
 
 
 def _described(queue: SharedQueue, now_ms: int) -> Generator[None, None, dict[str, Any]]:
-    """One group on one partition, for JSON. oldestMs: how long ago the first message that is not acknowledged was
-    stored; None if there is none, or nobody knows."""
+    """Return one group on one partition, for JSON. oldestMs: the age of the first unacknowledged message; None if there
+    is none, or it is unknown."""
     state = queue.state
     delayed, most_attempts, members = yield from state.figures()
     return {
@@ -64,6 +65,6 @@ def _oldest_ms(queue: SharedQueue, now_ms: int) -> int | None:
         return None
     try:
         units = log.lookup.units(max(low, log.first_offset), 1, 1)
-    except MetaqError:  # shown as unknown: the other figures are not hidden by it
+    except MetaqError:  # shown as unknown, so that the other figures are still shown
         return None
     return max(0, now_ms - abs(int(units[0]["time_ms"]))) if len(units) else None

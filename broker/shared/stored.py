@@ -1,4 +1,4 @@
-"""What an internal log `/shared` says of shared groups, read on as it grows: at the start, and by nodes that follow."""
+"""Shared groups as an internal log `/shared` has them; read at the start, and read on by nodes that follow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["StoredState", "StoredStates"]
 
 
 class StoredState(NamedTuple):
-    """serial: of the last record that says something of it. state: None if it was forgotten. filter: the group's on the
-    topic, and filter_serial of the record that says so; None: an earlier version has written it."""
+    """serial: of the last record about it. state: None if it was forgotten. filter: the group's filter on the topic;
+    None: an earlier version has written the state. filter_serial: of the record that has the filter."""
 
     serial: int
     state: SharedState | None
@@ -24,20 +24,20 @@ class StoredState(NamedTuple):
 
 
 class StoredStates(LogReader):
-    """Of one log."""
+    """The states in one log."""
 
     def __init__(self, log: PartitionLog, limits: Limits) -> None:
         super().__init__(log)
         self._limits = limits
         self._states: dict[SharedKey, StoredState] = {}
         self.serial = 0
-        """The biggest that was read."""
+        """The highest serial that was read."""
 
     def _clear(self) -> None:
         self._states.clear()
 
     def _read(self, most: int | None) -> None:
-        """most: bytes."""
+        """Read on. most: bytes."""
         for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):
             serial, found = sections(body)
             for section in found:
@@ -62,12 +62,12 @@ class StoredStates(LogReader):
                 apply(section, state)
             else:
                 found, filter_serial = said, serial
-        else:  # the other log has what was before: its later rows begin with a STATE
+        else:  # the earlier state is in the other log; later rows here begin with a STATE
             return
         self._states[key] = StoredState(serial, state, found, filter_serial)
 
     def take_all(self) -> dict[SharedKey, StoredState]:
-        """What was read, which belongs to the caller from now on: the log is read again if it is asked for anew."""
+        """Hand the states over to the caller. A later call reads the log again."""
         states, self._states = self._states, {}
         self.forget()
         return states

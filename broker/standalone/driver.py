@@ -31,19 +31,19 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""Simple requests, or parts of long ones, that are done before the reactor looks after others: a few milliseconds."""
+"""How many simple requests, or parts of long ones, are done before others are served: a few milliseconds."""
 
 PEERS_IN_TURN = 256
-"""Connections that are written to in one turn."""
+"""How many connections are written to in one turn."""
 
 BUFFERED_BYTES = 256 * 1024
-"""Of requests that have come and were not begun; a connection that has more is not read from."""
+"""The most bytes of received requests that were not begun; a connection with more is not read."""
 
 MOST_CONNECTIONS = 65_536
-"""Of all addresses; fewer if the process may not have so many descriptors."""
+"""The most connections of all addresses; fewer if the process may not have so many descriptors."""
 
 DESCRIPTORS_FOR_OTHERS = 64
-"""For files, and for what else the process does."""
+"""Descriptors kept for files and for the process's other work."""
 
 _BACKLOG = 1000
 
@@ -53,9 +53,9 @@ def moment() -> Moment:
 
 
 class _Peer(TwistedProtocol):
-    """One connection's two directions."""
+    """Both directions of one connection."""
 
-    large = False  # FastConnection asks: the next bytes have no place of their own
+    large = False  # for FastConnection: the next bytes have no place of their own
 
     def __init__(self, driver: ServerDriver, host: str, port: int) -> None:
         self._driver = driver
@@ -83,21 +83,21 @@ class _Peer(TwistedProtocol):
             self._driver.lost(self, connection)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """The transport's: much is buffered. Nothing more is given to it, and nothing more is read."""
+        """Stop writing and reading: the transport has buffered much."""
         self._full = True
         self._regulate()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The transport's: it is buffered no longer."""
+        """Write and read again: the transport's buffer is empty."""
         self._full = False
         self.flush()
         self._regulate()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The transport's: it is lost, and connectionLost follows."""
+        """Do nothing: the connection is lost, and connectionLost follows."""
 
     def flush(self) -> None:
-        """Send what there is, and close the connection if that was all."""
+        """Send pending answers, and close the connection if it is finished."""
         connection = self._connection
         if connection is None or self._full:
             return
@@ -108,7 +108,7 @@ class _Peer(TwistedProtocol):
             self._transport.loseConnection()
 
     def _regulate(self) -> None:
-        """Read, or not."""
+        """Start or stop reading."""
         connection = self._connection
         silenced = self._full or (connection is not None and _is_too_much(connection))
         if silenced != self._silenced and connection is not None and not connection.finished:
@@ -121,7 +121,7 @@ class _Peer(TwistedProtocol):
                 self._driver.silenced.pop(self, None)
 
     def listen_again(self) -> None:
-        """Something was done: there may be room for more."""
+        """Read again if there is room: requests were done."""
         self._regulate()
 
     def abort(self) -> None:
@@ -129,15 +129,16 @@ class _Peer(TwistedProtocol):
 
 
 def _is_too_much(connection: PeerConnection) -> bool:
-    """A request that is larger than the bound must get in, so what has come of it does not count."""
+    """Whether a connection is over the bound. An incomplete request does not count: one that is larger than the bound
+    must get in."""
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
 
 class ServerDriver(Factory):
     """Feeds a server from a port. Its methods run on the reactor thread.
 
-    files: the log, which was loaded; None if nothing is kept.
-    failure: why it has stopped by itself: the log cannot be written. stopped: called when it listens no longer.
+    files: the loaded log; None if nothing is kept. failure: why it has stopped by itself: the log cannot be written.
+    stopped: called when it no longer listens.
     """
 
     noisy = False
@@ -160,7 +161,7 @@ class ServerDriver(Factory):
         self._stalled_ms = 0
 
     def listen(self, host: str, port: int) -> None:
-        """Serve there. Raises ConfigError if that cannot be."""
+        """Serve at this address. Raises ConfigError if that fails."""
         listening = tcp.Port(port, cast(Any, self), _BACKLOG, host, self._reactor)
         listening.transport = connection_class()
         try:
@@ -175,7 +176,7 @@ class ServerDriver(Factory):
         self._tick()
 
     def close(self) -> None:
-        """Stop listening, cut every connection, and write what was taken to be written. Blocks for the disk."""
+        """Stop listening, cut every connection, and write all accepted changes. Blocks for the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -189,7 +190,7 @@ class ServerDriver(Factory):
             port.stopListening().addBoth(lambda _: self.stopped())  # type: ignore[no-untyped-call]
 
     def _failed(self, error: Exception) -> None:
-        """Nobody knows what the disk has: nothing more is told to anybody."""
+        """Stop without another answer, because the content of the disk is unknown."""
         self.failure = error
         self.close()
 
@@ -224,7 +225,7 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Time in which this thread was alive: what has come meanwhile is heard before sessions expire."""
+        """Return the time in which this thread has run: received requests are handled before sessions expire."""
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)
 
@@ -254,7 +255,7 @@ class ServerDriver(Factory):
             self._reactor.callLater(0, self._turn)
 
     def _turn(self) -> None:
-        """Do a bounded part of what there is to do."""
+        """Do a bounded part of the pending work."""
         server = self._server
         more = server.work(UNITS_IN_TURN, self._now())
         if self._keeper is not None:

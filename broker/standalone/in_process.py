@@ -19,10 +19,10 @@ __all__ = ["InProcessZooKeeper"]
 
 
 class InProcessZooKeeper(LocalZooKeeper):
-    """start() it, use connect_string, stop() it. One thread at a time; what serves is a daemon thread, one for all
-    servers of the process. They write to Python's logging instead of a file.
+    """start() it, use connect_string, stop() it. One thread at a time. One daemon thread serves for all servers of the
+    process. They write to Python's logging instead of a file.
 
-    data_dir: None keeps nothing, not even over stop() and start().
+    data_dir: None keeps no data, not even across stop() and start().
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class InProcessZooKeeper(LocalZooKeeper):
 
     @property
     def running(self) -> bool:
-        """Whether it serves. It stops by itself if its log cannot be written."""
+        """Whether it serves. It stops by itself if it cannot write its log."""
         return self._driver is not None and self._driver.failure is None
 
     @property
     def pid(self) -> int | None:
-        """Of this process, once it was started."""
+        """The id of this process, once started."""
         return os.getpid() if self._driver else None
 
     def start(self, timeout: float = 30.0) -> None:
-        """Serve. timeout: ignored, it is at once.
+        """Serve. timeout: ignored, because the start is immediate.
 
         Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
         StoreError (its files are damaged).
@@ -82,7 +82,7 @@ class InProcessZooKeeper(LocalZooKeeper):
         driver, self._driver = self._driver, None
         if driver is not None:
             call(self._reactor, driver.close)
-            self._stopped.wait()  # also if it has stopped by itself: it may listen for a moment longer
+            self._stopped.wait()  # even if it has stopped by itself, it may listen a moment longer
         self._leave_directory()
 
 

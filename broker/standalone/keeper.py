@@ -1,6 +1,6 @@
-"""Who writes the log and the snapshots: a worker thread syncs, the reactor thread goes on meanwhile.
+"""Writes the log and the snapshots: a worker thread syncs while the reactor thread goes on.
 
-One sync covers all writes that came while the one before it was under way.
+One sync covers all writes that arrived during the previous sync.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Keeper"]
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_LOG_BYTES = 16 << 20
-"""A snapshot is made when the log has grown by so much, and by as much as the last snapshot has."""
+"""A snapshot is made when the log has grown by so much, and by the size of the last snapshot."""
 
 PARTS_WAITING = 8
-"""Parts of a snapshot that wait to be written; no more are made meanwhile."""
+"""How many parts of a snapshot may wait to be written; no more are made meanwhile."""
 
 _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
-"""Entries to write, or something else to do, and whom to tell."""
+"""Entries to write, or another action, and the callback."""
 
 
 class Keeper:
     """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes.
 
-    synced: gets a position. woken: `look_after` may have something to do. failed: gets the error, once; nothing is
-    written after it. All three are called on the reactor thread.
+    synced: gets a position. woken: called when `look_after` may have work. failed: gets the error, once; nothing is
+    written afterwards. All three are called on the reactor thread.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Keeper:
         self._failed = failed
         self._snapshot: Iterator[bytes] | None = None
         self._snapshots = 0
-        """Begun and not finished."""
+        """Whether a snapshot was begun and is not finished."""
         self._parts_waiting = 0
         self._tasks: deque[_Task] = deque()
         self._closing = False
@@ -62,7 +62,7 @@ class Keeper:
         self._thread.start()
 
     def look_after(self, server: StandaloneServer) -> bool:
-        """Take what the server has written, and go on with a snapshot. Returns whether to come back soon."""
+        """Take the server's new entries, and continue a snapshot. Returns whether to come back soon."""
         if batch := server.take_log():
             self._add_batch(batch)
         if self._snapshot is None:
@@ -91,7 +91,7 @@ class Keeper:
         self._snapshots -= 1
 
     def close(self) -> None:
-        """Write and sync what was taken, and end the thread. Blocks."""
+        """Write and sync all taken entries, and end the thread. Blocks."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -99,7 +99,7 @@ class Keeper:
         self._files.close()
 
     def _add_batch(self, batch: LogBatch) -> None:
-        """Behind all that was added before; what waits as the last is written together with it."""
+        """Add a batch behind all earlier ones; it is joined to the last one if that still waits."""
         with self._wake:
             if self._tasks and isinstance(self._tasks[-1], list):
                 self._tasks[-1].append(batch)

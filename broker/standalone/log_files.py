@@ -1,18 +1,18 @@
 """The files of the standalone ZooKeeper: a log of results, and snapshots. Blocks; any thread, one at a time.
 
-    log.<hex>        header, then blocks; <hex> is the zxid behind that of the header
-    snapshot.<hex>   header, then blocks, then an empty block; <hex> is the zxid of the header
+    log.<hex>        header, then blocks; <hex> is the zxid after the header's
+    snapshot.<hex>   header, then blocks, then an empty block; <hex> is the header's zxid
 
-    header   magic, 8 bytes | zxid i64 | CRC-32 u32 of what is in front of it
-    block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all that follows | zxid i64 | entries (records.py)
+    header   magic, 8 bytes | zxid i64 | CRC-32 u32 of the bytes before it
+    block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries (records.py)
 
-All numbers in network byte order. A log's header has the zxid in front of its first entry; a block has that of its last
-entry. The files of the log form a chain: each begins where the one in front of it ends.
+All numbers in network byte order. A log's header has the zxid before its first entry; a block has the zxid of its last
+entry. The log files form a chain: each begins where the previous one ends.
 
 Invariants:
-- One sync makes one block safe, and the next one is written when that has returned. So only the last block of the last
-  file can be torn; whatever else is no good block is damage, and good blocks behind it prove that.
-- A snapshot gets its name when it and all that it may show of the log are synced.
+- One sync makes one block safe, and the next block is written after that. So only the last block of the last file can
+  be torn. Every other bad block is damage, and good blocks behind it prove that.
+- A snapshot gets its name when it is synced, and so are all entries of the log that it may include.
 - A log is removed when no kept snapshot needs it.
 """
 
@@ -52,22 +52,22 @@ class _Block(NamedTuple):
     zxid: int
     entries: bytes
     end: int
-    """Byte position behind it."""
+    """The byte position after it."""
 
 
 class LogFiles:
     """The files of one directory.
 
-    Raises OSError from every method: nothing may be written after that, since nobody knows what is on the disk.
+    Every method may raise OSError. Nothing may be written after that, because the content of the disk is unknown.
     """
 
     def __init__(self, files: Files, directory: str) -> None:
         self.zxid = 0
-        """Of the last entry that was read or written."""
+        """The zxid of the last entry read or written."""
         self.log_bytes = 0
-        """Of the log since the last snapshot."""
+        """The size of the log since the last snapshot."""
         self.snapshot_bytes = 0
-        """Of the last snapshot."""
+        """The size of the last snapshot."""
         self._restored = Restored()
         self._files = files
         self._directory = directory
@@ -83,7 +83,7 @@ class LogFiles:
             files.unlink(self._path(_TEMPORARY))
 
     def load(self) -> None:
-        """Read all, cut a torn end off, and be ready to append. Raises CorruptRecord, StoreError."""
+        """Read all files, cut a torn end off, and prepare to append. Raises CorruptRecord, StoreError."""
         start = self._load_snapshot()
         logs = self._numbers("log")
         needed = [number for number in logs if number > start] if start in _befores(logs) else []
@@ -96,7 +96,7 @@ class LogFiles:
             self._begin_log()
 
     def take_restored(self) -> Restored:
-        """What was read. To be called once."""
+        """Return the loaded entries. To be called once."""
         restored, self._restored = self._restored, Restored()
         return restored
 
@@ -112,7 +112,7 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Entries that follow go to a new log, those of `add_to_snapshot` into a snapshot of what was until now."""
+        """Begin a new log for later entries, and a snapshot of the present state for those of `add_to_snapshot`."""
         self._files.close(self._fd)
         self._begin_log()
         self._snapshot_zxid = self.zxid
@@ -126,7 +126,8 @@ class LogFiles:
             self._write_snapshot(_encode_block(entries, self._snapshot_zxid))
 
     def finish_snapshot(self) -> None:
-        """The snapshot is complete, and so is the log of what it may show. Removes what is no longer needed."""
+        """Finish the snapshot: it is complete, and the log has all entries that it may include. Remove unneeded
+        files."""
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)
         with naming(path):
@@ -149,7 +150,7 @@ class LogFiles:
         return os.path.join(self._directory, name)
 
     def _numbers(self, kind: str) -> list[int]:
-        """The numbers in the names of such files, in order."""
+        """Return the sorted numbers in the names of files of this kind."""
         names = (_NAME.fullmatch(name) for name in self._files.list_directory(self._directory))
         return sorted(int(name[2], 16) for name in names if name and name[1] == kind)
 
@@ -182,7 +183,8 @@ class LogFiles:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _load_snapshot(self) -> int:
-        """The zxid of the newest good snapshot, whose entries are in `_restored`; 0 if there never was one."""
+        """Load the newest good snapshot's entries into `_restored`. Return its zxid; 0 if there never was a
+        snapshot."""
         numbers = self._numbers("snapshot")
         for number in reversed(numbers):
             path = self._path(f"snapshot.{number:x}")
@@ -236,10 +238,11 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """A sync that failed in an earlier life may have left in the page cache alone what is going to be read."""
+        """Write bytes that the disk lacks again: after a failed sync in an earlier run they may only be in the page
+        cache."""
 
         def sync() -> None:
-            with opened(self._files, path, os.O_RDWR) as fd, suppress(OSError):  # the bytes are compared anyway
+            with opened(self._files, path, os.O_RDWR) as fd, suppress(OSError):  # secure_file compares the bytes anyway
                 self._files.fdatasync(fd)
 
         rewritten = secure_file(self._files, path, sync)
@@ -252,7 +255,7 @@ class LogFiles:
         with naming(path):
             if end < size:
                 self._files.truncate(self._fd, end)
-            # what was read may be in the page cache alone, and clients are going to see it
+            # the read bytes may only be in the page cache, and clients will see them
             self._files.fdatasync(self._fd)
         self._files.fsync_directory(self._directory)
 
@@ -268,7 +271,7 @@ class LogFiles:
 
 
 def _befores(logs: list[int]) -> set[int]:
-    """The zxids in front of logs."""
+    """Return the zxids before logs."""
     return {number - 1 for number in logs}
 
 
@@ -281,7 +284,7 @@ def _is_header(data: bytes, magic: bytes, zxid: int) -> bool:
 
 
 def _check_header(path: str, data: bytes, magic: bytes, zxid: int) -> int:
-    """Where the first block begins. Raises CorruptRecord."""
+    """Check a header, and return where the first block begins. Raises CorruptRecord."""
     if not _is_header(data, magic, zxid):
         raise CorruptRecord(path, 0, "the header is not the one that belongs to its name")
     return _HEADER.size
@@ -304,7 +307,7 @@ def _block_at(data: bytes, at: int) -> _Block | None:
 
 
 def _has_block(data: bytes, at: int) -> bool:
-    """Whether there is a good block anywhere from `at` on."""
+    """Whether a good block begins anywhere from `at` on."""
     while (at := data.find(_BLOCK_MAGIC, at)) >= 0:
         if _block_at(data, at):
             return True

@@ -1,6 +1,6 @@
-"""A reactor of its own for servers inside of somebody else's process: one daemon thread serves all of them.
+"""A separate reactor for servers inside another program's process: one daemon thread serves all of them.
 
-It is not the process's reactor (`twisted.internet.reactor`), which is neither imported nor run by this.
+The process's own reactor (`twisted.internet.reactor`) is neither imported nor run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _shared: tuple[int, Any] | None = None
 
 
 def shared_reactor() -> Any:
-    """The reactor, running. A process that was forked starts one of its own."""
+    """Return the running reactor. A forked process starts its own."""
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid():
@@ -36,7 +36,8 @@ def _run(reactor: Any) -> None:
 
 
 def call(reactor: Any, function: Callable[[], Result]) -> Result:
-    """What the function returns or raises on the reactor's thread. Blocks; not to be called there."""
+    """Run a function on the reactor's thread, and return or raise its result. Blocks; not to be called on that
+    thread."""
     results: list[Result] = []
     errors: list[BaseException] = []
     done = threading.Event()

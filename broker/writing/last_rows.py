@@ -1,7 +1,7 @@
-"""What the internal logs of a store say of numbered writes, read on as they grow.
+"""The newest rows of numbered writes in a store's internal logs, read on as the logs grow.
 
-A node that follows reads them once a second, so that one that is elected has a second's rows to read and not a log of
-many megabytes: nobody can send while it reads.
+A following node reads them once a second. So a newly elected leader has a second's rows to read, and not a log of many
+megabytes: nobody can send while it reads.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""At once while nobody waits: 24,000 rows of producers that wait for each send, some 25 ms."""
+"""How much is read at once while nobody waits: 24,000 rows of producers that wait for each send, some 25 ms."""
 
 _RowKey = tuple[int, str, int]
 """Producer, topic, partition."""
 
 
 class LastRows(LogReader):
-    """Of each producer and partition the last two rows of one log: the last may be of a write that did not happen.
+    """The last two rows of each producer and partition in one log: the very last may be of a write that did not happen.
 
-    forgotten_ms: until when producers were forgotten for want of room, Unix ms; 0: none.
+    forgotten_ms: the time up to which producers were forgotten for want of room, Unix ms; 0: none.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
-        """most: producers and partitions; with twice as many, those go that the log says nothing of any more, and if it
-        says something of as many, the older half."""
+        """most: pairs of producer and partition. Above twice as many, those that are no longer in the log go. If the
+        log still has so many, the older half goes."""
         super().__init__(log)
         self.forgotten_ms = 0
         self._most = most
@@ -46,7 +46,7 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Also if what has gone may be most of what is known."""
+        """Also True if most of the known rows may have gone from the log."""
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 
     def _clear(self) -> None:
@@ -54,7 +54,7 @@ class LastRows(LogReader):
         self._found.clear()
 
     def _read(self, most: int | None) -> None:
-        """most: bytes."""
+        """Read on. most: bytes."""
         if self._is_full:
             self._forget_oldest()
         for table in read_tables(self.log.segments.snapshot(), self._read_to, most):
@@ -62,7 +62,7 @@ class LastRows(LogReader):
             self._read_to = table.end
 
     def _forget_oldest(self) -> None:
-        """Reading all of it again would find as many."""
+        """Drop the older half: reading the whole log again would find as many rows."""
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)
         self._found = dict(order[-self._most :])
@@ -84,16 +84,16 @@ class LastRows(LogReader):
                 found[key] = (former, row) if former.records else (row,)
 
     def items(self) -> Iterator[tuple[_RowKey, Sequence[SequenceRow]]]:
-        """In the order in which they were written."""
+        """Yield the rows by key, in the order in which they were written."""
         return iter(self._found.items())
 
 
 def _last_two(table: RowTable) -> list[tuple[int | None, int]]:
-    """Of each producer, topic and partition the numbers of its last two rows, None for one that is not in the table; in
-    the order of the last ones."""
+    """Return the numbers of the last two rows of each producer, topic and partition, in the order of the last ones. The
+    first number is None if the table has only one row."""
     if not table.rows.size:
         return []
-    # by name and not by number: records with other topics beside a topic give it another number
+    # by name: a topic's number differs between records that name different topics
     numbers = {name: number for number, name in enumerate(table.names)}
     topics = np.array([numbers[name] for name in table.names])[table.topics]
     columns = table.rows["partition"].astype(np.int64), topics, table.rows["producer"].astype(np.uint64)

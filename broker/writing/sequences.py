@@ -1,19 +1,19 @@
-"""Which numbered write of each producer a partition has stored last, so that a repeated one is stored once.
+"""The last numbered write of each producer that a partition has stored, so that a repeated write is stored once.
 
-A producer numbers its writes for a partition, always upwards, and has one of them under way. So the last one is all
-that is to be remembered:
+A producer numbers its writes for a partition upwards, and has one of them under way at a time. So only the last one is
+remembered:
 
-    number higher than the last     it is stored, and is the last from then on
-    the last one's                  nothing is stored; it is answered as the first was, once that is safe
-    lower                           a copy that came late, for which nobody waits: refused (StaleSequence)
-    of a producer that is unknown   it is stored, unless it says that it is a repetition and its first transmission may
-                                    be among what was forgotten for want of room: refused (SendInDoubt)
+    higher than the last number     the write is stored, and is the last from then on
+    the last number                 nothing is stored; the answer is the first one's, once that is safe
+    lower                           a late copy, for which nobody waits: refused (StaleSequence)
+    of an unknown producer          the write is stored; it is refused (SendInDoubt) if it says that it is a repetition,
+                                    and its first transmission may have been forgotten for want of room
 
-There is room for so many producers and partitions (tuning.MAX_SEQUENCES). Those of the address that has most go first,
-so that nobody makes others forgotten. How young the youngest of the forgotten ones is, is remembered, in the logs too.
+The number of producers and partitions is limited (tuning.MAX_SEQUENCES). Entries of the address with most entries go
+first, so that no address displaces others. The time of the youngest forgotten entry is remembered, also in the logs.
 
-What is remembered is derived from the store's internal logs (store/sequence_rows.py), so it is as durable as the
-messages. A row lies in front of its messages; it counts if they are there: if the message at its first byte has its id.
+This state is derived from the internal logs (memory/sequence_rows.py), so it is as durable as the messages. A row lies
+in front of its messages. It counts only if they are there: the message at its first byte must have its id.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _log = logging.getLogger(__name__)
 
 
 class SendingPeer(Protocol):
-    """Who sends: a connection."""
+    """The sender of a write: a connection."""
 
     @property
     def host(self) -> str:
-        """Its address."""
+        """The sender's address."""
 
 
 class _Address(dict["_Key", None]):
-    """The producers and partitions that are remembered of one address, in the order in which they came.
+    """The remembered producers and partitions of one address, in the order in which they came.
 
-    host: "" for all those that were read from the logs.
+    host: "" for all that were read from the logs.
     """
 
     __slots__ = ("host",)
@@ -77,7 +77,7 @@ class _Address(dict["_Key", None]):
 
 
 class _Stored(NamedTuple):
-    """What is remembered of a producer's last write to a partition. [base, end): byte offsets."""
+    """A producer's last write to a partition, as it is remembered. [base, end): byte offsets."""
 
     sequence: int
     base: int
@@ -95,7 +95,7 @@ _new_tuple = tuple.__new__
 class NumberedWrite(Append):
     """A write that may have a number. producer, sequence: 0 = it has none.
 
-    first_id: of its messages; of a repeated one, after `Sequences.admit`, the first one's, as are `base` and `end`.
+    first_id: of its messages. After `Sequences.admit` a repeated write has `first_id`, `base` and `end` of the first.
     """
 
     producer = 0
@@ -103,13 +103,13 @@ class NumberedWrite(Append):
     first_id = 0
     records = 0
     delayed_for: PartitionLog | None = None
-    """The partition of messages that wait for their time: `log` is where they lie until then."""
+    """The partition of delayed messages; `log` is the log where they wait."""
     pending_id = 0
-    """Of the first of them; 0 if it is not known, as that of a repeated one may be."""
+    """The pending id of the first delayed message; 0 if unknown, as it may be for a repeated write."""
     repeat_ms = -1
-    """How long ago the producer sent it first, milliseconds; -1: it is not sent again."""
+    """How long ago the producer first sent it, milliseconds; -1: this is no repetition."""
     before: _Stored | None = None
-    """What was the last one when this was admitted."""
+    """The last stored write when this one was admitted."""
 
 
 W = TypeVar("W", bound=NumberedWrite)
@@ -118,8 +118,8 @@ W = TypeVar("W", bound=NumberedWrite)
 class Sequences(Generic[W]):
     """Lives on the reactor thread.
 
-    `enabled` is False on a node that copies another one's partitions: nothing is looked at and nothing written then.
-    `lead` sets it, `follow` takes it back.
+    `enabled` is False on a node that copies another node's partitions: it checks and writes no numbers. `lead` sets it
+    to True, `follow` to False.
     """
 
     def __init__(
@@ -132,27 +132,27 @@ class Sequences(Generic[W]):
         *,
         enabled: bool = True,
     ) -> None:
-        """store: open. make: makes a write of an internal log, to be waited for. clock: seconds since 1970.
+        """store: open. make: makes a write of an internal log, for which to wait. clock: seconds since 1970.
         for_waiting: as `Partitions.for_waiting`."""
         self.enabled = False
         self._for_waiting = for_waiting
         self.repeated: list[W] = []
-        """Those that `admit` has found to be stored already, since somebody emptied this."""
+        """The writes that `admit` has found to be stored already; the user empties this list."""
         self._store = store
         self._make = make
         self._clock = clock
         self._table: dict[_Key, _Stored] = {}
-        self._addresses: dict[str, _Address] = {}  # of all in the table, none without any
+        self._addresses: dict[str, _Address] = {}  # by host; none is empty
         self._forgotten_ms = -inf
-        """When the youngest of those was stored that were forgotten for want of room: by our clock, Unix ms."""
+        """When the youngest entry that was forgotten for want of room was stored: by this node's clock, Unix ms."""
         self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
-        self._unsafe: PartitionLog | None = None  # has rows for which answers have to wait
-        self._restated: dict[_Key, None] = {}  # the newest row of each says what did not happen
+        self._unsafe: PartitionLog | None = None  # has rows that answers have to wait for
+        self._restated: dict[_Key, None] = {}  # the newest rows of these did not happen
         self._works = SlicedWork(reactor)  # sweeps and compactions
         self._compaction = Compaction(store, SEQUENCES_TOPIC, self._works, self._write_all, self._most_bytes, clock)
         self._next_sweep = 0.0
         self._rebuilt = (0.0, 0.0)
-        """When the logs were read, and the time of the newest row that was there; seconds since 1970."""
+        """When the logs were read, and the time of their newest row; seconds since 1970."""
         if enabled:
             self.lead()
 
@@ -162,17 +162,17 @@ class Sequences(Generic[W]):
         return "numbered sends"
 
     def __len__(self) -> int:
-        """How many producers and partitions are remembered."""
+        """The number of remembered pairs of producer and partition."""
         return len(self._table)
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def admit(self, asked: Sequence[tuple[W, int]], sender: SendingPeer | None) -> list[int | None]:
-        """Where numbered writes of so many bytes are to be appended, in this order and next: a byte offset for each.
-        The rows that have to be in front of them are appended here, one record for each mode of flushing.
-        sender: whose writes these are; None: that is not known.
+        """Return the byte offset for each numbered write; the caller must append them next, in this order.
+        asked: each write, and its bytes. Their rows, which have to be in front of them, are appended here, one record
+        for each mode of flushing. sender: None if unknown.
 
-        None: a write is stored already and has the first one's place (`repeated`), or it has its `error`.
+        An offset is None if the write is stored already and has the first one's place (`repeated`), or has an `error`.
         """
         bases: list[int | None] = []
         fresh: list[W] = []
@@ -208,8 +208,7 @@ class Sequences(Generic[W]):
         return bases
 
     def stored_before(self, write: W) -> bool:
-        """Whether a write that cannot be appended now has been stored already, or may have been: then it is as `admit`
-        leaves it."""
+        """Whether a write that cannot be appended now is or may be stored already; then it is as `admit` leaves it."""
         known = self._table.get((write.producer, write.delayed_for or write.log))
         if known is None:
             return write.repeat_ms >= 0 and self._may_be_forgotten(write)
@@ -219,7 +218,7 @@ class Sequences(Generic[W]):
         return True
 
     def _may_be_forgotten(self, write: W) -> bool:
-        """Whether a repeated write of an unknown producer may be stored; then it has its `error`."""
+        """Whether a repeated write of an unknown producer may be stored; then it gets an `error`."""
         latest_ms = write.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
             return False
@@ -244,7 +243,7 @@ class Sequences(Generic[W]):
             self.repeated.append(write)
 
     def _store_rows(self, admitted: Sequence[W]) -> bool:
-        """Append what has to be in front of these. False: that failed for some, which have the `error`."""
+        """Append the rows in front of these writes. False: some failed, and those writes have the `error`."""
         if len(admitted) == 1 and not self._restated:
             return self._store_row(admitted[0])
         modes: dict[bool, list[W]] = {}
@@ -272,7 +271,7 @@ class Sequences(Generic[W]):
         return done
 
     def _store_row(self, write: W) -> bool:
-        """The same for one write, of a producer that waits for each of its sends. `blocking-1`."""
+        """As `_store_rows`, for the one write of a producer that waits for each send. Its benchmark: `blocking-1`."""
         log = write.delayed_for or write.log
         row = encode_row(
             write.producer, write.sequence, write.base, write.end, write.first_id, write.records, log.partition, 0
@@ -295,8 +294,8 @@ class Sequences(Generic[W]):
         return True
 
     def take_unsafe(self) -> W | None:
-        """What has to be safe before an answer to the writes that were admitted since the last call: their rows. None:
-        their partitions have asynchronous flush."""
+        """Return the rows of the writes admitted since the last call; they have to be safe before these are answered.
+        None: the partitions have asynchronous flush."""
         internal, self._unsafe = self._unsafe, None
         if internal is None:
             return None
@@ -305,13 +304,13 @@ class Sequences(Generic[W]):
         return rows
 
     def not_stored(self, writes: Sequence[W]) -> None:
-        """These were admitted, in this order, and have an `error` instead of being appended: they never happened.
-        What `admit` has taken for a repetition of one of them gets that error, too."""
+        """Undo the admission of writes that have an `error` and were not appended. writes: in the order of `admit`.
+        A write that `admit` took for a repetition of one of them gets the same error."""
         for again in self.repeated:
             for write in writes:
                 if _key(again) == _key(write) and again.sequence == write.sequence:
                     again.error, again.base, again.end = write.error, 0, 0
-        for write in reversed(writes):  # so that what was before the first of a partition stays
+        for write in reversed(writes):  # so that the state before a partition's first one stays
             key = _key(write)
             write.base = write.end = 0
             known = self._table.get(key)
@@ -342,7 +341,7 @@ class Sequences(Generic[W]):
         self._compaction.clear()
 
     def lead(self) -> None:
-        """As Memory. Rows of writes that are not in their partitions are taken back, in the log too."""
+        """As Memory. Rows of writes that are not in their partitions are taken back, also in the log."""
         self._works.clear()
         self._table.clear()
         self._addresses.clear()
@@ -388,14 +387,14 @@ class Sequences(Generic[W]):
         self.enabled = True
 
     def _waits(self, row: SequenceRow) -> bool:
-        """Whether a row tells of messages that came to wait for their time, which need not have a partition yet."""
+        """Whether a row is about delayed messages, which need not have a partition yet, and they are in their log."""
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
     def _pending_log(self, records: int) -> PartitionLog:
         return self._store.internal_log(*pending_log(records))
 
     def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
-        """The log that has what a row tells of: the partition, or that of what waits for its time."""
+        """Return the log of a row's messages: the partition, or the log of delayed messages."""
         return self._pending_log(records) if records & DELAYED_ROW else partition
 
     def read_ahead(self) -> None:
@@ -416,7 +415,7 @@ class Sequences(Generic[W]):
             data, unit = _record(rows, self._now_id(), log.end_offset)
             append = Append(log, (data,), unit)
             self._store.append_many((append,))
-            if append.error is not None:  # those rows go on being found out by their ids
+            if append.error is not None:  # the ids still show that those rows do not count
                 _log.warning("numbers of sends that were not stored stay in %s: %s", log.directory, append.error)
             self._restated = {(row[0], row[6]): None for row in rows}
         self._restated.clear()
@@ -424,7 +423,7 @@ class Sequences(Generic[W]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """As Memory. What nobody has used for long is forgotten."""
+        """As Memory. Entries that were not used for long are forgotten."""
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
@@ -436,7 +435,7 @@ class Sequences(Generic[W]):
                 self._read_on(log, READ_BYTES)
 
     def _sweep(self, oldest_ms: float) -> Iterator[None]:
-        """Forget what was used before then."""
+        """Forget entries that were last used before `oldest_ms`."""
         keys = iter(list(self._table))
         while some := tuple(islice(keys, tuning.SEQUENCES_SWEPT)):
             for key in some:
@@ -464,7 +463,7 @@ class Sequences(Generic[W]):
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _address(self, sender: SendingPeer | None) -> _Address:
-        """Its entries, to which one is going to be added."""
+        """Return the sender's entries; the caller adds one."""
         host = "?" if sender is None else sender.host
         found = self._addresses.get(host)
         if found is None:
@@ -472,14 +471,15 @@ class Sequences(Generic[W]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """A producer of before the rebuild has sent again: it is known now where it is."""
+        """Move a producer that was read from the logs to its address: it has sent again."""
         self._leave(unknown, key)
         address = self._address(sender)
         address[key] = None
         return address
 
     def _make_room(self) -> None:
-        """Some go, of the address that has most: about those that were used longest ago. If none has many, of all."""
+        """Forget some of the least recently used entries, roughly: of the address with most, or of all if none has
+        many."""
         table = self._table
         come: dict[_Key, Any] = max(self._addresses.values(), key=len)
         if len(come) <= tuning.FEW_SEQUENCES:
@@ -489,7 +489,7 @@ class Sequences(Generic[W]):
         self._note_forgotten(table[oldest[most - 1]])
         for key in oldest[:most]:
             self._drop(key)
-        for key in oldest[most:]:  # they had come early and were used since
+        for key in oldest[most:]:  # early entries that were used since
             come[key] = come.pop(key)
 
     def _note_forgotten(self, stored: _Stored) -> None:
@@ -504,15 +504,15 @@ class Sequences(Generic[W]):
             del self._addresses[address.host]
 
     def _by_our_clock(self, time_ms: float) -> float:
-        """When what is dated by the clock of the node that led before was stored, at the latest."""
+        """Convert a time by the clock of the former leader: return the latest time at which the entry was stored."""
         at, newest = self._rebuilt
         return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
 
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _oldest_ms(self) -> float:
-        """Rows are dated by the clock of the node that led then, which may be far behind ours: what was young when this
-        node took over stays for as long as if it had come then."""
+        """Return the time before which entries are too old. Rows have the time of the former leader's clock, which may
+        be far behind: an entry that was young when this node took over stays as long as if it had come then."""
         now = self._clock()
         at, newest = self._rebuilt
         if now < at + tuning.SEQUENCE_SECONDS:
@@ -550,8 +550,8 @@ def _key(write: NumberedWrite) -> _Key:
 
 
 def _is_there(row: SequenceRow, log: PartitionLog) -> int | None:
-    """The id of the first record of a row's write if it is in its log, 0 if that cannot be told; None if it is not.
-    What retention has taken away is believed to have been."""
+    """Return the id of the first record of a row's write, 0 if it cannot be told, None if the write is not in its log.
+    Records that retention has removed count as stored."""
     if row.end > log.end_offset:
         return None
     if row.base < log.first_offset:

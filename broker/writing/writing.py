@@ -1,4 +1,4 @@
-"""The one way to store messages: a request becomes `Write`s, which are appended, made safe, and then answered.
+"""The one way to store messages: a request becomes `Write`s, which are appended, made safe and then answered.
 
 Decoders: requests/put.py (one put, the puts of one read, and what a synchronous master sends), requests/send.py
 (batches for one partition or many) and transactions/commit.py. Encoders of the answers: beside them.
@@ -41,17 +41,17 @@ __all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
 T = TypeVar("T")
 
 CopiesDone = Callable[[Sequence[MetaqError | None]], None]
-"""done(for each record None if the slave has it, else why not)."""
+"""done(errors): for each record None if the slave has it, else why not."""
 
 
 class SlaveLink(Protocol):
-    """The way of a synchronous master to its slave (replication/sync_master.py)."""
+    """A synchronous master's link to its slave (replication/sync_master.py)."""
 
     def check(self) -> None:
         """Raise SlaveDisconnected if there is no connection."""
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Have the slave store whole records with their ids, in order. `done` is called once, when all are answered."""
+        """Have the slave store whole records with their ids, in order. Calls `done` once, when all are answered."""
 
 
 class Copies(Protocol):
@@ -59,41 +59,41 @@ class Copies(Protocol):
 
     @property
     def refusal(self) -> NotLeader | None:
-        """Why nothing may be appended any more: this node leads no longer."""
+        """Why nothing may be appended: this node leads no longer; None while it leads."""
 
     def check(self, log: PartitionLog) -> None:
-        """Raise NotLeader, NotEnoughReplicas if what is stored now would not be acknowledged."""
+        """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once these, appended in this turn of the reactor, are where their topics want them and have their
-        `replicas`, or have an `error`."""
+        """Call `done` once these writes of this turn of the reactor are stored as their topics' `ack` demands, with
+        `replicas` set, or have an `error`."""
 
 
 class Write(NumberedWrite):
-    """Whole records for one partition, and what became of them. It lives until its request is answered."""
+    """Whole records for one partition, and the result. It lives until its request is answered."""
 
     copy_errors: Sequence[MetaqError | None] = ()
-    """Of a synchronous master: why the slave does not have a record, for each; empty without a slave."""
+    """On a synchronous master: for each record why the slave does not have it, or None; empty without a slave."""
 
     pended: Pended | None = None
-    """Of messages that wait for their time, until they are appended: what these are."""
+    """The delayed messages of this write, until they are appended."""
 
     replicas = 0
-    """In a broker set: nodes that have the records when they may be acknowledged, this one among them."""
+    """In a broker set: how many nodes, this one included, have the records when they may be acknowledged."""
 
     @property
     def answered_id(self) -> int:
-        """The first id of its answer."""
+        """The first id to answer."""
         return self.pending_id or self.first_id
 
     @property
     def answered_offset(self) -> int:
-        """The first byte offset of its answer; -1 of messages that wait for their time."""
+        """The first byte offset to answer; -1 for delayed messages."""
         return self.base if self.delayed_for is None else -1
 
     @property
     def partition(self) -> int:
-        """Of the partition that the records are for."""
+        """The number of the partition that the records are for."""
         return (self.delayed_for or self.log).partition
 
     @property
@@ -105,7 +105,7 @@ class Write(NumberedWrite):
 
 
 class Writing:
-    """What every decoder needs to store messages. Lives on the reactor thread."""
+    """All that a decoder needs to store messages. Lives on the reactor thread."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class Writing:
         self.message_ids = message_ids
         self.metrics = metrics
         self.slave: SlaveLink | None = None
-        """Of a synchronous master: every record goes there, too. To be set before the first request."""
+        """On a synchronous master: every record also goes there. To be set before the first request."""
         self.copies: Copies | None = None
-        """Of a broker set's node: what is appended goes to the others, too, and is answered when they have it."""
+        """On a broker set's leader: appends also go to the other nodes, and are answered when those have them."""
         self.takes_copies = False
         """Whether this is a synchronous slave. To be set before the first request."""
         self._store = store
@@ -140,20 +140,20 @@ class Writing:
 
     @property
     def takes_delays(self) -> bool:
-        """Whether messages may wait here for their time. Not with 1.x's synchronous replication, whose slave would have
-        to know of them."""
+        """Whether this broker takes delayed messages. Not with 1.x's synchronous replication, whose slave would have to
+        know of them."""
         return self.slave is None and not self.takes_copies
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether numbered writes are stored once. Not with 1.x's synchronous replication, where a message whose copy
-        has failed is to be stored again."""
+        """Whether numbered writes are stored once. Not with 1.x's synchronous replication, where a message is stored
+        again after its copy has failed."""
         return self.slave is None and not self.takes_copies
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Where to append. asked: the partition of the request, ANY if `partition` was chosen for it.
+        """Return the log to append to. asked: the partition of the request, ANY if `partition` was chosen for it.
 
-        Raises what Partitions.for_put raises, SlaveDisconnected.
+        Raises as Partitions.for_put, and SlaveDisconnected; in a broker set also as Copies.check.
         """
         log = self.partitions.for_put(topic, partition, chosen=asked == ANY)
         if self.slave is not None:
@@ -163,8 +163,8 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """`log` of each, where none was chosen by the broker; None if one of them is refused, with a slave, or if
-        these are to be taken one by one."""
+        """Return `log` of each; the broker has chosen no partition. None if one is refused, with a slave, or if they
+        have to be taken one by one."""
         if self.slave is not None:
             return None
         try:
@@ -177,18 +177,19 @@ class Writing:
         return logs
 
     def keeper(self, flag: int, body: Buffer) -> Delays:
-        """What keeps a record with DELAYED_FLAG."""
+        """Return the keeper of a record with DELAYED_FLAG: halves or delays."""
         return self.halves if is_half(flag, body) else self.delays
 
     def due(self, flag: int, body: Buffer) -> tuple[Delays, int]:
-        """`keeper`, and when the record is due there, Unix ms: a long property list is looked through once. Raises
-        RemoteProtocolError."""
+        """Return `keeper`, and when the record is due there, Unix ms, after one look through a long property list.
+        Raises RemoteProtocolError."""
         own = own_body(body, flag)
         keeper = self.keeper(flag, own)
         return keeper, keeper.due(flag, own)
 
     def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
-        """The partition that delayed messages are for, or half messages. Raises as `log`; DelayRefused, StoreError."""
+        """Return the partition that delayed or half messages are for. Raises as `log` and `Delays.check`, and
+        DelayRefused, PartitionClosed."""
         log = self.log(topic, partition, asked)
         if not self.takes_delays:
             raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
@@ -198,14 +199,14 @@ class Writing:
         return log
 
     def pended(self, pended: Pended, target: PartitionLog, first_id: int) -> Write:
-        """What appends these, whose ordinary ids begin with `first_id`. It still has no data."""
+        """Return the Write for delayed messages, without units. first_id: the first of their ordinary ids."""
         write = Write(pended.log.log, pended.buffers, b"")
         write.pended, write.delayed_for, write.first_id = pended, target, first_id
         write.pending_id = pended.ids[0]
         return write
 
     def number(self, write: Write, producer: int, sequence: int, records: int) -> None:
-        """It has this number of its producer."""
+        """Give a write its producer's number."""
         if write.delayed_for is not None:
             records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
             if write.log.topic == HALVES_TOPIC:
@@ -213,31 +214,32 @@ class Writing:
         write.producer, write.sequence, write.records = producer, sequence, records
 
     def check_packed(self, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
-        """Of each record with COMPRESSED_FLAG. meant: what `meant_of` says of a text put, whose bit may mean nothing,
-        as to 1.x, where nothing is compressed. Raises CompressionNotAccepted, PayloadUnreadable."""
+        """Check a record with COMPRESSED_FLAG. meant: the result of `meant_of` for a text put, whose bit may mean
+        nothing, because 1.x compresses nothing. Raises CompressionNotAccepted, PayloadUnreadable."""
         if self.partitions.takes_compressed(topic):
             check_packed(body, flag)
         elif meant & COMPRESSED_FLAG:
             raise CompressionNotAccepted(topic)
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
-        """Append in order. Each Write is taken when those before it are appended; all share one sync of the journal.
+        """Append in order. A Write is taken from the iterator after those before it are appended; all share one sync of
+        the journal.
 
-        A Write that cannot be appended gets its `error`, and so do those that follow it in its partition. Returns those
-        that are appended and not safe yet, for `when_safe`. Those with a number have to come from `numbered`.
+        A Write that cannot be appended gets an `error`, and so do later ones of its partition. Returns the appended
+        ones that are not safe yet, for `when_safe`. Those with a number have to come from `numbered`.
         """
         if self.copies is not None and (refusal := self.copies.refusal) is not None:
-            for write in writes:  # decoded, or decided, while this node led: its logs are another one's now
+            for write in writes:  # they were made while this node led; now another node owns the logs
                 write.error = refusal
             return []
         taken = self._store.append_many(writes)
         if self.slave is not None:
             return [write for write in taken if write.error is None]
-        copied = self.copies is not None  # then all of them wait
+        copied = self.copies is not None  # then all writes wait
         waiting = []
         failed = []
         for write in taken:
-            write.data, write.units = (), b""  # an answer that waits needs no more
+            write.data, write.units = (), b""  # a waiting answer does not need them
             if write.pended is not None:
                 pended, write.pended = write.pended, None
                 if write.error is None:
@@ -257,9 +259,8 @@ class Writing:
         return waiting
 
     def numbered(self, writes: Iterable[Write], sender: SendingPeer | None) -> Iterator[Write]:
-        """Those that are to be appended; what has to be in front of one is appended before it is given. A repeated one
-        is not given: it has the first one's place, and `append` returns it if that is not safe yet; or it has its
-        `error`."""
+        """Yield the writes to append, each after its row was appended. A repeated write is left out: it has an `error`,
+        or the first one's place, and then `append` returns it if that is not safe yet."""
         if not self.numbers:
             yield from writes
             return
@@ -270,17 +271,16 @@ class Writing:
 
     @property
     def numbers(self) -> bool:
-        """Whether numbers are looked at now."""
+        """Whether numbers are checked now."""
         return self.sequences.enabled and self.takes_sequences
 
     def stored_before(self, write: Write) -> bool:
-        """Whether a write with a number, which is refused now, is the repetition of a stored one; then it has that
-        one's place, and the next `append` returns it if it is not safe yet. Also if that cannot be told: then it has
-        its `error`."""
+        """Whether a refused write with a number repeats a stored one. Then it has the stored one's place, and the next
+        `append` returns it if it is not safe yet. Also True if that cannot be told: then it has an `error`."""
         return self.numbers and self.sequences.stored_before(write)
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once each of these is safe here, and a slave has answered for its records, or it has errors."""
+        """Call `done` once each of these is safe here and has its slave's answers, or has errors."""
         slave = self.slave
         copies = self.copies
         missing = 1 + (copies is not None) + (0 if slave is None else len(waiting))
@@ -313,7 +313,7 @@ class Writing:
         self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
-        """What `encode` gives once these are safe; it fails with what `encode` raises."""
+        """Return the result of `encode` once these are safe; fails as `encode` raises."""
         if not waiting:
             return encode()
         settled: Deferred[None] = Deferred()
@@ -321,6 +321,6 @@ class Writing:
         return settled.addCallback(lambda _: encode())
 
     def refused(self, topic: str, error: MetaqError, count: int = 1) -> None:
-        """Count messages that are not stored; a closed partition is no failure (1.x)."""
+        """Count messages that are not stored. A closed partition does not count, as in 1.x."""
         if not isinstance(error, PartitionClosed):
             self.metrics.put_refused(topic, count)
