@@ -1,4 +1,4 @@
-"""From rows to messages: which columns a DataFrame may have to be written, and what becomes of each."""
+"""Turn rows into messages: the allowed columns of a written DataFrame, and the use of each."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ COLUMNS = {
     "deliver_at": "timestamp",
     "priority": "int",
 }
-"""What is written, and the types it may have."""
+"""The columns that may be written, and their allowed types."""
 
 PreparedItem = bytes | Message
-"""A payload, or a body that has its attributes in front already (its place is nowhere yet)."""
+"""A payload, or a body that already starts with its attributes (it has no partition yet)."""
 
 _NOWHERE = TopicPartition("", -1, -1)
 
 
 class _Headers(NamedTuple):
-    """What the column headers says of one row."""
+    """The column headers of one row."""
 
     properties: dict[str, PropertyValue]
     reserved: dict[str, str]
@@ -69,7 +69,7 @@ _NO_HEADERS = _Headers({}, {})
 
 
 class _Said(NamedTuple):
-    """What one row says beside its payload. due: Unix ms, not to be delivered before; None: at once."""
+    """The columns of one row, except its payload. due: Unix ms, not to be delivered before; None: at once."""
 
     key: str | None = None
     tag: str | None = None
@@ -79,8 +79,8 @@ class _Said(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one topic, in their order. keys: choose their partitions; None if there is no key at all. All of them
-    wait for a time (deliver_at), or none does."""
+    """Rows of one topic, in order. keys: choose their partitions; None if there is no key at all. Either all of them
+    have a delivery time (deliver_at), or none."""
 
     topic: str
     keys: Sequence[str | None] | None
@@ -88,7 +88,7 @@ class Rows(NamedTuple):
 
 
 def size_of(item: PreparedItem) -> int:
-    """Bytes of the message's body."""
+    """Return the size of the message's body in bytes."""
     return len(item.body) if isinstance(item, Message) else len(item)
 
 
@@ -138,7 +138,7 @@ def _has_type(name: str, kind: DataType) -> bool:
 def rows_by_topic(
     batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
 ) -> Iterator[Rows]:
-    """The rows of each topic. typed: headers are as a read with typedHeaders gives them. packer: compresses payloads.
+    """Return the rows of each topic. typed: headers as from a read with typedHeaders. packer: compresses payloads.
     Raises ClientError for a row that is not a message."""
     for name, rows in _by_topic(batch, topic):
         for each in _by_time(rows):
@@ -157,7 +157,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows that are delivered at once, and rows that wait: no batch of messages has both."""
+    """Split rows into immediate and delayed ones: no batch of messages has both."""
     if "deliver_at" not in batch.schema.names or not batch.num_rows:
         yield batch
         return
@@ -172,9 +172,9 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Rows without key, and by partition those with one, beside one of its keys.
+    """Return rows without key, and by partition rows with one, with one of the partition's keys.
 
-    Without partitions (nobody publishes the topic now) all keys are under None.
+    Without partitions (nobody publishes the topic now), all keys are under None.
     """
     if rows.keys is None:
         return rows.items, {}
@@ -206,7 +206,7 @@ def _rows(topic: str, batch: pa.RecordBatch, typed: bool, packer: Packer | None)
         return Rows(topic, None, payloads)  # the producer compresses them
     defaults = ([default] * len(payloads) for default in _Said())
     columns = zip(*(given or default for given, default in zip(said, defaults, strict=True)), strict=True)
-    known: dict[tuple[Any, ...], tuple[int, bytes]] = {}  # by what a _Said is made of
+    known: dict[tuple[Any, ...], tuple[int, bytes]] = {}  # by the arguments of a _Said
     items: list[PreparedItem] = []
     for row, names, payload in zip(columns, headers or [None] * len(payloads), payloads, strict=True):
         encoded = None if names else known.get(row)
@@ -221,7 +221,7 @@ def _rows(topic: str, batch: pa.RecordBatch, typed: bool, packer: Packer | None)
         if packer is not None:
             packed, payload = packer.pack(payload)
             flag |= packed
-        # a Message keeps its own keys, whichever key its batch goes by
+        # A Message keeps its own keys, regardless of its batch's key.
         items.append(Message(_NOWHERE, -1, -1, flag, encode_body(payload, flag, attribute)))
     return Rows(topic, keys, items)
 
@@ -244,7 +244,7 @@ def _encode(said: _Said, headers: _Headers | None) -> tuple[int, bytes]:
 
 
 def _due(batch: pa.RecordBatch) -> list[int | None] | None:
-    """The column deliver_at as Unix ms, rounded up; None if it is not there, or null in all rows."""
+    """Return the column deliver_at as Unix ms, rounded up; None if it is missing, or null in all rows."""
     if "deliver_at" not in batch.schema.names or batch.column("deliver_at").null_count == batch.num_rows:
         return None
     column = batch.column("deliver_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -256,7 +256,7 @@ def _due(batch: pa.RecordBatch) -> list[int | None] | None:
 
 
 def _priorities(batch: pa.RecordBatch) -> list[int] | None:
-    """The column priority, null as 0; None if it is not there, or says nothing."""
+    """Return the column priority, null as 0; None if it is missing, or 0 in all rows."""
     if "priority" not in batch.schema.names or not batch.num_rows:
         return None
     column = batch.column("priority").cast(pa.int64()).fill_null(0)
@@ -268,7 +268,7 @@ def _priorities(batch: pa.RecordBatch) -> list[int] | None:
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
-    """The column as texts; None if it is not there, or null in all rows."""
+    """Return the column as texts; None if it is missing, or null in all rows."""
     if name not in batch.schema.names or batch.column(name).null_count == batch.num_rows:
         return None
     try:
@@ -291,7 +291,7 @@ def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None
 
 
 def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
-    """UTF-8 is text, and other bytes are bytes; typed: or what it stands for."""
+    """Decode header values: UTF-8 becomes text, other bytes stay bytes; typed: or the typed value that they encode."""
     found = _Headers({}, {})
     for name, value in pairs:
         if name is None:

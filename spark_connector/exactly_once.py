@@ -1,14 +1,14 @@
-"""Exactly once: how transactions are named, what a task does with its rows, and how the driver ends a batch.
+"""Exactly once: names of transactions, a task's transactions, and the driver's decision on a batch.
 
-All transactions of a query have one qualifier, so that `recover` lists them and no others. The xid says the rest:
-gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query
-id and the batch are Spark's and the same after a restart; the random part is not, so that a restarted driver's tasks
-cannot meet a transaction that an earlier life has left.
+All transactions of a query have the same qualifier, so that `recover` lists exactly these. The xid has the rest: gtrid
+`<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query id
+and the batch are Spark's and the same after a restart. The random part differs, so that a restarted driver's tasks
+cannot meet a transaction left by an earlier run.
 
-Tasks leave prepared transactions behind, which the driver decides on. The decision is one write to ZooKeeper: from then
-on the batch's transactions are committed, whoever has to do it. A driver that is killed before it leaves transactions
-that nobody will commit: Spark runs the batch again, and they are rolled back. One that is killed after it leaves some
-that are committed when Spark runs the batch again; what that run has prepared is rolled back.
+Tasks leave prepared transactions, on which the driver decides. The decision is one write to ZooKeeper: from then on the
+batch's transactions are to be committed, by this or a later driver. If a driver is killed before the decision, nobody
+commits its transactions: Spark runs the batch again, and they are rolled back. If it is killed after the decision, the
+next run of the batch commits them, and the transactions that this run has prepared are rolled back.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _FORMAT_ID = 0x6D717370
-"""Of our xids: "mqsp"."""
+"""Format id of our xids: "mqsp"."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One batch of one query: what is seen all together or not at all (broker by broker, one after the other)."""
+    """One batch of one query: visible all together or not at all (broker by broker, one after the other)."""
 
     query_id: str
     batch: int
 
 
 class Verdicts(NamedTuple):
-    """What becomes of transactions in doubt; those of later batches are left alone."""
+    """The decisions on transactions in doubt; those of later batches are left alone."""
 
     commit: tuple[Xid, ...]
     roll_back: tuple[Xid, ...]
 
 
 def qualifier(query_id: str) -> str:
-    """Under which brokers keep the transactions of a query."""
+    """Return the qualifier of a query's transactions at brokers."""
     return f"spark-{query_id}"
 
 
 def branch_name(broker: int, partition: int, attempt: int, number: int, token: str) -> str:
-    """The name of a transaction within its batch. number: within its task; token: random, 8 characters."""
+    """Return the name of a transaction within its batch. number: within its task; token: random, 8 characters."""
     return f"{broker}.{partition}.{attempt}.{number}.{token}"
 
 
@@ -85,18 +85,18 @@ def xid_of(write: BatchWrite, name: str) -> Xid:
 
 
 def broker_of(name: str) -> int:
-    """Id of the broker that has the transaction of this name."""
+    """Return the id of the broker that has the transaction of this name."""
     return int(name.partition(".")[0])
 
 
 def batch_of(xid: Xid) -> int:
-    """The batch that a transaction belongs to."""
+    """Return the batch of a transaction."""
     return int(xid.gtrid.rpartition(b"/")[2])
 
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
-    """While `batch` is being finished: a transaction that the decision names is committed, others of this batch and of
-    earlier ones are rolled back, because no decision can name them any more."""
+    """Judge transactions while `batch` is being finished. Those named by the decision are committed. Others of this
+    batch and of earlier ones are rolled back, because no decision can name them any more."""
     commit, roll_back = [], []
     for xid in in_doubt:
         if decided is not None and batch_of(xid) == decided.batch and xid.bqual.decode() in decided.pending:
@@ -110,24 +110,24 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""What a transaction that was not prepared ends with when its broker, or the leader, is gone or silent."""
+"""Errors of an unprepared transaction whose broker, or leader, is gone or silent."""
 
 
 class TaskTransactions:
     """The transactions of one attempt of one task. One thread.
 
-    Rows are gathered up to `transaction_bytes`, then go in one transaction per broker, which is begun and prepared at
-    once: slow rows from Spark do not meet the brokers' time limit for transactions.
+    Rows are collected up to `transaction_bytes`, then go in one transaction per broker, which is begun and prepared at
+    once. So slow rows from Spark do not run into the brokers' time limit for transactions.
     """
 
     def __init__(
         self, producer: Producer, write: BatchWrite, partition: int, attempt: int, *, messages: int, max_bytes: int
     ) -> None:
-        """partition, attempt: Spark's numbers of the task. messages: of one request, at most."""
+        """partition, attempt: Spark's numbers of the task. messages: the most per request."""
         self.prepared: list[str] = []
-        """Names of what is prepared."""
+        """Names of prepared transactions."""
         self.topic = ""
-        """One of those that were written."""
+        """One of the written topics."""
         self._producer = producer
         self._write = write
         self._partition = partition
@@ -142,7 +142,7 @@ class TaskTransactions:
         self._xa: XaResource | None = None
 
     def add(self, rows: Rows) -> None:
-        """Take rows of one topic, and prepare what has come together. Raises NoPartition, XaError."""
+        """Take rows of one topic, and prepare collected rows when there are enough. Raises NoPartition, XaError."""
         partitions = self._producer.partitions(rows.topic)
         if not partitions:
             raise NoPartition(f"topic {rows.topic!r} is published by no registered broker: start one that does")
@@ -157,14 +157,14 @@ class TaskTransactions:
                 self._wait(partition, batch)
 
     def finish(self) -> None:
-        """Prepare the rest."""
+        """Prepare the remaining rows."""
         waiting, self._waiting, self._bytes = self._waiting, defaultdict(list), 0
         for broker in sorted({partition.broker for partition in waiting}):
             mine = {partition: items for partition, items in waiting.items() if partition.broker == broker}
             self._prepare(broker, mine)
 
     def roll_back(self) -> None:
-        """Drop everything, as far as brokers answer: what they keep is rolled back with the next batch."""
+        """Drop everything, as far as brokers answer; the rest is rolled back with the next batch."""
         for name in self.prepared:
             self._try_to_roll_back(name)
 
@@ -175,9 +175,9 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
-        """Once more, in a new transaction, if the broker has gone with the last one, or was silent.
+        """Prepare; retry in a new transaction if the broker has gone with the last one, or was silent.
 
-        What may be prepared although its answer was lost is never committed: nobody has its name.
+        A transaction that may be prepared although its answer was lost is never committed, because nobody has its name.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:
@@ -224,13 +224,13 @@ class TaskTransactions:
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 COMMIT_SECONDS = 60.0
-"""How long a decided batch waits for brokers that do not answer, before the query fails (it goes on when restarted)."""
+"""How long a decided batch waits for silent brokers before the query fails (a restart continues it)."""
 
 _COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
 
 
 class Resource(Protocol):
-    """What is needed of an XaResource."""
+    """The methods needed of an XaResource."""
 
     def commit(self, xid: Xid) -> None: ...
     def rollback(self, xid: Xid) -> None: ...
@@ -240,17 +240,17 @@ class Resource(Protocol):
 
 
 class DecisionStore(Protocol):
-    """What is needed of DecidedBatches."""
+    """The methods needed of DecidedBatches."""
 
     def load(self, query_id: str) -> Versioned: ...
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None: ...
 
 
 class Coordinator:
-    """Ends batches of one query. One thread.
+    """End batches of one query. One thread.
 
-    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError; the query then fails, and
-    `commit` of the same batch by its next run finds out what became of it.
+    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError; the query then fails, and its
+    next run's `commit` of the same batch finds out the outcome.
     """
 
     def __init__(
@@ -269,8 +269,8 @@ class Coordinator:
         self._sleep = sleep
 
     def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
-        """Make `prepared`, by name, visible, and nothing else of this batch; False if an earlier run had decided it, so
-        that `prepared` is rolled back. topic: one that was written."""
+        """Make the transactions `prepared`, by name, visible, and nothing else of this batch. Return False if an
+        earlier run had decided the batch, so that `prepared` is rolled back. topic: one of the written topics."""
         found = self._complete(self._store.load(self._query_id))
         ours = _last(found) < batch
         if ours and prepared:
@@ -281,10 +281,10 @@ class Coordinator:
         return ours
 
     def abort(self, batch: int) -> None:
-        """Drop what tasks have prepared, unless the batch was decided: then complete it."""
+        """Drop the tasks' prepared transactions, unless the batch was decided: then complete it."""
         found = self._complete(self._store.load(self._query_id))
         if _last(found) < batch:
-            # a decision under way, whose answer was lost, must not arrive after this
+            # A pending decision, whose answer was lost, must not arrive after this.
             found = self._replace(found, found.decided or DecidedBatch(batch - 1))
         self._clear(found, batch)
 
@@ -299,7 +299,7 @@ class Coordinator:
         return replaced
 
     def _complete(self, found: Versioned) -> Versioned:
-        """Commit what is decided and may not be committed yet, and note that it is."""
+        """Commit decided transactions that may be uncommitted, and record that they are committed."""
         decided = found.decided
         if decided is None or not decided.pending:
             return found
@@ -308,7 +308,7 @@ class Coordinator:
         return self._replace(found, DecidedBatch(decided.batch, (), decided.topic))
 
     def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
-        """One that its broker does not have in doubt any more was committed: nobody rolls a decided one back."""
+        """A decided transaction that its broker no longer has in doubt was committed: nobody rolls it back."""
         names = [name for name in decided.pending if broker_of(name) == broker]
         wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
         backoff, deadline = Backoff(0.05, 2.0), self._clock() + COMMIT_SECONDS
@@ -333,7 +333,7 @@ class Coordinator:
             self._xa.commit(xid)
         except XaError as error:
             if error.code == XaCode.XAER_NOTA:
-                return  # committed meanwhile, by the driver before this one
+                return  # committed meanwhile, by the previous driver
             if error.code not in _COMPLETED_BY_OPERATOR:
                 raise
             self._xa.forget(xid)
@@ -344,7 +344,8 @@ class Coordinator:
                 ) from error
 
     def _clear(self, found: Versioned, batch: int) -> None:
-        """Roll back what no decision will name: of attempts that failed or were killed. What stays goes later."""
+        """Roll back transactions that no decision will name, of attempts that failed or were killed. Later calls get
+        the rest."""
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():
             log.warning("broker %d may keep transactions of query %s: %s", broker, self._query_id, failure)
@@ -358,5 +359,5 @@ class Coordinator:
 
 
 def _last(found: Versioned) -> int:
-    """The last decided batch; -1 if there is none."""
+    """Return the last decided batch; -1 if there is none."""
     return -1 if found.decided is None else found.decided.batch

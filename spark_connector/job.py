@@ -32,16 +32,17 @@ from .source import register
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-"""Exit codes. After FAILED the same command goes on where it was (drain), or may repeat rows (restore)."""
+"""Exit codes. After FAILED the same command continues at its position (drain), or may repeat rows (restore)."""
 
 DAY = "day"
-"""The column that Parquet is partitioned by: the date, in UTC, when the broker stored the message; null for Java's."""
+"""The partition column of the Parquet files: the date, in UTC, when the broker stored the message; null for Java's."""
 _PLACE = ("topic", "broker", "partition")
 _POLL_SECONDS = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. Progress goes to standard error, the result as a line of JSON to the output."""
+    """Run one command; return the exit code. Progress goes to standard error, the result as a line of JSON to the
+    output."""
     chosen = _parser().parse_args(arguments)
     return _administer(chosen) if "tool" in chosen else _run_in_spark(chosen)
 
@@ -99,8 +100,8 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Options of the source. Raises ConfigError; NoPartition or CoordinationUnavailable, which would come out of Spark
-    with Java's stack trace."""
+    """Return options of the source. Raises ConfigError; NoPartition or CoordinationUnavailable, which Spark would
+    report with Java's stack trace."""
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
         "zookeeper": chosen.zookeeper,
@@ -120,7 +121,7 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Each message is in one file once: the checkpoint and the sink's own log say what is done."""
+    """Write each message to one file once: the checkpoint and the sink's own log record what is done."""
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
     checkpoint = chosen.checkpoint or f"{chosen.directory.rstrip('/')}/_checkpoint"
@@ -135,7 +136,7 @@ def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, s
 
 
 def _watch(query: StreamingQuery) -> dict[str, Any]:
-    """Say what each micro-batch did, until the query ends. Raises StreamingQueryException."""
+    """Report each micro-batch until the query ends. Raises StreamingQueryException."""
     seen, rows = -1, 0
     try:
         while True:
@@ -155,7 +156,7 @@ def _watch(query: StreamingQuery) -> dict[str, Any]:
 
 
 def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Options of the sink. Raises as _drain_options."""
+    """Return options of the sink. Raises as _drain_options."""
     options = {
         "zookeeper": chosen.zookeeper,
         "exactlyOnce": str(chosen.exactly_once).lower(),
@@ -168,7 +169,7 @@ def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Messages of one partition are sent by one task, in their order."""
+    """Send messages; one task sends those of one partition, in their order."""
     rows = _days(spark.read.parquet(chosen.directory), chosen.since, chosen.until)
     ordered = rows.repartition(*_PLACE).sortWithinPartitions(*_PLACE, "offset")
     left_out = {"topic"} if "topic" in options else set()
@@ -180,7 +181,7 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Only those days; messages without one (Java's) are in no range."""
+    """Select these days; messages without a day (Java's) are in no range."""
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
     if until is not None:
@@ -192,8 +193,8 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 class WritingQuery(NamedTuple):
-    """A query that has written exactly once. batch: the last that was decided; pending: its transactions that are not
-    known to be committed; topic: one that it wrote."""
+    """A query that has written exactly once. batch: the last decided one; pending: its transactions that may be
+    uncommitted; topic: one of the written topics."""
 
     query: str
     batch: int
@@ -202,7 +203,8 @@ class WritingQuery(NamedTuple):
 
 
 def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
-    """All that have a node below spark/writes. Raises CoordinationUnavailable, CoordinationError for a damaged node."""
+    """Return all queries with a node below spark/writes. Raises CoordinationUnavailable, CoordinationError for a
+    damaged node."""
     store = DecidedBatches(session)
     for query_id in store.query_ids():
         decided = store.load(query_id).decided
@@ -211,7 +213,7 @@ def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
 
 
 def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
-    """Commit what was decided, roll back what was only prepared, remove the node. The query must not be running, and
+    """Commit decided transactions, roll back prepared ones, and remove the node. The query must not be running, and
     must not be started again from its checkpoint: it would write its last batch once more.
 
     Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.

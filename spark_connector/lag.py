@@ -1,4 +1,4 @@
-"""How far streaming queries are behind their topics: a listener of Spark's progress that asks the brokers."""
+"""The lag of streaming queries: a listener of Spark's progress that asks the brokers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PartitionOffsets = dict[TopicPartition, int]
 
 
 class PartitionLag(NamedTuple):
-    """What a query has not processed of one partition.
+    """A query's backlog in one partition.
 
     position, end: byte offsets; bytes: of stored messages between them; messages: None if the broker cannot count them
-    (Java); seconds: age of the oldest of them since its broker stored it, 0.0 if there is none, None if its id is no
-    clock (Java).
+    (Java); seconds: age of the oldest of them since its broker stored it, 0.0 if there is none, None if its id has no
+    time (Java).
     """
 
     partition: TopicPartition
@@ -65,18 +65,18 @@ class LagReport:
 
     @property
     def bytes(self) -> int:
-        """Of all partitions."""
+        """Sum over all partitions."""
         return sum(each.bytes for each in self.partitions)
 
     @property
     def messages(self) -> int | None:
-        """Of all partitions; None if one cannot be counted."""
+        """Sum over all partitions; None if one cannot be counted."""
         counts = [each.messages for each in self.partitions]
         return None if None in counts else sum(each for each in counts if each is not None)
 
     @property
     def seconds(self) -> float | None:
-        """Of the partition that is most behind; None if one has no clock."""
+        """Maximum over all partitions; None if one has no times."""
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)
 
@@ -90,9 +90,9 @@ class _Progress(NamedTuple):
 class LagListener(StreamingQueryListener):
     """`spark.streams.addListener(LagListener(zookeeper))`: a report after each micro-batch, and while a query is idle.
 
-    Spark's events only note how far a query is; a thread of this object asks the cluster, so a broker that does not
-    answer holds back no query and no other listener. If it is slower than the micro-batches, it leaves some out.
-    Remove it from Spark before close().
+    Spark's events only record a query's position; a thread of this object asks the cluster, so a silent broker blocks
+    no query and no other listener. If it is slower than the micro-batches, it leaves some out. Remove it from Spark
+    before close().
     """
 
     def __init__(
@@ -104,7 +104,8 @@ class LagListener(StreamingQueryListener):
         protocol: Protocol = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """on_lag: called with each report, on this object's thread. clock: seconds since 1970, as brokers have it."""
+        """on_lag: called with each report, on this object's thread. clock: seconds since 1970, comparable with the
+        brokers'."""
         self._zookeeper, self._root, self._protocol = zookeeper, root, protocol
         self._on_lag = on_lag
         self._clock = clock
@@ -123,14 +124,15 @@ class LagListener(StreamingQueryListener):
         self.close()
 
     def close(self) -> None:
-        """End the thread, the ZooKeeper session and all connections; waits for a report that is being made."""
+        """End the thread, the ZooKeeper session and all connections; waits for a running report."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
     def report(self, query: StreamingQuery | str) -> LagReport | None:
-        """The last report of a query, or of one by its id (not runId); None before the first. Any thread."""
+        """Return the last report of a query, or of the query with this id (not runId); None before the first. Any
+        thread."""
         return self._reports.get(query if isinstance(query, str) else str(query.id))
 
     # --- Spark's events, on a thread of Spark -----------------------------------------------------------------------
@@ -146,15 +148,15 @@ class LagListener(StreamingQueryListener):
             self._schedule(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """A query may be idle and behind: it waits for minOffsetsPerTrigger, or its broker is gone."""
+        """Ask again: an idle query may be behind, because it waits for minOffsetsPerTrigger, or its broker is gone."""
         if str(event.id) in self._known:
             self._schedule(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """The last report stays."""
+        """Do nothing; the last report stays."""
         self._known.pop(str(event.id), None)
 
-    # --- on the own thread ------------------------------------------------------------------------------------------
+    # --- on its own thread ------------------------------------------------------------------------------------------
 
     def _schedule(self, query_id: str) -> None:
         if query_id not in self._due:
@@ -196,9 +198,9 @@ class LagListener(StreamingQueryListener):
 
 
 def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
-    """Where a query stands, from the offsets of its sources in Spark's progress; others than ours are left out.
+    """Return a query's positions from the offsets of its sources in Spark's progress; foreign sources are ignored.
 
-    Spark says no more of a Python source than its offset, and only ours look like `{"trades":{"0-1":4096}}`.
+    Spark reports only the offset of a Python source, and only ours look like `{"trades":{"0-1":4096}}`.
     """
     positions: PartitionOffsets = {}
     for text in offsets:
@@ -212,7 +214,7 @@ def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
 
 
 def partition_lag(connection: Asked, partition: TopicPartition, position: int, now: float) -> PartitionLag:
-    """What lies behind byte `position` of a partition. now: seconds since 1970. Raises as `waiting_from`."""
+    """Return the backlog after byte `position` of a partition. now: seconds since 1970. Raises as `waiting_from`."""
     waiting = waiting_from(connection, partition, position, now)
     end = waiting.bounds.end
     return PartitionLag(partition, position, end, waiting.bytes, waiting.messages, waiting.seconds)

@@ -1,7 +1,7 @@
-"""Which bytes of which partitions a query, or a micro-batch of a stream, reads: pure functions of plain values.
+"""Compute the byte ranges that a query, or a micro-batch of a stream, reads: pure functions of plain values.
 
 Everything is decided once, on the driver, when a batch is planned; later messages are not part of it. Limits of a
-micro-batch are shared among the partitions in proportion to what waits in each, so none starves.
+micro-batch are shared among the partitions in proportion to their backlogs, so none starves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _STARTED = ""
-"""In the place of a topic, which has no such name."""
+"""Key in the place of a topic; no topic has this name."""
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
 """A stream's position, in checkpoints and in `startingOffsets`: byte offset by topic and `<brokerId>-<partition>`."""
@@ -51,8 +51,8 @@ StreamOffsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition at planning time: where it is read, its readable bytes [first, end), the group's offset, and where
-    the times that the options name lie (None: not asked for)."""
+    """A partition at planning time: where it is read, its readable bytes [first, end), the group's offset, and the
+    offsets of the options' times (None: not requested)."""
 
     id: TopicPartition
     endpoint: Endpoint
@@ -65,10 +65,10 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one partition that begin in [start, end), in bytes; one ends at `end`. Sent to an executor.
+    """The messages of one partition that begin in [start, end), in bytes; a message ends at `end`. Sent to an executor.
 
-    nodes: where the nodes of the broker set listened when this was planned; empty if the broker is no set.
-    planned_ms: since 1970; messages that had expired by then are left out, however often the task is repeated. 0: none.
+    nodes: addresses of the broker set's nodes at planning time; empty if the broker is no set. planned_ms: since 1970;
+    messages expired by then are left out, also by repetitions of the task. 0: none.
     """
 
     id: TopicPartition
@@ -81,7 +81,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Bytes [start, end) of a partition that a query was to read and that cannot be read."""
+    """Bytes [start, end) of a partition that a query must read but cannot."""
 
     id: TopicPartition
     start: int
@@ -92,7 +92,7 @@ class Lost:
 
 
 class DataLoss(OffsetOutOfRange):
-    """A query asks for bytes that partitions do not have (any more); `lost` has each range."""
+    """A query requests bytes that partitions do not have (any more); `lost` has each range."""
 
     def __init__(self, lost: Sequence[Lost], first: int, end: int) -> None:
         super().__init__(lost[0].start, first, end)
@@ -110,11 +110,11 @@ class DataLoss(OffsetOutOfRange):
 def plan_ranges(
     options: ReadOptions, states: Sequence[PartitionState], away: Collection[TopicPartition] = ()
 ) -> list[OffsetRange]:
-    """The range of each partition in `states`, empty ones left out, sorted by partition. away: as check_partitions.
+    """Return the non-empty range of each partition in `states`, sorted by partition. away: as in check_partitions.
 
     Raises ConfigError if offsets given as JSON do not name exactly these partitions, or a range ends before it starts;
-    OffsetOutOfRange if an explicit or committed offset lies outside the readable bytes and failOnDataLoss is true (else
-    it is moved to the nearest bound).
+    OffsetOutOfRange if an explicit or committed offset is outside the readable bytes and failOnDataLoss is true
+    (otherwise it is moved to the nearest bound).
     """
     ids = [state.id for state in states]
     check_partitions(options.starting_option, options.starting, ids, away)
@@ -139,7 +139,7 @@ def plan_ranges(
 
 
 def position(options: ReadOptions, state: PartitionState, *, ending: bool = False) -> int:
-    """Where a query begins (or ends) in one partition. Raises as plan_ranges."""
+    """Return where a query begins (or ends) in one partition. Raises as plan_ranges."""
     wanted = _ending(options, state) if ending else _starting(options, state)
     if wanted == EARLIEST:
         return state.first
@@ -151,8 +151,8 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """Both ends in words, as the options name them, if the range ends before it starts. A group that stands behind the
-    end has read everything."""
+    """Return both ends in words, as the options name them, if the range ends before it starts. A group whose offset is
+    after the end has read everything."""
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
     if first is not None and last is not None:
@@ -165,7 +165,7 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
 
 
 def shown(bounds: RangeEnds) -> object:
-    """What an option says, for an error: JSON as JSON."""
+    """Return the option's value for an error: JSON as JSON."""
     if isinstance(bounds, At):
         return bounds.time_ms
     if isinstance(bounds, str):
@@ -193,7 +193,7 @@ def _starting(options: ReadOptions, state: PartitionState) -> int:
 
 def _ending(options: ReadOptions, state: PartitionState) -> int:
     if isinstance(options.ending, At | Times):
-        # it was asked for after the end, behind which messages may have come
+        # it was requested after the end, where messages may have arrived since
         return LATEST if state.ending_time is None else min(state.ending_time, state.end)
     return _number(options.ending, state)
 
@@ -205,14 +205,14 @@ def _number(bounds: RangeEnds, state: PartitionState) -> int:
 
 
 def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
-    """The time that an option names for this partition, in milliseconds since 1970."""
+    """Return the option's time for this partition, in milliseconds since 1970."""
     if isinstance(bounds, Times):
         return bounds.times.get(partition.topic, {}).get(str(partition))
     return bounds.time_ms if isinstance(bounds, At) else None
 
 
 class OffsetLost(OffsetOutOfRange):
-    """Offsets that a query names lie outside the readable bytes: `lost`, each with its partition; `id` is the first."""
+    """The query's offsets are outside the readable bytes: `lost`, each with its partition; `id` is the first."""
 
     def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
         state, wanted = lost[0]
@@ -231,7 +231,7 @@ def check_partitions(
     option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
 ) -> None:
     """Raise ConfigError unless offsets or times per partition name each of `ids` once. away: partitions without a live
-    broker, which they may name or not."""
+    broker, which are optional."""
     if isinstance(bounds, Explicit):
         named = bounds.offsets
     elif isinstance(bounds, Times):
@@ -253,7 +253,8 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Into how many parts each range is cut so that there are at least `min_partitions`, in proportion to its bytes."""
+    """Return into how many parts to cut each range so that there are at least `min_partitions`, in proportion to its
+    bytes."""
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
     total = sum(each.end - each.start for each in ranges)
@@ -261,14 +262,14 @@ def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[
 
 
 def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
-    """`whole` cut at the byte offsets `boundaries` (message boundaries; those outside cut nothing)."""
+    """Return `whole`, cut at the byte offsets `boundaries` (message boundaries; those outside have no effect)."""
     inside = {each for each in boundaries if whole.start < each < whole.end}
     marks = [whole.start, *sorted(inside), whole.end]
     return [OffsetRange(whole.id, whole.endpoint, start, end) for start, end in pairwise(marks)]
 
 
 def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRange:
-    """`found` without what lies before `start` or from `end` on."""
+    """Return `found` without the parts before `start` and from `end` on."""
     low = found.start if start is None else max(found.start, start)
     high = found.end if end is None else min(found.end, end)
     return OffsetRange(found.id, found.endpoint, low, high)
@@ -278,7 +279,7 @@ def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRang
 
 
 def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None) -> dict[str, dict[str, int]]:
-    """A stream's position, in the order of partitions. started_ms: as `started_of` tells it."""
+    """Encode a stream's position, in the order of partitions. started_ms: as in `started_of`."""
     found: dict[str, dict[str, int]] = {} if started_ms is None else {_STARTED: {"ms": started_ms}}
     for partition in sorted(offsets):
         found.setdefault(partition.topic, {})[str(partition)] = offsets[partition]
@@ -286,7 +287,7 @@ def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None
 
 
 def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
-    """The inverse of to_json. Raises ValueError for anything else than a position of this source."""
+    """The inverse of to_json. Raises ValueError for anything except a position of this source."""
     return {
         TopicPartition.parse(topic, name): offset
         for topic, names in offsets.items()
@@ -296,13 +297,13 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 
 def started_of(offsets: StreamOffsets) -> int | None:
-    """When the query began that has this position, in milliseconds since 1970; None: a former version has written it,
-    for which partitions that it did not see at its start begin at byte 0."""
+    """Return when the query with this position began, in milliseconds since 1970. None: an earlier version has written
+    it; then partitions that it did not see at its start begin at byte 0."""
     return offsets.get(_STARTED, {}).get("ms")
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
-    """The same position where partitions have moved to other brokers, with their offsets, since it was written down."""
+    """Return the same position after moves of partitions, with their offsets, to other brokers."""
     moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
     for each, offset in offsets.items():
@@ -312,18 +313,18 @@ def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> di
     return found
 
 
-# --- how much of what is there one micro-batch takes ------------------------------------------------------------------
+# --- admission of messages to one micro-batch -------------------------------------------------------------------------
 
 Span = tuple[int, int]
-"""Bytes [start, end) of a partition that wait to be read; both are where messages begin (or the end)."""
+"""Bytes [start, end) of a partition that wait to be read; both are begins of messages (or the end)."""
 Count = Callable[[TopicPartition, Span], int]
-"""How many messages lie in a span."""
+"""Number of messages in a span."""
 After = Callable[[TopicPartition, int, int, int], int]
-"""(partition, offset, messages, bytes) -> where at most so many messages and bytes lead from there."""
+"""(partition, offset, messages, bytes) -> the offset after at most so many messages and bytes."""
 
 
 def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """`limit` shared out in proportion to `waiting`, at most what waits; adds up to the smaller of both sums."""
+    """Divide `limit` in proportion to `waiting`, at most the backlog of each; the sum is the smaller of both sums."""
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
@@ -338,10 +339,10 @@ def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 def admit(
     limits: BatchLimits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
 ) -> dict[TopicPartition, int] | None:
-    """Where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
+    """Return where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
 
-    may_wait: minOffsetsPerTrigger applies (maxTriggerDelay has not passed). If there is anything, a batch has at least
-    one message, even one larger than maxBytesPerTrigger.
+    may_wait: minOffsetsPerTrigger applies (maxTriggerDelay has not passed). If there are messages, a batch has at least
+    one, even if that is larger than maxBytesPerTrigger.
     """
     spans = {each: span for each, span in waiting.items() if span[0] < span[1]}
     ends = {each: span[1] for each, span in waiting.items()}

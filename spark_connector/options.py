@@ -1,7 +1,7 @@
 """Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
-Names and meanings are those of Spark's Kafka source where it has the option. A wrong value raises ConfigError with the
-option, the value and the choices; so does an option that does not exist, or one of the other kind of reading.
+Names and meanings are the same as in Spark's Kafka source where it has the option. A wrong value raises ConfigError
+with the option, the value and the choices. So does an unknown option, or an option of the other kind of read.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ WRITE_NAMES = (
     "metaq.transaction.bytes",
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
-"""Spark's own options of a streaming query, which it hands on."""
+"""Spark's own options of a streaming query, which it passes on."""
 PROVIDER = "provider"
-"""Given by Spark when a table is made, `CREATE TABLE … USING metaq`."""
+"""Passed by Spark when a table is made, `CREATE TABLE … USING metaq`."""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
-"""What Spark makes of `load("trades")`, `start("trades")` and `save("trades")`."""
+"""Spark's option for `load("trades")`, `start("trades")` and `save("trades")`."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
@@ -102,12 +102,12 @@ class WriteOptions:
 
 
 class OptionValues:
-    """Options by name in any case, as Spark treats them."""
+    """Options by name, ignoring case, as in Spark."""
 
     def __init__(
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
-        """path: the option that `load("trades")` gives. listed: `names` in words, if some are for some uses only."""
+        """path: the option set by `load("trades")`. listed: `names` in words, if some are only for some uses."""
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
             raise ConfigError(PROVIDER, self._values[PROVIDER], _NO_TABLES)
@@ -169,7 +169,7 @@ class OptionValues:
 
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
-    """`name` if `check` accepts it; `value` is the option's whole value, if that is more than the name."""
+    """Return `name` if `check` accepts it; `value` is the option's whole value, if that is more than the name."""
     try:
         return check(name)
     except InvalidName as error:
@@ -179,15 +179,15 @@ def check_name(option: str, name: str, check: Callable[[str], str], value: str |
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 EARLIEST, LATEST = -2, -1
-"""What these numbers mean as an offset in JSON, as in Spark's Kafka source."""
+"""Meaning of these numbers as an offset in JSON, as in Spark's Kafka source."""
 
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
-"""A block becomes one Arrow batch: smaller ones cost Python and the broker more a row, larger ones Spark's JVM."""
+"""A block becomes one Arrow batch. Smaller blocks cost Python and the broker more per row, larger ones Spark's JVM."""
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
-"""A pull names all tags."""
+"""A pull has all tags."""
 
 COMMON_NAMES = (
     "zookeeper",
@@ -224,7 +224,7 @@ _LISTED = (
 )
 
 ReadMode = Literal["batch", "stream", "any"]
-"""any: what load() checks, when Spark does not say yet which of both it will be."""
+"""any: checks of load(), when the kind of read is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ RangeEnds = str | Explicit | Times | At
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much one micro-batch of a stream takes; None = without a limit. max_delay_seconds: maxTriggerDelay."""
+    """The most that one micro-batch of a stream takes; None = no limit. max_delay_seconds: maxTriggerDelay."""
 
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -264,9 +264,9 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """All options of a read. Exactly one of topics, pattern and assigned says what is read.
+    """All options of a read. Exactly one of topics, pattern and assigned is set.
 
-    columns: those that Spark gets, in its order; None: all. Not an option, but the schema of `spark.read.schema(…)`.
+    columns: the columns for Spark, in its order; None: all. Not an option, but the schema of `spark.read.schema(…)`.
     """
 
     zookeeper: str
@@ -338,7 +338,7 @@ class ReadOptions:
         return parsed
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- topics and partitions --------------------------------------------------------------------------------------------
 
 
 def _selection(values: OptionValues) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
@@ -392,11 +392,11 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
     return tuple(found)
 
 
-# --- from where to where ----------------------------------------------------------------------------------------------
+# --- begin and end ----------------------------------------------------------------------------------------------------
 
 
 def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
-    """In the order of precedence of the Kafka source: one time, times, offsets."""
+    """Return the start, in the order of precedence of the Kafka source: one time, times, offsets."""
     if values.given("startingTimestamp"):
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
     if values.given("startingOffsetsByTimestamp"):
@@ -419,7 +419,8 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
 def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
-    """never: an offset without meaning here; None: there is none. hint: what a refusal says of `words`."""
+    """Return the bounds. never: an offset without meaning here; None: there is none. hint: an error's remark about
+    `words`."""
     text = values.get(option, default).strip()
     if text.lower() in words:
         return text.lower()
@@ -450,7 +451,7 @@ def _time(values: OptionValues, option: str) -> int:
 def _numbers(
     option: str, text: str, wanted: str, check: Callable[[int], str | None]
 ) -> Mapping[str, Mapping[str, int]]:
-    """JSON with a number per topic and partition; `check` says what is wrong with one."""
+    """Parse JSON with a number per topic and partition; `check` says what is wrong with one."""
     topics = _json_object(option, text, '{"trades":{"0-0":4096}}')
 
     def wrong(what: str) -> NoReturn:
@@ -469,7 +470,7 @@ def _numbers(
 
 
 def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON keeps the last one of a name, so that the query would read something else than what was written."""
+    """Refuse repeated names: JSON keeps the last one, so the query would read something else than written."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster: which partitions there are, what they hold now, and where to cut them."""
+"""The driver's questions to the cluster: the partitions, their contents, and where to cut them."""
 
 from __future__ import annotations
 
@@ -59,15 +59,16 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WARNING_SECONDS = 10.0
-"""So often a line of the log says that a query waits."""
+"""Interval between log lines while a query waits."""
 
 PLANNING_SECONDS = 10.0
-"""How long a query waits while it is planned: until each broker set that has a node has a leader with all its topics,
-and for a topic that no live broker has while a set may change its leader, or a partition its broker."""
+"""How long planning waits: until each broker set with a node has a leader with all its topics; for a topic that no live
+broker has while a set may change its leader; and for a partition that may change its broker."""
 
 FAILOVER_SECONDS = 60.0
-"""How long the driver waits, while it plans, for brokers that do not answer or are away, and a task for its broker to
-come back or to be replaced: a reading one from the last message on, a writing one for a broker set's next leader."""
+"""How long the planning driver waits for silent or absent brokers. Also how long a task waits for its broker to come
+back or to be replaced: a reading task continues after the last message, a writing one waits for a broker set's next
+leader."""
 
 _T = TypeVar("_T")
 
@@ -85,11 +86,11 @@ def open_cluster(options: ReadOptions) -> Cluster:
 
 
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
-    """The ranges of a batch query, cut as the options say; their ends are those of this moment.
+    """Return the ranges of a batch query, cut as the options say; they end at the current ends.
 
     Raises CoordinationUnavailable, NoPartition for a topic or partition that no live broker has, BrokerUnavailable
-    (also for partitions that a znode names while their broker is away), RequestRefused where a Java broker cannot look
-    up a time or a count, and what plan_ranges raises.
+    (also for partitions that a znode names while their broker is absent), RequestRefused if a Java broker cannot look
+    up a time or a count, and the errors of plan_ranges.
     """
     with open_cluster(options) as cluster:
         seen: set[TopicPartition] = set()
@@ -107,11 +108,11 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = False) -> _T:
-    """What `work` returns, tried again while brokers go and come, for FAILOVER_SECONDS from the first failure on.
+    """Return the result of `work`, retried while brokers go and come, for FAILOVER_SECONDS from the first failure on.
 
-    runs: the query has found its partitions before, so that a topic that no live broker has is one whose broker went.
-    Raises BrokerUnavailable when the time is over, and as `work`: NoPartition at once, or after PLANNING_SECONDS where
-    a broker set may change its leader, or partitions are just handed over to another broker.
+    runs: the query has found its partitions before, so if no live broker has a topic, its broker went. Raises
+    BrokerUnavailable when the time is over, and as `work`: NoPartition at once, or after PLANNING_SECONDS if a broker
+    set may change its leader, or if partitions are just being handed over to another broker.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -142,7 +143,8 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """The same, for tasks that find the leaders of broker sets by themselves, and agree on what has expired."""
+    """The same ranges, for tasks, which find the leaders of broker sets by themselves, and agree on expired
+    messages."""
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
     return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
@@ -151,11 +153,11 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """As `selected`, and the partitions beside them that no live broker offers, as far as znodes or `seen` name them.
+    """As `selected`, plus partitions that no live broker offers, as far as znodes or `seen` name them.
 
-    seen: what earlier calls for the same query have found, and this one adds to: the session of a broker that is waited
-    for may end meanwhile.
-    Raises BrokerUnavailable, which names them, where nothing else is there of a topic, or `assign` names one of them.
+    seen: the finds of earlier calls for the same query, extended by this call, because the session of an absent broker
+    may end meanwhile. Raises BrokerUnavailable, which names them, if a topic has no other partitions, or if `assign`
+    names one of them.
     """
     registered = cluster.view.brokers().keys()
     try:
@@ -168,7 +170,7 @@ def select(
             raise BrokerUnavailable(f"not readable now: {without(away)}") from error
         raise
     away = _away(cluster, options, registered, found, seen)
-    if not all(each.exists for each in away):  # a move may have ended, or a broker's start, between the questions
+    if not all(each.exists for each in away):  # a move may have ended, or a broker started, between the questions
         found = selected(cluster, options)
         away = _away(cluster, options, registered, found, seen)
     seen.update(found)
@@ -182,7 +184,7 @@ def _away(
     offered: Collection[TopicPartition],
     seen: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """As `left_out`, and what of `seen` is not offered any more."""
+    """As `left_out`, plus partitions of `seen` that are not offered any more."""
     away = left_out(cluster, options, registered, offered)
     known = {*offered, *(each.partition for each in away)}
     if known.issuperset(seen):
@@ -194,8 +196,8 @@ def _away(
 def left_out(
     cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
 ) -> list[LeftOut]:
-    """Partitions that the options select and a znode names, and that are not among those `offered`. registered: ids of
-    the brokers that were live before these were read."""
+    """Return the partitions that the options select and a znode names, and that are not among those `offered`.
+    registered: ids of the brokers that were live before these were read."""
     if options.assigned:
         topics = {each.topic for each in options.assigned}
         found = cluster.left_out(topics.__contains__, registered, offered)
@@ -207,7 +209,8 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if `away`, of `select`, would be left out and that is data loss; warn of what may be."""
+    """Raise BrokerUnavailable if partitions `away`, of `select`, would be left out and that is data loss; otherwise
+    warn of them."""
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
         said = "start the broker, or set failOnDataLoss=false to read the others without them"
@@ -223,14 +226,15 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Say which of them a query reads without. how: in which way those are left out that surely exist."""
+    """Warn of the partitions that a query leaves out. how: how those that surely exist are left out."""
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
             log.warning("left out: %s (%s)", without(found), said)
 
 
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
-    """The partitions that subscribe, subscribePattern or assign name now. Raises NoPartition, CoordinationUnavailable.
+    """Return the partitions that subscribe, subscribePattern or assign name now. Raises NoPartition,
+    CoordinationUnavailable.
 
     A pattern that matches no topic is not an error, as in the Kafka source.
     """
@@ -259,7 +263,7 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
-    """What each partition holds now. Raises BrokerUnavailable, RequestRefused (a time, asked of a Java broker)."""
+    """Return the state of each partition. Raises BrokerUnavailable, RequestRefused (a time, asked of a Java broker)."""
     survey = cluster.survey()
     group = options.group if options.starting == "committed" else None
     offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
@@ -278,8 +282,8 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """The same, whose offsets given as JSON are where messages begin. Raises as check_begins if failOnDataLoss is true;
-    else ends that are not move behind their message, and the tasks begin with the next one."""
+    """The same, with JSON offsets at the begins of messages. Raises as check_begins if failOnDataLoss is true;
+    otherwise ends inside a message move behind it, and tasks begin with the next one."""
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
         ends = [(each.endpoint, each.id, each.end) for each in ranges]
@@ -293,8 +297,8 @@ def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[O
 def check_begins(
     cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
 ) -> None:
-    """Raise ConfigError where offsets that the option gives as JSON lie inside messages. The text protocol, and so a
-    Java broker, cannot tell: there the task fails."""
+    """Raise ConfigError if JSON offsets of the option are inside messages. The text protocol, and so a Java broker,
+    cannot tell: there the task fails."""
     if not isinstance(bounds, Explicit):
         return
     inside = []
@@ -308,10 +312,10 @@ def check_begins(
 
 
 def _begin(connection: Connection, partition: TopicPartition, offset: int) -> int:
-    """`offset` if a message begins there, or the partition ends; else where one does."""
+    """Return `offset` if a message begins there, or the partition ends; otherwise the nearest begin."""
     if not connection.speaks_frames or offset_after(connection, partition, offset, 0) == offset:
         return offset
-    try:  # while an index is made anew the answer above is none
+    try:  # while an index is rebuilt, the answer above proves nothing
         read_bytes(connection, partition, offset, 1)
     except CorruptRecord as error:
         return error.begin if isinstance(error, NoMessageBegins) else offset
@@ -319,14 +323,14 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """`found` up to the end of the message in which the byte in front of `offset` lies, where the broker can tell."""
+    """Return `found` up to the end of the message that contains the byte before `offset`, if the broker can tell."""
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
     return narrow(found, None, offset)
 
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
-    """`found` without what filters on offset and timestamp exclude."""
+    """Return `found` without the parts that filters on offset and timestamp exclude."""
     return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
 
 
@@ -345,7 +349,7 @@ def _narrowed(connection: Connection, found: OffsetRange, pushed: Pushed) -> Off
 def split(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Cut `ranges` at message boundaries as minPartitions and maxRecordsPerPartition say.
 
-    Raises RequestRefused where a range that must be cut is a Java broker's, which has no index by count.
+    Raises RequestRefused if a range to cut is on a Java broker, which has no index by count.
     """
     parts: list[OffsetRange] = []
     for whole, count in zip(ranges, parts_of(ranges, options.min_partitions), strict=True):
@@ -369,7 +373,7 @@ def _boundary(cluster: Cluster, whole: OffsetRange) -> Callable[[int, int, int],
 
 
 def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], int]) -> list[int]:
-    """The boundaries behind each `messages` messages of `piece`."""
+    """Return the boundaries after each `messages` messages of `piece`."""
     found: list[int] = []
     offset = after(piece.start, messages, INT64_MAX)
     while offset < piece.end:
@@ -379,9 +383,9 @@ def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], i
 
 
 def check_published(options: WriteOptions) -> None:
-    """Raise NoPartition if no live broker takes messages of the option's topic; CoordinationUnavailable.
+    """Raise NoPartition if no live broker accepts messages of the option's topic; CoordinationUnavailable.
 
-    Topics that rows name are not known before the tasks run.
+    Topics in rows are not known before the tasks run.
     """
     if options.topic is not None:
         protocol = check_protocol(options.protocol)

@@ -1,6 +1,6 @@
-"""Filters that Spark pushes down, as what they mean for fetching: partitions, byte offsets, store times, tags.
+"""Translate filters that Spark pushes down into fetching: partitions, byte offsets, store times, tags.
 
-Pure. What is fetched may be more than the filters ask for, never less: Spark applies every filter again itself.
+Pure. More than the filters ask for may be fetched, never less: Spark applies every filter again itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What filters leave; None = everything. offset and time in [low, high), bytes and milliseconds since 1970."""
+    """The remainder after filters; None = everything. offset and time in [low, high), bytes and milliseconds since
+    1970."""
 
     topics: frozenset[str] | None = None
     brokers: frozenset[int] | None = None
@@ -55,19 +56,19 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Tags that pulls name; () if all messages must be fetched."""
+        """Return the tags for pulls; () if all messages must be fetched."""
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
         return tuple(tags) if sendable else ()
 
     @property
     def nothing(self) -> bool:
-        """Whether no message at all can pass."""
+        """Whether no message can pass."""
         return self.tags is not None and not self.tags
 
 
 def push(filters: Iterable[Filter], pushed: Pushed = Pushed()) -> Pushed:
-    """What all of `filters` leave of `pushed`; those of other columns or kinds are left to Spark."""
+    """Restrict `pushed` by all of `filters`; filters on other columns, or of other kinds, are left to Spark."""
     for each in filters:
         pushed = _add(pushed, each)
     return pushed
@@ -93,7 +94,7 @@ def _add(pushed: Pushed, each: Filter) -> Pushed:
 
 def _add_set(pushed: Pushed, name: str, kind: type, values: tuple[Any, ...]) -> Pushed:
     if not all(type(value) is kind for value in values):
-        return pushed  # null, or a type that Spark compares by rules of its own
+        return pushed  # null, or a type that Spark compares by its own rules
     former = getattr(pushed, name)
     found = frozenset(values)
     changes: dict[str, Any] = {name: found if former is None else former & found}
@@ -106,7 +107,8 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """The column has milliseconds and `value` is rounded down to them: its own millisecond is always fetched."""
+    """Restrict by time. The column has milliseconds and `value` is rounded down to them: its own millisecond is always
+    fetched."""
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)
     elif isinstance(each, LessThan):
@@ -116,7 +118,7 @@ def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _interval(each: Filter, value: int) -> tuple[int | None, int | None]:
-    """[low, high) of the integers that pass."""
+    """Return [low, high) of the integers that pass."""
     match each:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -1,4 +1,4 @@
-"""Reading: partitions are planned on the driver, each task reads one range over a connection of its own."""
+"""Reading: the driver plans partitions, and each task reads one range over its own connection."""
 
 from __future__ import annotations
 
@@ -47,30 +47,31 @@ log = logging.getLogger(__name__)
 
 
 class MetaqReader(DataSourceReader):
-    """Made on the driver and pickled to the tasks; holds options and what of the filters concerns fetching."""
+    """Made on the driver and pickled to the tasks; holds options, and the part of the filters that concerns
+    fetching."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.pushed = Pushed(tags=frozenset(options.tags) or None)
 
     def partitions(self) -> list[InputPartition]:
-        """One input partition per range; decided now, so messages that come later are not part of the query."""
+        """Return one input partition per range. Decided now, so later messages are not part of the query."""
         return [InputPartition(planned) for planned in plan_query(self.options, self.pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one range, in order. Raises BrokerUnavailable (Spark then tries the task again)."""
+        """Yield the messages of one range, in order. Raises BrokerUnavailable (Spark then retries the task)."""
         return read_partition(self.options, partition, self.pushed.sent_tags)
 
 
 class FilteringReader(MetaqReader):
-    """Fetches less by the filters of the query.
+    """A reader that fetches less through the query's filters.
 
-    Not the default: Spark 4.3 keeps the plan of a DataFrame's first query and takes it for later queries of the same
-    DataFrame that have no filter to push, which then miss rows.
+    Not the default: Spark 4.3 keeps the plan of a DataFrame's first query and uses it for later queries of the same
+    DataFrame that have no filter to push. Those then miss rows.
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
-        """Spark applies all of them again."""
+        """Take filters; Spark applies all of them again."""
         self.pushed = push(filters, self.pushed)
         return filters
 
@@ -78,12 +79,12 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """What a task does: read where the driver planned it, and go on elsewhere if that broker goes.
+    """A task: read from the planned broker, and continue elsewhere if that broker goes.
 
     Raises as RangeReader.batches, and BrokerUnavailable when no broker has served the partition for FAILOVER_SECONDS.
     """
     planned: OffsetRange | None = partition.value
-    if planned is None:  # what Spark makes of a query without ranges
+    if planned is None:  # Spark's partition for a query without ranges
         return
     spare_modules()
     nodes = SetNodes(planned.id, planned.nodes, options.connection, check_protocol(options.protocol))
@@ -105,8 +106,8 @@ def read_partition(
 
 
 class RangeReader:
-    """Reads one range. position: byte offset of the next message that was not handed out. place: the partition that has
-    the range now; rows say where it was when it was planned, so that a repeated task makes the same ones."""
+    """Read one range. position: byte offset of the next message to hand out. place: the partition that has the range
+    now. Rows have the planned partition, so that a repeated task gives the same rows."""
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
@@ -118,12 +119,12 @@ class RangeReader:
         self._tags = tags
 
     def batches(self, connection: Connection) -> Iterator[pa.RecordBatch]:
-        """From `position` to the end: pull block after block, each while the one before is worked on; memory is bounded
-        by two blocks and a batch.
+        """Yield batches from `position` to the end: pull each block while the previous one is processed; memory is
+        bounded by two blocks and a batch.
 
-        Raises DataLoss if retention was faster or the topic was made anew, and CorruptRecord for damaged bytes, if
-        failOnDataLoss is true (else they are logged and passed over); BrokerUnavailable also if a slave has not copied
-        so far.
+        If failOnDataLoss is true, raises DataLoss if retention was faster or the topic was recreated, and CorruptRecord
+        for damaged bytes; otherwise they are logged and skipped. BrokerUnavailable also if a slave has not copied
+        enough.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -168,14 +169,14 @@ class RangeReader:
             self.position = following
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
-        """The broker sends the answer while this thread, and Spark, work on the block before: no thread of ours need
-        wait for it, which would compete for the interpreter's lock. most_bytes: by default the option's."""
+        """Send the next pull. The broker answers while this thread, and Spark, process the previous block: no thread of
+        ours need wait, which would compete for the interpreter's lock. most_bytes: by default the option's."""
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
         return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
-        """Raises OffsetOutOfRange also where the partition ends before the range, LeaderMoved, and as
+        """Return the answer. Raises OffsetOutOfRange also if the partition ends before the range, LeaderMoved, and as
         BegunPull.result."""
         if self._nodes:
             self._wait(connection, coming)
@@ -186,7 +187,7 @@ class RangeReader:
         return pulled
 
     def _wait(self, connection: Connection, coming: BegunPull) -> None:
-        """For an answer that a node of a broker set may never give. Raises LeaderMoved."""
+        """Wait for an answer that a node of a broker set may never give. Raises LeaderMoved."""
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
             leader = self._nodes.leader(connection.endpoint)
@@ -195,12 +196,12 @@ class RangeReader:
 
     @staticmethod
     def _drop(coming: BegunPull) -> None:
-        """Nothing else may be asked on the connection before this answer is there."""
+        """Drop the pull: nothing else may be requested on the connection before its answer is there."""
         with suppress(OffsetOutOfRange, CorruptRecord):
             coming.result()
 
     def _behind(self, connection: Connection, damage: CorruptRecord) -> int:
-        """Where to go on behind damaged bytes. Raises CorruptRecord, with their range, if that is data loss."""
+        """Return the position after damaged bytes. Raises CorruptRecord, with their range, if that is data loss."""
         end = self._planned.end
         if damage.position >= end:
             return end
@@ -216,29 +217,29 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """The next message behind a position that lies inside one: the topic was made anew and has grown beyond it.
-        Raises DataLoss."""
+        """Return the next message after a position inside one: the topic was recreated and has grown beyond it. Raises
+        DataLoss."""
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
         self._lose(Lost(self._planned.id, offset, following), partition_bounds(connection, self.place), inside)
         return following
 
     def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError | None = None) -> None:
-        """Note it, or raise DataLoss."""
+        """Record the loss, or raise DataLoss."""
         if self._options.fail_on_data_loss:
             raise DataLoss([lost], bounds.first, bounds.end) from error
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """What comes in front of the first damaged record, and that record if there is one. Raises _CutOff."""
+        """Yield the records before the first damaged one, and then that one, if any. Raises _CutOff."""
         planned = self._planned
         runs = pulled.runs
-        apart = len(runs) > 1  # the broker left out what it was not asked for
-        # without a table of sizes only the checksums tell whether the offset begins a record
+        apart = len(runs) > 1  # the broker left out records that were not requested
+        # Without a table of sizes only the checksums tell whether a record begins at the offset.
         check = self._options.check_crcs or pulled.sizes is None
         blocks: list[DecodedColumns] = []
         together = joined(runs) if apart else None
-        if together is not None:  # a batch of each run would be one of a few rows, if a filter leaves few
+        if together is not None:  # a batch per run would have few rows if the filter is strict
             runs = [(together.offset, memoryview(together.data)[together.start : together.end])]
         for start, data in runs:
             if start >= planned.end:
@@ -258,8 +259,8 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """The same with payloads as they were sent, if Spark wants them: in parts, so that memory stays bounded. Raises
-        CorruptRecord for one that cannot be unpacked, if that is data loss."""
+        """The same blocks with decompressed payloads, if Spark wants them: in parts, so that memory stays bounded.
+        Raises CorruptRecord if one cannot be decompressed, if that is data loss."""
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
             return
@@ -277,7 +278,8 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Where to go on when there are no messages at the position. Raises DataLoss, BrokerUnavailable of a slave."""
+        """Return where to continue if there are no messages at the position. Raises DataLoss, BrokerUnavailable of a
+        slave."""
         offset, end = self.position, self._planned.end
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
@@ -286,7 +288,7 @@ class RangeReader:
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
-        """The planned bytes were there: a broker other than the planned one that has fewer is a slave behind."""
+        """The planned bytes existed, so a broker other than the planned one that has fewer is a slave behind."""
         planned = self._planned
         if connection.endpoint != planned.endpoint and bounds.end < planned.end:
             raise BrokerUnavailable(
@@ -296,12 +298,12 @@ class RangeReader:
 
 
 class _CutOff(Exception):
-    """The text protocol ends an answer where the bytes that were asked for end: its first message is larger."""
+    """The text protocol cuts an answer at the requested size, and its first message is larger."""
 
 
 class Failover:
-    """Finds where a partition is served when its broker went away during a task: by the master again, a slave, another
-    node of the broker set, or the broker to which it was moved with its offsets. place: its name there."""
+    """Find the new source of a partition whose broker went away during a task: the master again, a slave, another node
+    of the broker set, or the broker to which it was moved with its offsets. place: the partition's name there."""
 
     def __init__(
         self,
@@ -322,10 +324,10 @@ class Failover:
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
-        """Wait a while, then say where to go on: at once, if the node that was asked has named its set's leader.
+        """Wait a while, then return where to continue; do not wait if the asked node has named its set's leader.
 
-        leader: which other nodes of the set have named. Raises BrokerUnavailable if the last FAILOVER_SECONDS brought
-        nothing; CoordinationUnavailable.
+        leader: named by other nodes of the set. Raises BrokerUnavailable if the last FAILOVER_SECONDS were without
+        success; CoordinationUnavailable.
         """
         if position != self._position:
             self._position = position
@@ -357,8 +359,8 @@ class Failover:
 
 
 def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
-    """The columns of `options`, of rows with one of its tags (brokers compare hashes), of all if there are none, which
-    had not expired at `planned_ms`."""
+    """Return the columns of `options` for rows with one of its tags (brokers compare hashes), or for all without tags,
+    that had not expired at `planned_ms`."""
     columns = block.columns
     schema = options.columns or to_arrow_schema(schema_for(options.headers, options.include_priority), timezone="UTC")
     batch = to_batch(columns, schema, typed=options.typed_headers)

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 CARRIED = (TYPE, EXPIRES)
-"""Properties of metaq's own that typed headers have, so that a message that is sent again is what it was."""
+"""Properties of metaq's own in typed headers, so that a message sent again is unchanged."""
 
 SPARK_SCHEMA = StructType(
     [
@@ -66,7 +66,7 @@ SPARK_SCHEMA = StructType(
 )
 
 ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
-"""A batch must have exactly this."""
+"""A batch must have exactly these."""
 
 SPARK_SCHEMA_WITH_HEADERS = StructType(
     [
@@ -78,26 +78,26 @@ SPARK_SCHEMA_WITH_HEADERS = StructType(
         ),
     ]
 )
-"""With includeHeaders=true; the column has the type that it has in Spark's Kafka source."""
+"""With includeHeaders=true; the column has the type of Spark's Kafka source."""
 
 ARROW_SCHEMA_WITH_HEADERS = to_arrow_schema(SPARK_SCHEMA_WITH_HEADERS, timezone="UTC")
 
 SPARK_COLUMNS = StructType([*SPARK_SCHEMA_WITH_HEADERS.fields, StructField("priority", IntegerType(), False)])
-"""All that there are."""
+"""All possible columns."""
 
 _ARROW_COLUMNS = to_arrow_schema(SPARK_COLUMNS, timezone="UTC")
 
 
 def schema_for(headers: bool, priority: bool = False) -> StructType:
-    """The columns of a read."""
+    """Return the columns of a read."""
     chosen = {"headers": headers, "priority": priority}
     return StructType([field for field in SPARK_COLUMNS.fields if chosen.get(field.name, True)])
 
 
 def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
-    """The columns of `schema`, which has some of SPARK_COLUMNS in any order. Only those are made.
+    """Return a batch with the columns of `schema`, which has some of SPARK_COLUMNS in any order. Only those are made.
 
-    typed: headers are written as a record has them, so that types are kept, and have the payload's content type.
+    typed: headers are in the form of a record, so that types are kept, and include the payload's content type.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

@@ -1,4 +1,5 @@
-"""Who leads a broker set, as its nodes say it: a task has no view of ZooKeeper, and a frozen leader says nothing."""
+"""Find a broker set's leader through its nodes: a task has no view of ZooKeeper, and a frozen leader does not
+answer."""
 
 from __future__ import annotations
 
@@ -18,26 +19,26 @@ __all__ = ["QUIET_SECONDS", "SetNodes"]
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""A node of a broker set that has not answered for so long may be frozen: the other nodes are asked who leads."""
+"""Silence after which a node of a broker set may be frozen: then the other nodes are asked who leads."""
 
 _ANSWER_SECONDS = 1.0
-"""What a node knows, it says at once."""
+"""Time limit for a node's answer; it knows the answer at once."""
 
 
 _FOUND_SECONDS = 30.0
-"""How long the tasks of this process go to a leader that was found without asking the silent node first."""
+"""How long the tasks of this process use a found leader without asking the silent node first."""
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
-"""By the node that did not answer: who led instead, and until when that is believed."""
+"""By silent node: the leader found instead, and until when that is believed."""
 
 
 class SetNodes:
-    """The nodes of one broker set, where the driver has seen them. Of any other broker there are none. One thread."""
+    """The nodes of one broker set, as seen by the driver. Other brokers have no nodes. One thread."""
 
     def __init__(
         self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig, protocol: Protocol
     ) -> None:
-        """partition: one that the set has."""
+        """partition: one of the set's."""
         self._partition = partition
         self._nodes = tuple(nodes)
         self._config = config
@@ -47,14 +48,15 @@ class SetNodes:
         return bool(self._nodes)
 
     def connect(self, endpoint: Endpoint) -> Connection:
-        """A connection for reading. A node of a set that does not answer soon is given up: another one may lead.
+        """Return a connection for reading. A node of a set that does not answer soon is given up, because another one
+        may lead.
 
         Raises BrokerUnavailable.
         """
         return open_connection(endpoint, self._config, self._protocol, QUIET_SECONDS if self._nodes else None)
 
     def first(self, planned: Endpoint) -> Endpoint:
-        """Where to begin: an earlier task of this process may have found that another node leads."""
+        """Return where to begin: an earlier task of this process may have found that another node leads."""
         leader, until = _found.pop(planned, (planned, 0.0))
         if time.monotonic() >= until:
             return planned
@@ -62,9 +64,9 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Another node than `silent` that leads, as it says itself or as a third one says; None if there is none yet.
+        """Return another node than `silent` that leads, according to itself or a third one; None if there is none yet.
 
-        Blocks for two seconds per node at most.
+        Blocks at most two seconds per node.
         """
         for node in self._nodes:
             found = None if node == silent else self._leader_by(node)
@@ -86,7 +88,7 @@ class SetNodes:
         except (BrokerUnavailable, RequestTimedOut) as error:
             log.info("%s does not say who leads its broker set: %s", node, error)
             return None
-        except MetaqError as error:  # it leads, and its answer will be the task's
+        except MetaqError as error:  # it leads, and the task gets the same error
             log.info("%s leads its broker set: %s", node, error)
         return node
 

@@ -1,4 +1,4 @@
-"""Reading a stream: on the driver positions move forward with admission control, tasks read ranges as in a batch.
+"""Reading a stream: the driver advances positions with admission control, and tasks read ranges as in a batch.
 
 A position is the byte offset per partition (offsets.StreamOffsets); Spark keeps it in the query's checkpoint. Spark
 calls all methods but `read` on one thread of one Python process on the driver.
@@ -72,11 +72,11 @@ _T = TypeVar("_T")
 
 Offsets = dict[TopicPartition, int]
 Held = Mapping[TopicPartition, PartitionState]
-"""What partitions hold now, and where they are read: by a slave, perhaps."""
+"""The partitions' contents, and their sources, perhaps slaves."""
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Made on the driver; `read` runs in tasks. One ZooKeeper session, begun at the first question, until stop()."""
+    """Made on the driver; `read` runs in tasks. One ZooKeeper session, from the first question until stop()."""
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
@@ -86,12 +86,12 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told_away = False
         self._known_ends: Offsets = {}
         self._committed: Offsets = {}
-        self._last_batch = float("-inf")  # the first micro-batch waits for no minimum, as with Kafka
+        self._last_batch = float("-inf")  # as with Kafka, the first micro-batch waits for no minimum
 
     # --- positions --------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
-        """Where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
+        """Return where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
         cluster = self._open()
         seen: set[TopicPartition] = set()
 
@@ -109,7 +109,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(through_failover(cluster, begin), now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of Spark's kinds of limit, to be told apart from ReadAllAvailable; latestOffset applies all options."""
+        """Return one of Spark's kinds of limit other than ReadAllAvailable; latestOffset applies all options."""
         limits = self.options.limits
         if limits.max_messages is None and limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
@@ -117,8 +117,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now and then end. Raises NoPartition, BrokerUnavailable, as a batch query does also for
-        partitions that a znode names while their broker is away: the next run may be long in coming."""
+        """Read the messages that are there now, and then end. Raises NoPartition, BrokerUnavailable; like a batch query
+        also for partitions that a znode names while their broker is absent, because the next run may be much later."""
         cluster = self._open()
         self._told_away = True
         seen: set[TopicPartition] = set()
@@ -132,10 +132,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`), and
-        those that have moved to another broker stand where they were.
+        """Return where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`).
+        Partitions that have moved to another broker keep their positions.
 
-        A partition without a live broker stays where it is (with Trigger.AvailableNow it raises BrokerUnavailable).
+        A partition without a live broker keeps its position (with Trigger.AvailableNow this raises BrokerUnavailable).
         Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
         """
         self._commit(start)
@@ -144,7 +144,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offsets = followed(from_json(start), self._moves())
         held = self._look(offsets)
-        if held.keys() - offsets.keys():  # new, or moved a moment ago
+        if held.keys() - offsets.keys():  # new, or just moved
             offsets = followed(offsets, self._moves())
             moved = from_json(start).keys() - offsets.keys()
             held = {each: state for each, state in held.items() if each not in moved}
@@ -169,8 +169,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(offsets | ends | joining, started_ms)
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
-        """Where a query begins to read a partition that it did not see when it began: the partition is new, or its
-        broker was down. Then it has messages of before, which count as they would have at the start.
+        """Return where a query begins to read a partition that it did not see at its start: the partition is new, or
+        its broker was down. Messages from before are treated as they would have been at the start.
         """
         starting, each = self.options.starting, state.id
         if starting == "earliest":
@@ -190,7 +190,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return state.first
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends as they were last seen, for Spark's progress reports."""
+        """Return the last seen ends, for Spark's progress reports."""
         return to_json(self._known_ends) if self._known_ends else None
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -206,13 +206,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
+        """Return the ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
         return self._patiently(lambda: self._planned(from_json(start), from_json(end), started_of(end)))
 
     def _planned(self, before: Offsets, after: Offsets, started_ms: int | None) -> list[InputPartition]:
         moves = self._moves()
         before, after = followed(before, moves), followed(after, moves)
-        unknown = 0 if started_ms is None else INT64_MAX  # what joins at the end of a batch has nothing in it
+        unknown = 0 if started_ms is None else INT64_MAX  # partitions that join at the end of a batch are empty in it
         wanted = {each: (first, last) for each, last in after.items() if (first := before.get(each, unknown)) < last}
         held = self._look({each: last for each, (_, last) in wanted.items()}, only=True)
         self._report([lost for each, span in wanted.items() if (lost := _lost(each, span, held[each]))], held)
@@ -225,13 +225,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(each) for each in for_tasks(cluster, self.options, split(cluster, self.options, ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one range, in order. Raises BrokerUnavailable (Spark then tries the task again)."""
+        """Yield the messages of one range, in order. Raises BrokerUnavailable (Spark then retries the task)."""
         return read_partition(self.options, partition, self.options.tags)
 
     # --- the cluster ------------------------------------------------------------------------------------------------
 
     def _patiently(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns; brokers that go are waited for as long as tasks wait."""
+        """Return the result of `work`; wait for absent brokers as long as tasks do."""
         return through_failover(self._open(), work, runs=True)
 
     def _open(self) -> Cluster:
@@ -240,9 +240,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, PartitionState]:
-        """What the partitions hold now: those of `offsets`, and unless `only` all that the options select.
+        """Return the state of the partitions: those of `offsets`, and unless `only` all that the options select.
 
-        What a slave has not copied before the offset is not lost: its master has it. Raises BrokerUnavailable.
+        Bytes before the offset that a slave has not copied are not lost: its master has them. Raises BrokerUnavailable.
         """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else self._selected(cluster, offsets))})
@@ -268,7 +268,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
-        """As `selected`; nothing new where all of a topic is on its way to another broker, for some seconds."""
+        """As `selected`, but no new partitions while a whole topic moves to another broker, for some seconds."""
         try:
             found = selected(cluster, self.options)
         except NoPartition:
@@ -286,7 +286,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().moves()
 
     def _waiting(self, offsets: Offsets, held: Held) -> dict[TopicPartition, Span]:
-        """What of each partition can be read next. Raises DataLoss."""
+        """Return the readable backlog of each partition. Raises DataLoss."""
         losses: list[Lost] = []
         waiting: dict[TopicPartition, Span] = {}
         for each, state in held.items():
@@ -304,7 +304,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting
 
     def _report(self, losses: list[Lost], held: Held) -> None:
-        """Name every lost range, as an error or, if failOnDataLoss is false, in the log."""
+        """Report every lost range, as an error or, if failOnDataLoss is false, in the log."""
         if losses and self.options.fail_on_data_loss:
             one = held[losses[0].id]
             raise DataLoss(losses, one.first, one.end)
@@ -331,7 +331,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().ask_at(held[partition].endpoint, question)
 
     def _commit(self, offsets: StreamOffsets) -> None:
-        """Set the group's offsets as 1.x writes them; only what changed. Raises CoordinationUnavailable."""
+        """Write changed offsets of the group, as 1.x does. Raises CoordinationUnavailable."""
         if self.options.group is None:
             return
         changed = {each: end for each, end in from_json(offsets).items() if self._committed.get(each) != end}
@@ -350,7 +350,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """What of `span` is not there: deleted by retention, or all that a topic made anew has, which is passed over."""
+    """Return the missing part of `span`: deleted by retention, or all bytes of a recreated topic, which are skipped."""
     start, end = span
     if start < held.first:
         return Lost(partition, start, min(end, held.first) if end > start else held.first)

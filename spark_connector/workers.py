@@ -1,4 +1,4 @@
-"""What is done once in each Python process that Spark keeps for further tasks."""
+"""Work done once in each Python process that Spark keeps for further tasks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["spare_modules"]
 
 @cache
 def spare_modules() -> None:
-    """Exempt all that is in memory now from garbage collection; only the first call in a process has an effect.
+    """Exempt all present objects from garbage collection; only the first call in a process has an effect.
 
-    PySpark's daemon runs a full collection after every task, and after each step of planning, which looks at every
-    object of every imported module anew: that took more of a short task than all else. References still free objects.
+    PySpark's daemon runs a full collection after every task, and after each step of planning. It traverses every object
+    of every imported module again, which took more of a short task than all else. References still free objects.
     """
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Writing a DataFrame to topics: what runs on the driver, and what in each task (columns.py: what a row becomes)."""
+"""Write a DataFrame to topics: the driver's and the tasks' parts (columns.py turns rows into messages)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
-    """What one task sent and had acknowledged; with exactlyOnce, in which prepared transactions."""
+    """The messages that one task sent and that were acknowledged; with exactlyOnce, in which prepared transactions."""
 
     rows: int
     write: BatchWrite | None = None
@@ -41,7 +41,7 @@ class WrittenRows(WriterCommitMessage):
 
 
 class MetaqWriter(DataSourceArrowWriter):
-    """A batch write. Made and checked on the driver; `write` runs in each task with a producer of its own."""
+    """A batch write. Made and checked on the driver; `write` runs in each task with its own producer."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -53,11 +53,11 @@ class MetaqWriter(DataSourceArrowWriter):
         return _write(self.options, iterator, self.batch_write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make everything visible (exactlyOnce). Raises what Coordinator raises."""
+        """Make everything visible (exactlyOnce). Raises the errors of Coordinator."""
         self._end(messages, abort=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what was prepared (exactlyOnce), unless `commit` had decided already: then complete it."""
+        """Drop prepared transactions (exactlyOnce), unless `commit` had already decided: then complete it."""
         self._end(messages, abort=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], *, abort: bool) -> None:
@@ -67,7 +67,7 @@ class MetaqWriter(DataSourceArrowWriter):
 
 
 class MetaqStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write. Spark makes one for the tasks of each batch, and another one for its end."""
+    """A streaming write. Spark makes one for the tasks of each batch, and another one for the batch's end."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -107,8 +107,8 @@ def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch, pack
 def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
     """Send rows of one topic and wait until all are acknowledged.
 
-    Rows with a key go in batches for its partition, in their order; the others in batches for each partition in turn.
-    Raises what Producer.send_batch raises.
+    Rows with a key go in batches to the key's partition, in their order; others go in batches to each partition in
+    turn. Raises as Producer.send_batch.
     """
     plain, keyed = by_partition(rows, producer.partitions(rows.topic))
     for batch in split_batches(plain, batch_messages, size_of=size_of):
@@ -168,7 +168,7 @@ def _task() -> TaskContext:
 def _end_batch(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
 ) -> bool:
-    """Decide on what the tasks have prepared, if they have (exactlyOnce), and say whether there was something."""
+    """Decide on the tasks' prepared transactions, if there are any (exactlyOnce), and return whether there were."""
     written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
     query_ids = {each.write.query_id for each in written if each.write}
     topic = next((each.topic for each in written if each.topic), options.topic)
@@ -177,7 +177,7 @@ def _end_batch(
     (query_id,) = query_ids
     with _session(options) as session, _producer(options) as producer:
         store = DecidedBatches(session)
-        if topic is None:  # no row came that named one; an earlier run of this batch may have had some
+        if topic is None:  # no row named a topic; an earlier run of this batch may have had such rows
             found = store.load(query_id).decided
             if found is None or not found.topic:
                 return False

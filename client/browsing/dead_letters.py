@@ -1,4 +1,4 @@
-"""A group's dead letters: looking at them, sending them again, and dropping them."""
+"""Read, redrive and drop a group's dead letters."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ __all__ = ["DeadLetter", "DeadLetters", "RedriveTo", "Redriven", "count_dead_let
 log = get_log(__name__)
 
 RedriveTo = Literal["topic", "group"]
-"""Where dead letters are sent again: to their topic, where all its groups get them, or to their group alone."""
+"""Where to redrive dead letters: to their topic, where all its groups get them, or to their own group alone."""
 
 
 class DeadLetter(NamedTuple):
     """One message that failed for the last time.
 
-    partition, offset: where it lies among the dead letters. original: the message as it was, with its own partition,
-    offset and id. attempts: how often it failed. cause: type and text of what was raised last; place: where, as
-    `file:line in function`. failed: when that was.
+    partition, offset: its place among the dead letters. original: the original message with its own partition, offset
+    and id. attempts: how often it failed. cause: type and text of the last exception; place: where it was raised, as
+    `file:line in function`. failed: time of the last failure.
     """
 
     partition: TopicPartition
@@ -61,12 +61,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names it among the group's dead letters: `<broker>-<partition>:<offset>`."""
+        """The letter's name among the group's dead letters: `<broker>-<partition>:<offset>`."""
         return f"{self.partition}:{self.offset}"
 
 
 class Redriven(NamedTuple):
-    """A dead letter that was sent again, and where that was stored."""
+    """A dead letter that was sent again, and where the broker stored it."""
 
     letter: DeadLetter
     result: SendResult
@@ -75,8 +75,8 @@ class Redriven(NamedTuple):
 class DeadLetters(Closing):
     """The dead letters of one group. Use as a context manager; one thread.
 
-    Reading goes through all that lies in the group's topic `%DEAD%<group>`, twice, and keeps only the positions of
-    those that are done. Several programs may read at once. If two redrive the same letter at once, it is sent twice.
+    Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of letters that are done in
+    memory. Several programs may read at once. If two redrive the same letter at once, it is sent twice.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DeadLetters(Closing):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def count(self) -> int:
-        """How many there are. Raises as `read`."""
+        """Return the number of open dead letters. Raises as `read`."""
         return count_dead_letters(self._cluster, self.group)
 
     def read(
@@ -119,12 +119,12 @@ class DeadLetters(Closing):
         names: Collection[str] | None = None,
         limit: int | None = None,
     ) -> Iterator[DeadLetter]:
-        """Those that there are when this is called, partition by partition, the oldest of each first.
+        """Yield the letters that are open at the call, partition by partition, the oldest of each first.
 
-        since, until: when they failed last, aware datetimes, both included. cause: a part of the cause or the place,
-        whatever its case. key: one of the keys of the message. names: only these (DeadLetter.name). limit: at most so
-        many. What is damaged is left out, and logged. Raises ConfigError, BrokerUnavailable, RequestTimedOut,
-        CoordinationUnavailable.
+        since, until: the time of the last failure, aware datetimes, both included. cause: a part of the cause or the
+        place, ignoring case. key: one of the message's keys. names: only letters with these names (DeadLetter.name).
+        limit: the most letters to yield. Damaged letters are skipped and logged. Raises ConfigError, BrokerUnavailable,
+        RequestTimedOut, CoordinationUnavailable.
         """
         for option, moment in (("since", since), ("until", until)):
             if moment is not None and moment.tzinfo is None:
@@ -135,7 +135,7 @@ class DeadLetters(Closing):
         return self._read(wanted, limit)
 
     def get(self, name: str) -> DeadLetter:
-        """The one of this name. Raises MessageNotFound; else as `read`."""
+        """Return the letter with this name. Raises MessageNotFound; otherwise as `read`."""
         for letter in self.read(names=[name], limit=1):
             return letter
         raise MessageNotFound(f"group {self.group!r} has no dead letter {name}: it may have been redriven or dropped")
@@ -153,19 +153,19 @@ class DeadLetters(Closing):
                     if count == limit:
                         return
 
-    # --- what becomes of them -----------------------------------------------------------------------------------------
+    # --- redriving and dropping -------------------------------------------------------------------------------------
 
     def redrive(self, letters: Iterable[DeadLetter], *, to: RedriveTo = "topic") -> list[Redriven]:
-        """Send each again, as it was when it was sent first, and mark it as done; return the outcomes.
+        """Send each letter again as the original message, mark it as done, and return the outcomes.
 
         to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read it.
-        "group" has only this group get it again. Its attempts begin anew. One that has expired is sent without an end,
-        as nobody would get it otherwise. Of very many, `read` a `limit` at a time.
+        "group" sends it to this group alone. Attempts are counted from zero again. An expired message is sent without
+        its time to live, because nobody would get it otherwise. If there are very many, `read` them with a `limit`.
 
-        If this ends in the middle, by whatever cause, each letter is either open, or done and sent. Only the one that
-        was under way may be both sent and open: it is sent once more by the next redrive. Raises NoPartition (nobody
-        publishes its topic now), RequestTimedOut, RequestRefused, ConfigError (also for "group" while the group's live
-        members only poll: none of them would get it).
+        If the call ends early, for any cause, each letter is either open, or sent and done. Only the letter in flight
+        may be both sent and open; the next redrive sends it once more. Raises NoPartition (nobody publishes its topic
+        now), RequestTimedOut, RequestRefused, ConfigError (also for "group" if the group's live members only poll,
+        because none of them would get the letter).
         """
         if to not in ("topic", "group"):
             raise ConfigError("to", repr(to), "choose 'topic' or 'group'")
@@ -174,8 +174,11 @@ class DeadLetters(Closing):
         return [self._redrive(letter, to) for letter in letters]
 
     def _require_retrying(self) -> None:
-        """Without live members a letter waits for the next one, and shared groups, which are no members of this kind,
-        take theirs in run(). Raises ConfigError."""
+        """Check that live members of the group would get a letter. Raises ConfigError.
+
+        Without live members a letter waits for the next one. Members of shared groups are not listed here; they get
+        theirs in run().
+        """
         members = self._cluster.view.consumers(self.group)
         if members and not any(self._retry_topic in topics for topics in members.values()):
             remedy = "have a member run(handler), without retry=None, or choose to='topic'"
@@ -202,7 +205,7 @@ class DeadLetters(Closing):
         return Redriven(letter, result)
 
     def drop(self, letters: Iterable[DeadLetter]) -> int:
-        """Mark them as done without sending them; return how many. Raises as `redrive`."""
+        """Mark letters as done without sending them, and return how many. Raises as `redrive`."""
         by_partition: dict[TopicPartition, list[int]] = {}
         count = 0
         for letter in map(self._checked, letters):
@@ -263,12 +266,12 @@ class _Wanted(NamedTuple):
 
 
 def count_dead_letters(cluster: Cluster, group: str) -> int:
-    """How many dead letters a group has; reads all that lies in their topic. Raises as DeadLetters.read."""
+    """Return how many dead letters a group has; reads their whole topic. Raises as DeadLetters.read."""
     return sum(len(is_open) for _, _, is_open in _look(cluster, dead_topic(group)))
 
 
 def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[int]]]:
-    """Each partition of the dead letters, where it ends now, and the positions of the letters that are not done."""
+    """Yield each partition of the dead letters, its end now, and the positions of its open letters."""
     partitions = cluster.readable(topic)
     ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
     found = []
@@ -285,7 +288,7 @@ def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[i
 
 
 def _messages(cluster: Cluster, partition: TopicPartition, end: int) -> Iterator[Message]:
-    """All in front of `end`, but what is damaged."""
+    """Yield all messages before `end` except damaged ones."""
     ask = partial(cluster.ask, partition)
     position = ask(partial(min_offset, partition=partition))
     while position < end:
@@ -310,7 +313,7 @@ def _messages(cluster: Cluster, partition: TopicPartition, end: int) -> Iterator
 
 
 def _letter(message: Message) -> DeadLetter | None:
-    """None for what is damaged."""
+    """Return the letter in a message; None if it is damaged."""
     original, failure = as_original(message), failure_in(message)
     if failure is None or not isinstance(original, RetriedMessage):
         return None
@@ -320,7 +323,7 @@ def _letter(message: Message) -> DeadLetter | None:
 
 
 def _unending(original: Message) -> Message:
-    """The same without the time from which on it is handed out no more, if that is over."""
+    """The same message without its expiry time if that has passed."""
     if not original.has_expired(now_ms()):
         return original
     place = original.partition, original.offset, original.id
@@ -328,10 +331,10 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """How it is sent so that it gets to the partition to which messages with its key go now.
+    """Return the send options that lead to the partition to which messages with its key go now.
 
-    What the key was is not stored, but its words are among the keys. If none of these leads to the partition in which
-    it was, it had no key, or the partitions have changed since.
+    The key itself is not stored, but its words are among the message's keys. If none of these leads to the original's
+    partition, the message had no key, or the partitions have changed since.
     """
     partitions: Sequence[TopicPartition] = producer.partitions(original.topic)
     keys = original.keys

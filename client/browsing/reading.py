@@ -1,4 +1,4 @@
-"""Reading messages without a group: a whole topic from its beginning to its end, or one partition of one broker."""
+"""Read messages without a group: a whole topic, or one partition of one broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["PartitionReader", "TopicBrowser", "browse"]
 def browse(
     connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto", where: str | None = None
 ) -> Iterator[Message]:
-    """All messages of `topic` that are there now, as `TopicBrowser` gives them. Raises as it."""
+    """Iterate over all messages of `topic` that are there now, as `TopicBrowser` does. Raises as TopicBrowser."""
     with TopicBrowser(connect, topic, root=root, protocol=protocol, where=where) as browser:
         yield from browser
 
@@ -52,8 +52,8 @@ class TopicBrowser(Closing):
     """Iterates over all messages of a topic that are there when the iteration begins, partition by partition in the
     order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
 
-    (1.x's TopicBrowser. Where that takes a partition whose oldest messages were deleted for empty, this one goes on at
-    the oldest that is left.) Iterate again to see it anew. One thread.
+    (As 1.x's TopicBrowser. If the oldest messages of a partition were deleted, 1.x treats the partition as empty; this
+    one begins at the oldest message that still exists.) A new iteration reads the topic again. One thread.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class TopicBrowser(Closing):
         on_damaged: OnDamaged | None = None,
         config: ConsumerConfig | None = None,
     ) -> None:
-        """where: only messages for whose properties this holds (docs/filters.md). on_damaged: called with a
-        CorruptRecord for each damaged range, at which ConsumerConfig.damage says to stop or to go on.
+        """where: only messages whose properties match (docs/filters.md). on_damaged: called with a CorruptRecord for
+        each damaged range; ConsumerConfig.damage says whether reading stops there or goes on.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -85,13 +85,14 @@ class TopicBrowser(Closing):
         self._opened()
 
     def partitions(self) -> list[TopicPartition]:
-        """What is iterated over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""
+        """Return the partitions to iterate over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""
         if self._closed:
             raise ClientError("this TopicBrowser is closed")
         return self._cluster.partitions(self._topic)
 
     def __iter__(self) -> Iterator[Message]:
-        """Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord, ClientError (closed)."""
+        """Iterate over the messages. Raises NoPartition, BrokerUnavailable, RequestTimedOut, CorruptRecord, ClientError
+        (closed)."""
         ends = {each: self._cluster.ask(each, partial(max_offset, partition=each)) for each in self.partitions()}
         for partition, end in ends.items():
             yield from self._read(partition, end)
@@ -106,8 +107,8 @@ class TopicBrowser(Closing):
                 messages, following = ask(read)
             except OffsetOutOfRange as error:
                 if error.first <= position:
-                    return  # it ends earlier than it did: the broker has lost its tail
-                position = error.first  # deleted meanwhile: on at the oldest that is left
+                    return  # the partition ends earlier than before: the broker has lost its tail
+                position = error.first  # deleted meanwhile: go on at the oldest message left
                 continue
             except CorruptRecord as error:
                 position = self._behind(error)
@@ -121,7 +122,8 @@ class TopicBrowser(Closing):
             position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
-        """Where to go on. Raises it if there is no such place, or the user does not want that."""
+        """Return the position after an error. Raises the error if there is no such position, or if the user wants to
+        stop."""
         if self._on_damaged is not None:
             self._on_damaged(damage)
         if damage.end is None or self._config.damage == "stop":
@@ -129,7 +131,7 @@ class TopicBrowser(Closing):
         return damage.end
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the ZooKeeper session and all connections, as Cluster.close."""
+        """End the ZooKeeper session and close all connections, as Cluster.close does."""
         seconds = check_wait("timeout", timeout)
         self._closed = True
         self._closes()
@@ -164,10 +166,10 @@ class PartitionReader(Poller):
         protocol: str = "auto",
         config: ConsumerConfig | None = None,
     ) -> None:
-        """address: the broker's `host:port`. That of any node of a broker set leads to the set's leader while that node
-        runs. start: "earliest", "latest", or the offset in bytes at which a message begins. where: only
-        messages for whose properties this holds (docs/filters.md). accept: what it returns false for is passed over.
-        on_damaged, deserializer: as of Consumer.
+        """address: `host:port` of the broker, or of any running node of a broker set, which leads to the set's leader.
+        start: "earliest", "latest", or the offset in bytes at which a message begins. where: only messages whose
+        properties match (docs/filters.md). accept: a message for which it returns false is skipped. on_damaged,
+        deserializer: as for Consumer.
 
         Raises ConfigError; connects in the background.
         """
@@ -201,20 +203,20 @@ class PartitionReader(Poller):
 
     @property
     def position(self) -> int:
-        """Byte offset of the next message that poll() returns: what to give as `start` to go on later."""
+        """Byte offset of the next message that poll() returns; pass it as `start` to continue later."""
         self._settle()
         return self._cursor.position
 
     def seek(self, offset: int) -> None:
-        """Go on at a byte offset that begins a message. Raises ConfigError."""
+        """Continue at a byte offset that begins a message. Raises ConfigError."""
         self._settle()
         check_offset("offset", offset)
         self._cursor.moved_to(offset)
         self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
-        """The messages from `offset` on, in one round trip; the position stays. Raises as `read_messages`;
-        ClientError (closed)."""
+        """Return the messages from `offset` on, in one round trip; the position does not change. Raises as
+        `read_messages`; ClientError (closed)."""
         self._check_open()
         check_offset("offset", offset)
         check_number("max_bytes", max_bytes, most=INT32_MAX)
@@ -227,7 +229,7 @@ class PartitionReader(Poller):
         return following(self._pool.follow, read)
 
     def close(self) -> None:
-        """Close the connection. Idempotent. In a process that was forked off, the parent's stays open."""
+        """Close the connection. Idempotent. In a forked process the parent's connection stays open."""
         self._closes()
         self._closed = True
         if self._guard.is_elsewhere:

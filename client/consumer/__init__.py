@@ -1,1 +1,1 @@
-"""Consuming: group membership, fetching ahead, delivery, offsets. `metaq` has the public names."""
+"""Consuming: group membership, prefetching, delivery, offsets. `metaq` has the public names."""

@@ -1,4 +1,4 @@
-"""Where a group begins is committed before anything is read: a member that comes later begins there, too."""
+"""Commit where a group begins before anything is read, so that later members begin there, too."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = get_log(__name__)
 
 
 class Beginnings:
-    """Commits the beginnings of partitions, all that wait in one write. Any thread puts; the timers' thread writes.
+    """Commit the beginnings of partitions; all that wait go in one write. Any thread puts; the timers' thread writes.
 
-    Without that, a partition of which nothing was consumed would have no offset, and the next member would begin at
-    what is "latest" by then. A write that fails is repeated, and nothing of its partitions is read meanwhile.
+    Without this a partition from which nothing was consumed would have no offset, and the next member would begin at
+    the "latest" of that later time. A write that fails is repeated, and nothing of its partitions is read meanwhile.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Beginnings:
         self._lock = threading.Lock()
         self._waiting: list[Request] = []
         self._backoff = Backoff(core.config.error_min_seconds, core.config.error_max_seconds)
-        self._complaint = ""  # timers' thread; the last error that was told
+        self._complaint = ""  # timers' thread; the last error that was logged
 
     def put(self, request: Request) -> None:
-        """A RECORD. An interrupt that comes before its time is set costs nothing: it is asked again."""
+        """A RECORD. An interrupt before its time is set does no harm: the request is repeated."""
         with self._lock:
             self._waiting.append(request)
         self._timers.call_later(BEGINNINGS_GATHER_SECONDS, self._write)

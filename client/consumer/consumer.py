@@ -1,4 +1,4 @@
-"""The consumer: what users call, on one polling thread."""
+"""The consumer API for users, with one polling thread."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ _T = TypeVar("_T")
 
 
 class Consumer(Poller):
-    """Reads topics as a member of a group. At least once; order holds within a partition; one owner per partition.
+    """Read topics as a member of a group. At least once; ordered within a partition; one owner per partition.
 
-    A message counts as consumed when poll() is called again, when commit() is called, or when a `with` block is left
-    without an exception, after it was handed out; only what counts as consumed is committed. Use one thread at a time;
-    close() may be called from another. A process that was forked off makes one of its own: with this one every call
-    raises ClientError there, but stop() and close(), which leave the parent's alone.
+    A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
+    exception. Only consumed messages are committed. Use one thread at a time; close() may be called from another. A
+    forked process must create its own consumer: there every call raises ClientError, except stop() and close(), which
+    do not affect the parent's consumer.
     """
 
     def __init__(
@@ -103,18 +103,17 @@ class Consumer(Poller):
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
-        "always_latest": at its end each time this consumer gets it, whatever is committed. Also a datetime, Last(n),
-        AtMessage(id) or AtKey(key), see places.py; such a message is searched for here. tags: only messages with one
-        of these (filtered by the broker where it can, checked again here); one text is one tag, as one is one topic.
-        where: only messages for whose properties this holds, such as "region = 'EU' AND amount > 100" (docs/filters.md;
-        filtered by the broker where it can, checked again here); the others count as consumed.
-        accept: called with each message; what it returns false for is passed over and counts as consumed, what it
-        raises comes out of poll(). on_assigned, on_revoked: called inside poll() or run() with the partitions; what
-        on_revoked was called for is handed over when it returns. on_damaged: called in poll(), or on a handler's thread
-        of run(), with a CorruptRecord for each damaged range of stored bytes that is met, once, whether
-        ConsumerConfig.damage says to stop there or to skip it.
-        deserializer: reads `message.value`; several choose by the message's content type, the first one where it says
-        none. protocol: "auto" or "text".
+        "always_latest": at its end each time this consumer gets it, regardless of committed offsets. Also a datetime,
+        Last(n), AtMessage(id) or AtKey(key), see places.py; the constructor searches for such a message. tags: only
+        messages with one of these tags. where: only messages whose properties match, such as "region = 'EU' AND amount
+        > 100" (docs/filters.md); the others count as consumed. The broker filters by tags and where if it can; the
+        consumer checks again. A single text is one tag, or one topic. accept: called with each message; if it returns
+        false, the message is skipped and counts as consumed; an exception propagates from poll(). on_assigned,
+        on_revoked: called inside poll() or run() with the partitions; on_revoked's partitions are handed over when it
+        returns. on_damaged: called in poll(), or on a handler's thread of run(), with a CorruptRecord, once for each
+        damaged range of stored bytes, whether ConsumerConfig.damage says to stop there or to skip it. deserializer:
+        decodes `message.value`; several are chosen by the message's content type, the first one if it has none.
+        protocol: "auto" or "text".
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         TypeError (a group that is no text), CoordinationUnavailable.
@@ -131,7 +130,7 @@ class Consumer(Poller):
         self._stopped = False
         self._aside = Aside("metaq-consumer")
         self._committing = Aside("metaq-commit-now", drops=True)  # another one: close() does not wait for a commit
-        self._ending = threading.Lock()  # held by the thread that brings it to its end
+        self._ending = threading.Lock()  # held by the thread that ends it
         self._has_ended = False
         self._listener: Listener | None = None
         self._failed: FailedMessages | None = None
@@ -155,7 +154,8 @@ class Consumer(Poller):
             reader=reader,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
-        # what its threads call refers to its parts, not to itself: they would keep it if nobody else does
+        # The threads of its parts hold no reference to the consumer itself: otherwise they would keep an abandoned one
+        # alive.
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
         nearest = nearby.nodes if config.read_from == "nearest" else None
         fetcher = Fetcher(
@@ -207,7 +207,7 @@ class Consumer(Poller):
             raise
 
     def _abandon(self) -> None:
-        """The constructor was interrupted: close behind what it has begun aside, on which nobody waits any more."""
+        """The constructor was interrupted: close its parts in the background, without waiting."""
         self._closed = True
         self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
 
@@ -225,7 +225,7 @@ class Consumer(Poller):
         return super()._poll(take, timeout)
 
     def _refuse_failed(self, what: str) -> None:
-        """It would hand out messages that wait for another attempt, as messages of another topic."""
+        """Refuse to poll: it would deliver messages that wait for another attempt, as messages of another topic."""
         if self._reads_failed:
             raise ClientError(
                 f"{what} after a run() that has this consumer read messages that wait for another attempt: go on with "
@@ -241,7 +241,7 @@ class Consumer(Poller):
         self._core.in_doubt = self._watch.may_have_lost_everything()
 
     def _wait(self, seconds: float) -> None:
-        if self._core.in_doubt:  # nothing arrives when a doubt ends, and what arrived before is there
+        if self._core.in_doubt:  # no arrival wakes us when a doubt ends, and earlier arrivals are there
             seconds = min(seconds, DOUBT_LOOK_SECONDS)
         self._poll_watch.wait(partial(super()._wait, seconds))
 
@@ -256,28 +256,28 @@ class Consumer(Poller):
         retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
-        """Call `handler` with each message until stop() or close(); it counts as consumed once the handler returned.
-        threads: how many partitions are worked on at once, 1 … 1024; the handler is called on these, never twice at
-        once for one partition.
+        """Call `handler` with each message until stop() or close(). A message counts as consumed when the handler has
+        returned. threads: how many partitions are handled at once, 1 … 1024. The handler is called on these threads,
+        never twice at once for one partition.
 
-        retry: a Retry: a message for which the handler raises goes back to the broker, comes again after its pause to
-        any member of the group that does the same, and goes to the group's dead letters after the last attempt. It
-        counts as consumed once the broker has stored it there; until then its partition waits. Others of its partition
-        overtake it, unless the Retry says ordered=True. Such a consumer cannot poll() any more. Needs brokers that keep
+        retry: a Retry. If the handler raises, the message goes back to the broker. After a pause it comes to any member
+        of the group that also uses a Retry; after the last attempt it goes to the group's dead letters. It counts as
+        consumed when the broker has stored it there; until then its partition waits. Other messages of the partition
+        overtake it, unless the Retry has ordered=True. Such a consumer cannot poll() any more. Needs brokers that keep
         delayed messages; not for broadcast=True.
 
-        None, or one of the next two options: it is tried again in its place after a pause that grows
+        With None, or with one of the next two options, the message is tried again in its place after a growing pause
         (retry_step_seconds, retry_max_seconds) while other partitions go on. max_retries: after so many further tries
         (5; None: for ever) it goes to on_reject, by default a LocalRecoverStore on this machine, and counts as consumed
         when that returns.
 
-        By default it is a Retry() if all brokers of the topics that answer keep delayed messages, and None for Java
+        By default `retry` is a Retry() if all answering brokers of the topics keep delayed messages, and None for Java
         brokers and for broadcast=True. While none answers, messages are tried again in their place.
 
-        Raises ConfigError, also for what does not go with `retry`, for a broker that keeps no delayed messages if it is
-        a Retry, and for a user without a home directory who would need the LocalRecoverStore; InvalidName (with a
-        Retry, a group whose name leaves no room for its topics), LocalStoreError, ClientError, what on_assigned and
-        on_revoked raise, and what a handler raises that is no Exception (SystemExit …); with a Retry also
+        Raises ConfigError, also for options that contradict `retry`, for a Retry with a broker that keeps no delayed
+        messages, and if the LocalRecoverStore is needed but the user has no home directory; InvalidName (with a Retry,
+        if the group's name is too long for its topics); LocalStoreError; ClientError; exceptions of on_assigned and
+        on_revoked; exceptions of a handler that do not derive from Exception (SystemExit …); with a Retry also
         CoordinationUnavailable.
         """
         check_call_back("handler", handler)
@@ -293,18 +293,18 @@ class Consumer(Poller):
         retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
-        """As `run`, with at most `max_messages` messages of one partition at once, which count as consumed together.
+        """Like `run`, with up to `max_messages` messages of one partition per call, which count as consumed together.
 
-        A batch that failed is given to the handler message by message, at once with a Retry, otherwise after
-        max_retries further tries, so that only what fails by itself counts an attempt, or is rejected.
+        A failed batch is given to the handler message by message, at once with a Retry, otherwise after max_retries
+        further tries. So only a message that fails alone counts an attempt, or is rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, retry, threads)
 
     def stop(self) -> None:
-        """Have run() return as soon as the handlers under way have; before run(), have the next one return at once.
-        Any thread, handlers included.
+        """Let run() return as soon as the running handlers have; before run(), the next one returns at once. Any
+        thread, handlers included.
         """
         self._stopped = True
         if self._guard.is_elsewhere:
@@ -372,7 +372,7 @@ class Consumer(Poller):
             )
             try:
                 with ending:
-                    if self._stopped:  # looked at after _listener is set: stop() does the reverse
+                    if self._stopped:  # checked after _listener is set: stop() works in the reverse order
                         listener.stop()
                     listener.loop()
             finally:
@@ -383,9 +383,9 @@ class Consumer(Poller):
     def _rejecting(
         self, max_retries: int | None, on_reject: RejectHandler | None
     ) -> tuple[RejectHandler, LocalRecoverStore | None]:
-        """Where a message goes that has used up its tries, and the store, open, that has such messages. Raises
-        ConfigError, LocalStoreError."""
-        if on_reject is None and max_retries is None:  # nothing is rejected, and no place for it needed
+        """Return the handler for messages without tries left, and the open store that keeps them. Raises ConfigError,
+        LocalStoreError."""
+        if on_reject is None and max_retries is None:  # nothing is rejected, so no store is needed
             return drop_message, left_of_cluster(*self._cluster, self.group)
         if on_reject is None:
             store = of_cluster(*self._cluster, self.group)
@@ -396,7 +396,7 @@ class Consumer(Poller):
         return on_reject, on_reject
 
     def _end_listener(self) -> None:
-        """The run() is over. Repeated by the next call, in case an interrupt came before it."""
+        """Clean up after run(). The next call repeats this, in case an interrupt came before it."""
         if self._listener is not None:
             self._listener.give_back()
             self._listener = None
@@ -408,7 +408,7 @@ class Consumer(Poller):
     # --- failed messages that go back to the broker -------------------------------------------------------------------
 
     def _check_retry(self, retry: Retry, max_retries: int | Auto | None, on_reject: RejectHandler | None) -> None:
-        """What can be said without the brokers."""
+        """Check what needs no brokers."""
         if not isinstance(retry, Retry):
             raise ConfigError(
                 "retry",
@@ -429,7 +429,8 @@ class Consumer(Poller):
             )
 
     def _begin_retrying(self) -> None:
-        """Raises ConfigError for a broker that keeps no messages, InvalidName, CoordinationError."""
+        """Begin to send failed messages back. Raises ConfigError for a broker that keeps no messages, InvalidName,
+        CoordinationError."""
         topic = retry_topic(self.group)
         lacking = self._aside.do(self._brokers.look, self._topics).lacking
         if lacking is not None:
@@ -442,7 +443,7 @@ class Consumer(Poller):
         self._read_failed(topic)
 
     def _choose_retry(self) -> Retry | Auto | None:
-        """What run() does that was told nothing; AUTO: it depends on brokers, and none has answered yet."""
+        """Choose a retry mode for run() without one. AUTO: the brokers decide, and none has answered yet."""
         try:
             topic = retry_topic(self.group)
         except InvalidName as error:
@@ -457,7 +458,7 @@ class Consumer(Poller):
                 if not found.answered:
                     return AUTO
             self._read_failed(topic)
-        except CoordinationError:  # the log speaks of ZooKeeper already
+        except CoordinationError:  # the log already tells of ZooKeeper
             return AUTO
         return Retry()
 
@@ -470,12 +471,12 @@ class Consumer(Poller):
         )
 
     def _read_failed(self, topic: str) -> None:
-        """Subscribe to what waits for another attempt. May be repeated. Raises CoordinationError."""
-        self._reads_failed = True  # first: an interrupt may come
+        """Subscribe to the messages that wait for another attempt. May be repeated. Raises CoordinationError."""
+        self._reads_failed = True  # first, because an interrupt may come
         self._aside.do(self._member.subscribe, topic)
 
     def _make_sender(self) -> FailedSender:
-        from ..producer import Producer  # a consumer that never fails does without one
+        from ..producer import Producer  # not imported by a consumer that never fails
         from ..questions.zookeeper import ZooKeeperMetadata
 
         return Producer(
@@ -486,14 +487,14 @@ class Consumer(Poller):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """What this consumer owns now, sorted. Where the group begins in these is committed."""
+        """Return the owned partitions, sorted, in which the beginning of the group is committed."""
         self._guard.check()
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
     def commit(self) -> int:
-        """Count everything handed out as consumed and commit it now; return how many partitions changed.
+        """Count all delivered messages as consumed, commit now, and return how many partitions changed.
 
-        Raises SessionLost (the partitions are others' now), CoordinationUnavailable.
+        Raises SessionLost (the partitions now belong to others), CoordinationUnavailable.
         """
         self._check_open()
         self._core.acknowledge()
@@ -505,11 +506,11 @@ class Consumer(Poller):
         return self._core.cursor(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
-        """Go on at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
+        """Continue at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
         datetime, Last(n) messages, AtMessage(id) or AtKey(key) (places.py).
 
-        It counts as consumed up to there. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused for a place
-        if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
+        Messages before that position count as consumed. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused
+        for a place if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
         """
         self._settle()
         cursor = self._core.cursor(partition)
@@ -518,7 +519,7 @@ class Consumer(Poller):
         self._fetcher.serve_soon()
 
     def lag(self) -> dict[TopicPartition, Lag]:
-        """What each owned partition still holds behind this consumer's position. Raises BrokerUnavailable."""
+        """Return the backlog of each owned partition after this consumer's position. Raises BrokerUnavailable."""
         self._settle()
         return {
             partition: self._ask(partition, partial(lag_behind, offset=cursor.position))
@@ -536,8 +537,8 @@ class Consumer(Poller):
     def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None
     ) -> list[Message]:
-        """Messages of any partition, owned or not, from byte `offset` on, at least one; [] at the end. One round trip
-        that changes nothing: neither the position nor what counts as consumed. timeout: seconds (None:
+        """Return messages of any partition, owned or not, from byte `offset` on: at least one, or [] at the end. One
+        round trip, which changes neither the position nor the consumed messages. timeout: seconds (None:
         request_timeout_seconds).
 
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
@@ -549,12 +550,12 @@ class Consumer(Poller):
         return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=seconds))
 
     def view_message(self, topic: str, message_id: int) -> Message:
-        """The message with an id, of any topic; nothing of this consumer changes. Blocks, up to a few seconds a broker,
-        and SEARCH_TIMEOUT_SECONDS (30) for one that does not answer.
+        """Return the message with an id, of any topic; the consumer does not change. Blocks up to a few seconds per
+        broker, and SEARCH_TIMEOUT_SECONDS (30) for a broker that does not answer.
 
-        Raises MessageNotFound; SearchIncomplete if it may be where nobody could look, as on a broker that is not
-        registered now; NoPartition, BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker cannot search),
-        CorruptRecord.
+        Raises MessageNotFound; SearchIncomplete if it may be in a place that could not be searched, such as a broker
+        that is not registered now; NoPartition, BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker
+        cannot search), CorruptRecord.
         """
         self._check_open()
         return self._finder.view_message(topic, message_id).message
@@ -567,10 +568,10 @@ class Consumer(Poller):
         begin: datetime | None = None,
         end: datetime | None = None,
     ) -> FoundMessages:
-        """The newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
+        """Return the newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
 
-        The answer says whether there are more, how many bytes could not be looked at, and which messages are damaged.
-        Raises as view_message, but nothing found is an empty answer.
+        The answer says whether there are more, how many bytes could not be searched, and which messages are damaged.
+        Raises as view_message; an empty answer if no message is found.
         """
         self._check_open()
         return self._finder.query_message(topic, key, max_messages, begin, end)
@@ -579,7 +580,8 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """To where it is read. The member does not know before it has joined the group."""
+        """Return a connection to the source of a partition. Before the member has joined the group, it does not know
+        the source."""
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
@@ -588,14 +590,14 @@ class Consumer(Poller):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout: Duration = CLOSE_SECONDS) -> None:
-        """Commit what counts as consumed, release the partitions and leave the group, within `timeout` seconds.
+        """Commit the consumed messages, release the partitions and leave the group, within `timeout` seconds.
 
-        If ZooKeeper does not answer it takes END_SECONDS more at most, and the partitions are free when the session has
-        expired.
+        If ZooKeeper does not answer, closing takes at most END_SECONDS more, and the partitions become free when the
+        session expires.
 
-        Idempotent; a poll() that waits on another thread returns [], a run() there returns. close() waits for its
-        handlers for half of the timeout; called by a handler, it does not wait, and that message comes again. In a
-        process that was forked off it only closes that process's copies of the sockets.
+        Idempotent. On another thread a waiting poll() returns [], and a run() returns. close() waits for the handlers
+        for half of the timeout; called by a handler, it does not wait, and the handler's message comes again. In a
+        forked process it only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()
@@ -608,8 +610,8 @@ class Consumer(Poller):
             self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
-        """Where no interrupt comes: what it left out would keep the partitions from others. waits: for handlers, and
-        for another thread's close."""
+        """End the consumer. Interrupts are off here, because an omitted step would keep the partitions from others.
+        waits: for handlers, and for another thread's close."""
         if not self._ending.acquire(blocking=waits):
             return
         try:

@@ -1,4 +1,4 @@
-"""Members of a group that filter a topic differently: what one leaves out of its partitions reaches nobody."""
+"""Find members of a group that filter a topic differently: a message that its owner filters out reaches nobody."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ALL = ConsumerFilter()
 
 
 class GroupFilters:
-    """Warns of it on each side, once for each change of the filters and not for each rebalance. One thread."""
+    """Warn of different filters on each member, once per change of the filters, not per rebalance. One thread."""
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._others: dict[str, frozenset[ConsumerFilter]] = {}  # by topic: those that differ from this member's
+        self._others: dict[str, frozenset[ConsumerFilter]] = {}  # by topic: filters that differ from this member's
 
     def look(
         self,
@@ -28,10 +28,10 @@ class GroupFilters:
         consumers: Mapping[str, Sequence[str]],
         filters: Mapping[str, Mapping[str, ConsumerFilter]],
     ) -> None:
-        """consumers: by topic, all members. filters: as GroupSnapshot has them."""
+        """Compare the filters. consumers: all members by topic. filters: as in GroupSnapshot."""
         for topic, members in consumers.items():
             if is_own_topic(topic):
-                continue  # what waits for another attempt passes no filter
+                continue  # messages that wait for another attempt pass no filter
             found = {filters.get(each, {}).get(topic, _ALL): each for each in reversed(members)}
             mine = filters.get(me, {}).get(topic, _ALL)
             found.pop(mine, None)

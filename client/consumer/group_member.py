@@ -1,6 +1,6 @@
-"""A consumer as a member of its group: carries out what the state machine (rebalance.py) decides.
+"""A consumer's membership in its group: carry out the actions of the state machine (rebalance.py).
 
-Everything here runs on one thread, the rebalance thread, except what says otherwise.
+Everything runs on one thread, the rebalance thread, unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _FIRST = StartPosition(0)
 
 
 class GroupMember:
-    """Claims partitions for one consumer, and gives them up: the core hears of both.
+    """Claim partitions for one consumer, give them up, and tell the core of both.
 
-    stepped_out: it is not in the group, or not for long any more, because nobody polled; come_back() ends that.
+    stepped_out: the member has left the group, or is about to, because nobody polled; come_back() ends that.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: whether nobody polls still, when it is about to step out. on_brokers: called with the ids of the
-        brokers that are registered, whenever it has looked at them. on_given_up: with what is committed and lost, but
-        owned still; a MetaqError of it fails the step."""
+        """is_idle: whether still nobody polls, asked before the member steps out. on_brokers: called with the ids of
+        the registered brokers after each look at them. on_given_up: called with partitions that are committed and lost
+        to the core, but still owned; its MetaqError fails the step."""
         config = core.config
         self.state = State.NEW
         self.stepped_out = False
@@ -80,7 +80,7 @@ class GroupMember:
         self._filters = GroupFilters(membership.group)
         self._start = StartPosition(0)
         self._kept = KeptPositions(membership, committer, clock, by_commits=not config.auto_commit_seconds)
-        self._connections = 0  # of ZooKeeper's, when what is owned was looked at
+        self._connections = 0  # number of the connection to ZooKeeper when the owned partitions were last checked
         self._retry_topic = RETRY_PREFIX + membership.group
         self._missing_topics = MissingTopics(membership.group, view)
         self._absences = Absences(lambda: view.set_ids(), clock)
@@ -103,8 +103,8 @@ class GroupMember:
         self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds)
         self._reason = ""
         self._pauses = 0
-        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # what is waited for, and since when
-        self._waits_for: list[TopicPartition] = []  # held by other members when they were claimed last
+        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # the partitions waited for, and since when
+        self._waits_for: list[TopicPartition] = []  # held by other members at the last claim
         self._complaint = ""  # the last reason that was logged as a warning
         self._began = clock()
         self._moved = 0
@@ -114,25 +114,26 @@ class GroupMember:
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: where newly owned partitions begin, but those of the group's failed
-        messages, none of which may be passed over."""
+        """Join the group in the background. start: where newly owned partitions begin. Exception: no failed message of
+        the group may be skipped."""
         self._start = start
         self._events.put(Event.STARTED)
         self._thread.start()
 
     def changed(self) -> None:
-        """Members, partitions, brokers or the session may have changed. Several calls before the next look are one."""
+        """Note that members, partitions, brokers or the session may have changed. Several calls before the next look
+        count as one."""
         if not self._change_is_queued:
             self._change_is_queued = True
             self._events.put(Event.CHANGED)
 
     def subscribe(self, topic: str) -> None:
-        """Read one topic more from now on. Not the rebalance thread. Raises as GroupMembership.subscribe."""
+        """Subscribe to an additional topic. Not on the rebalance thread. Raises as GroupMembership.subscribe."""
         self._membership.subscribe(topic)
         self.changed()
 
     def step_out(self) -> None:
-        """Nobody polls: give everything up and leave the group, until come_back()."""
+        """Give everything up and leave the group, because nobody polls, until come_back()."""
         self.stepped_out = True
         self._events.put(Event.IDLE)
 
@@ -142,20 +143,20 @@ class GroupMember:
         return self._core.owned
 
     def come_back(self) -> None:
-        """Somebody polls again. If this is interrupted `stepped_out` stays, and it may be repeated."""
+        """Somebody polls again. If interrupted, `stepped_out` stays true, and the call may be repeated."""
         self._events.put(Event.POLLED)
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+        """Return where to read a partition: its master; without one, always the same of its slaves."""
         return source_of(self._brokers, partition)
 
     def is_slave(self, endpoint: Endpoint) -> bool:
-        """Whether a slave listens there, as the group saw the brokers last."""
+        """Whether a slave listens at this endpoint, according to the group's last look at the brokers."""
         return any(endpoint == endpoint_at(each) for nodes in self._brokers.values() for each in nodes.slaves)
 
     def close(self, timeout: float) -> bool:
-        """Commit, release everything and leave; False if that was not done within `timeout` seconds."""
+        """Commit, release everything and leave; return False if that took longer than `timeout` seconds."""
         self._closing = True
         if self._thread.ident is None:
             return True
@@ -170,7 +171,7 @@ class GroupMember:
             self.take(self._events.get())
 
     def take(self, first: Event) -> None:
-        """One event, and those that its actions report."""
+        """Process an event, and the events that its actions report."""
         if first is Event.CHANGED:
             self._change_is_queued = False
         event: Event | None = first
@@ -185,7 +186,7 @@ class GroupMember:
             return _ACTIONS[action](self)
         except (MetaqError, OSError) as error:
             return self._failed(action, error)
-        except Exception as error:  # a bug here must not end the consumer in silence: say it, pause, try again
+        except Exception as error:  # a bug here must not end the consumer silently: log it, pause, try again
             log.exception("group %s: %s failed", self._membership.group, action.name)
             return self._failed(action, error)
 
@@ -202,13 +203,14 @@ class GroupMember:
         return self._membership.session_id != 0
 
     def _claims_hold(self) -> bool:
-        """Whether everything owned was claimed on the session of now; the membership may have a new one already."""
+        """Whether everything owned was claimed on the current session; the membership may already have a newer one."""
         return self._session_lives() and self.holds_its_claims()
 
     def holds_its_claims(self) -> bool:
-        """Whether the session that claimed what is owned is still the one of now. Any thread; cheap at each poll.
+        """Whether the session that claimed the owned partitions is still the current one. Any thread; cheap enough for
+        each poll.
 
-        Between the end of a session and the moment at which this thread hears of it, nothing owned is ours any more.
+        When a session ends, nothing is ours any more, even before this thread hears of the end.
         """
         owned, session_id = self._core.owned, self._membership.session_id
         if self._checked[0] is owned and self._checked[1] == session_id:
@@ -221,7 +223,7 @@ class GroupMember:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def _join(self) -> Event:
-        """After a lost session the membership registers again by itself, and then reports a change."""
+        """Join the group. After a lost session the membership registers again by itself, and then reports a change."""
         if not self._joined:
             self._connections = self._membership.connections
             self._membership.join()
@@ -229,7 +231,7 @@ class GroupMember:
         elif self._is_out:
             self._membership.rejoin()
             self._is_out = self.stepped_out = False
-        elif not self._session_lives() and not self._core.owned:  # else the plan drops what was owned first
+        elif not self._session_lives() and not self._core.owned:  # otherwise the plan first drops what was owned
             raise SessionLost("there is no new ZooKeeper session yet")
         if not self._core.owned:
             self._kept.publish()
@@ -264,8 +266,9 @@ class GroupMember:
         return self._compare(wanted)
 
     def _prove_claims(self) -> None:
-        """After each new connection: ZooKeeper may have come back from an older copy that has the session, but not all
-        that was done on it. What was given up just now is looked at, too: nobody else may know where it stands yet."""
+        """Check the claims after each new connection: ZooKeeper may have come back from an older copy that has the
+        session, but not all of its changes. Partitions that were just given up are checked, too: perhaps only we know
+        their positions."""
         connections = self._membership.connections
         owned = self._core.owned
         given_up = self._kept.given_up(owned)
@@ -273,7 +276,7 @@ class GroupMember:
             granted = self._membership.claim_many([znode_name(partition) for partition in [*owned, *given_up]])
             lost = [cursor for partition, cursor in owned.items() if znode_name(partition) not in granted]
             free = [cursor for partition, cursor in given_up.items() if znode_name(partition) in granted]
-            # what is lost, too: its next owner has no place. What is free is given up again by `_compare`
+            # Also claims that are lost, because their next owner has no position. `_compare` gives free ones up again.
             restored = self._committer.restore([*owned.values(), *free])
             self._drop(lost, "they have other owners in ZooKeeper")
             if restored:
@@ -286,7 +289,7 @@ class GroupMember:
         self._connections = connections
 
     def _with_settled_zones(self, snapshot: GroupSnapshot) -> GroupSnapshot:
-        """Let the group agree on the zones of brokers first, if it has to."""
+        """Let the group first agree on the zones of brokers, if it has to."""
         if snapshot.zones is None:
             return snapshot
         registered = {each for each, nodes in snapshot.brokers.items() if nodes.master is not None}
@@ -299,8 +302,8 @@ class GroupMember:
         return self._membership.snapshot()
 
     def _partitions(self, listed: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
-        """Those that are shared out, by topic in Java's string order: what is registered, and what is away because its
-        broker set is changing its leader."""
+        """Return the partitions to assign, by topic in Java's string order: the registered ones, and those absent
+        because their broker set is changing its leader."""
         found = {TopicPartition.parse(topic, name) for topic, names in listed.items() for name in names}
         kept = self._absences.kept(self._known, found)
         self._known = found.union(kept)
@@ -313,7 +316,7 @@ class GroupMember:
         return {topic: java_sorted([*names, *away.get(topic, ())]) for topic, names in listed.items()}
 
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
-        """Read on elsewhere what has another source now: a master went and left a slave, or came back."""
+        """Switch partitions to their new source: a master left and a slave remains, or a master came back."""
         former, self._brokers = self._brokers, brokers
         self._on_brokers(brokers.keys())
         masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
@@ -328,7 +331,7 @@ class GroupMember:
     def _compare(self, wanted: set[TopicPartition]) -> Event:
         owned = self._core.owned
         stray = self._membership.held - {znode_name(partition) for partition in wanted | owned.keys()}
-        if stray:  # claimed or released without our hearing the answer: nobody else would get them
+        if stray:  # claimed or released, but the answer was lost: nobody else would get them
             self._membership.release_many(stray)
         gains = wanted - owned.keys()
         self._gains = sorted(gains - self._kept.waits_for_others(gains))
@@ -336,7 +339,7 @@ class GroupMember:
             self._timers.call_later(pause, self.changed)
         self._losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
         for partition in wanted & owned.keys():
-            owned[partition].keep()  # a hand-over that failed half-way is not wanted any more
+            owned[partition].keep()  # drop a hand-over that failed half-way
         self._fetcher.serve_soon()
         if self._losses:
             return Event.LOSSES
@@ -360,7 +363,7 @@ class GroupMember:
         return None
 
     def _drained(self, notice: Notice, late: bool = False) -> None:
-        """Polling thread, or timer thread (late)."""
+        """Called when the polling thread has let go; polling thread, or timer thread (late)."""
         if self._draining is not notice:
             return
         self._draining = None
@@ -399,7 +402,7 @@ class GroupMember:
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
-        """Read the offsets only now: until the claim the previous owner may have committed."""
+        """Read the offsets only now: the previous owner may have committed until the claim."""
         membership, names = self._membership, [znode_name(partition) for partition in claimed]
         try:
             stored = self._committer.load(names)
@@ -436,7 +439,7 @@ class GroupMember:
         self._change_noted = True
 
     def _pause(self) -> Event | None:
-        waits_for, self._waits_for = self._waits_for, []  # it is about the claim that has just failed, no later try
+        waits_for, self._waits_for = self._waits_for, []  # it is about the failed claim, not about a later try
         if waits_for:
             if self._change_noted:
                 return Event.CHANGED
@@ -453,12 +456,12 @@ class GroupMember:
         return None
 
     def _pause_over(self, number: int) -> None:
-        """Timer thread. A pause that a change has ended must not end a later one."""
+        """Timer thread. If a change has ended a pause, that pause must not end a later one."""
         if number == self._pauses:
             self._events.put(Event.PAUSE_OVER)
 
     def _wait_for_others(self, waits_for: list[TopicPartition]) -> float:
-        """Members hand over one after another: that is no failure, unless one keeps what it should give."""
+        """Wait for members that hand over one after another: no failure, unless one keeps what it should give up."""
         now = self._clock()
         former, since = self._waiting
         if former != waits_for:
@@ -466,7 +469,7 @@ class GroupMember:
             log.info("group %s: waiting until %s are free", self._membership.group, _names(waits_for))
         elif now - since >= HELD_LOOK_SECONDS:
             holder = self._membership.owner(*znode_name(waits_for[0]))
-            if holder is not None:  # else it has become free in this moment
+            if holder is not None:  # otherwise it has just become free
                 self._complain(
                     f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
                     f"{waits_for[0]} is held by {holder}",
@@ -474,7 +477,7 @@ class GroupMember:
         return HELD_LOOK_SECONDS
 
     def _complain(self, trouble: str, reason: str) -> None:
-        """A warning for each new reason, unless it is the end that made it fail."""
+        """Log a warning for each new reason, unless the end caused the failure."""
         if self._closing:
             return
         level = logging.DEBUG if reason == self._complaint else logging.WARNING
@@ -482,21 +485,22 @@ class GroupMember:
         log.log(level, "group %s: %s: %s", self._membership.group, trouble, reason)
 
     def _abandon(self) -> Event:
-        """The owner nodes are gone with the session; a commit could overwrite a new owner's."""
+        """Drop everything owned: the owner nodes are gone, and a commit could overwrite a new owner's."""
         lost = list(self._core.owned.values())
         self._kept.keep(lost)
         self._drop(lost, f"{self._reason}; joining again")
         return Event.CHANGED
 
     def _drop(self, lost: Sequence[PartitionCursor], why: str) -> None:
-        """They are not ours any more, and there is nothing to give up."""
+        """Drop partitions that are not ours any more; there is nothing to give up."""
         self._core.lose(lost)
         if lost:
             log.warning("group %s: %d partitions are lost: %s", self._membership.group, len(lost), why)
             self._tell(Notice(False, self._core.told(lost)))
 
     def _step_out(self) -> Event:
-        """What fails is tried again. What was handed out and does not count as consumed comes again elsewhere."""
+        """Step out of the group; failed steps are tried again. Delivered messages that do not count as consumed come
+        again elsewhere."""
         if not self._is_idle():
             self.stepped_out = False
             return Event.POLLED
@@ -513,8 +517,8 @@ class GroupMember:
             self._on_given_up(owned.values())
         if owned:
             self._tell(Notice(False, set(self._core.told(owned.values())).difference(told)))
-        self._is_out = self.stepped_out = True  # a poll that came before and was not heard of yet has reset it
-        self._membership.step_out()  # last: others claim at once, and if it fails, it may be done or not
+        self._is_out = self.stepped_out = True  # reset by a poll that came before and was not processed yet
+        self._membership.step_out()  # last: others claim at once, and after a failure it may or may not be done
         self._backoff.reset()
         self._complaint = ""
         return Event.STEPPED_OUT
@@ -526,30 +530,30 @@ class GroupMember:
             cursor.revoke()
         try:
             if self._session_lives():
-                self._committer.commit(owned.values())  # refused by its fence if the session is a new one
+                self._committer.commit(owned.values())  # the fence refuses it if the session is new
                 self._core.lose(owned.values())
                 self._on_given_up(owned.values())
         finally:
             self._core.lose(owned.values())
-            self._membership.leave()  # releases what is held
+            self._membership.leave()  # releases everything held
         return Event.GONE
 
 
 class MissingTopics:
-    """Warns of each subscribed topic that has had no partition yet, once, because a misspelt name would only ever be
-    silent. One thread.
+    """Warn once of each subscribed topic that has had no partition yet, because a misspelt name would stay unnoticed.
+    One thread.
 
-    A topic that was there is not misspelt: its brokers are away, and it is not told.
+    A topic that existed before is not misspelt: its brokers are absent, so there is no warning.
     """
 
     def __init__(self, group: str, view: ClusterView) -> None:
         self._group = group
         self._view = view
         self._settled: set[str] = set()
-        """Topics that were there once, or that were told."""
+        """Topics that existed once, or that were logged."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
-        """partitions: by topic, as a plan knows them. Asks ZooKeeper only if a topic is missing for the first time."""
+        """partitions: by topic, as in a plan. Asks ZooKeeper only if a topic is missing for the first time."""
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled
         if not missing:
@@ -568,7 +572,7 @@ class MissingTopics:
                 log.warning("group %s: %s", self._group, trouble)
 
     def _trouble(self, topic: str, known: Collection[str]) -> str | None:
-        """None: it was registered after the plan was made."""
+        """Return the warning's text; None if the topic was registered after the plan was made."""
         if self._view.consumer_partitions(topic):
             return None
         if topic in known:

@@ -1,7 +1,7 @@
-"""Which brokers keep messages until their time, and so a failed message until its next attempt.
+"""Find out which brokers keep delayed messages, and so a failed message until its next attempt.
 
-Brokers of ours do, unless they are 1.x's synchronous masters; Java brokers do not. A broker says it in the answer that
-opens a connection.
+Our brokers do, unless they are 1.x's synchronous masters; Java brokers do not. A broker announces it in its first
+answer on a connection.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = get_log(__name__)
 
 
 class Keeping(NamedTuple):
-    """What the brokers of some topics have said. lacking: one that keeps no messages, as an operator knows it; None:
-    none said so. answered: how many did keep them."""
+    """The answers of the brokers of some topics. lacking: a broker that keeps no messages, named for operators; None:
+    no broker said so. answered: how many keep them."""
 
     lacking: str | None
     answered: int
@@ -37,8 +37,8 @@ class KeepingBrokers:
         self._connect = connect
 
     def look(self, topics: Sequence[str]) -> Keeping:
-        """Ask the brokers of `topics`, up to the first that keeps none. Those that do not answer, and those without a
-        master now, say nothing. Raises CoordinationUnavailable."""
+        """Ask the brokers of `topics`, up to the first that keeps none. Brokers without an answer or a master do not
+        count. Raises CoordinationUnavailable."""
         nodes = self._view.brokers()
         answered = 0
         brokers = {each.broker_id for replicas in self._view.replicas_many(topics, publish=False) for each in replicas}
@@ -56,7 +56,7 @@ class KeepingBrokers:
         return Keeping(None, answered)
 
     def keeps(self, broker_id: int) -> bool:
-        """Whether a broker says so now. Raises CoordinationUnavailable."""
+        """Whether a broker says now that it keeps messages. Raises CoordinationUnavailable."""
         nodes = self._view.brokers().get(broker_id)
         if nodes is None or nodes.master is None:
             return False

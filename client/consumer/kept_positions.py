@@ -1,9 +1,9 @@
-"""What a member knows of partitions that were its own until just now, for a ZooKeeper that knows less.
+"""Positions of partitions that the member owned until recently, for a ZooKeeper that has lost them.
 
-A session that has ended takes the owner nodes with it, and another member may go on from what is committed: that is
-what counts then. If ZooKeeper came back empty or from an older copy, what was committed is gone, and only those who
-owned the partitions know where the group stands. So a member keeps that until it has a place in the group again, writes
-what is missing, and leaves partitions that it did not own to their former owners for a while.
+When a session ends, its owner nodes disappear, and another member may continue from the committed offsets, which are
+authoritative then. If ZooKeeper came back empty or from an older copy, commits are gone, and only the former owners
+know the group's positions. So a member keeps its positions until it has a place in the group again. Then it writes
+missing offsets, and for a while leaves partitions that it did not own to their former owners.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["KeptPositions"]
 log = get_log(__name__)
 
 _NEVER = (1 << 63) - 1
-"""A zxid behind all others."""
+"""A zxid greater than all others."""
 
 
 class KeptPositions:
     """Of one member. One thread, the rebalance thread.
 
-    by_commits: the user commits, so what was handed out since comes again.
+    by_commits: the user commits, so messages delivered since the last commit come again.
     """
 
     def __init__(
@@ -41,48 +41,49 @@ class KeptPositions:
         self._by_commits = by_commits
         self._kept: dict[TopicPartition, PartitionCursor] = {}
         self._published_on = 0  # session
-        self._set_backs = 0  # that are known
+        self._set_backs = 0  # set-backs known so far
         self._others_until = float("-inf")
         self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # and until when it counts
 
     def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
-        """They are given up on the session of now: until others own them only this member knows where they stand."""
+        """Note partitions given up on the current session: until others own them, only this member knows their
+        positions."""
         now = self._clock()
-        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS  # one for the session to end in
+        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS  # one timeout for the session to end
         self._given_up = {each: kept for each, kept in self._given_up.items() if kept[1] > now}
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
     def given_up(self, owned: Collection[TopicPartition]) -> dict[TopicPartition, PartitionCursor]:
-        """What was given up just now, but for what is owned again."""
+        """Return recently given up partitions that are not owned again."""
         now = self._clock()
         return {each: cursor for each, (cursor, until) in self._given_up.items() if until > now and each not in owned}
 
     def keep(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Their owner nodes have gone with the session."""
+        """Keep positions whose owner nodes are gone with the session."""
         self._kept |= {each.partition: each for each in cursors}
 
     def forget(self) -> None:
-        """The member has a place in its group again, or leaves it."""
+        """Forget the positions: the member has a place in its group again, or leaves it."""
         if self.ends_in is None:
             self._kept.clear()
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds until partitions that others may know more of are begun; None: now."""
+        """Seconds until partitions may be begun whose former owners may know more; None: now."""
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self) -> None:
-        """ZooKeeper was set back: begin for a while only what was the member's own."""
+        """ZooKeeper was set back: for a while begin only partitions that this member owned."""
         self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Those of `partitions` that are not to be begun yet."""
+        """Those of `partitions` that must not be begun yet."""
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
     def publish(self) -> None:
-        """On a new session: find out whether ZooKeeper has lost what was committed, and write that. Raises as
-        OffsetCommitter.commit; then it may be done again."""
+        """On a new session: find out whether ZooKeeper has lost commits, and write them again. Raises as
+        OffsetCommitter.commit; then it may be repeated."""
         session_id = self._membership.session_id
         if session_id == self._published_on:
             return
@@ -94,7 +95,7 @@ class KeptPositions:
         is_known = set_backs != self._set_backs
         behind = self._behind(known, places, stored, names, in_any_case=is_known)
         if is_known or any(_is_lost(known[each], found) for each, found in behind.items()):
-            # what was written since is another member's, who may have known less
+            # later writes come from another member, which may have known less
             behind = self._behind(known, places, stored, names, in_any_case=True)
             self.wait_for_others()
             if behind:
@@ -107,8 +108,8 @@ class KeptPositions:
         self._set_backs, self._published_on = set_backs, session_id
 
     def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
-        """Of claimed partitions, of which this is committed: where the member goes on because nobody has gone further;
-        None: as if it had never owned it."""
+        """Return where the member continues in claimed partitions with these committed offsets, because nobody has got
+        further; None: as if it had never owned the partition."""
         names = [znode_name(each) for each in partitions]
         is_set_back = self.ends_in is not None
         changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
@@ -129,9 +130,9 @@ class KeptPositions:
         *,
         in_any_case: bool,
     ) -> dict[TopicPartition, Reached | None]:
-        """What is committed of the partitions that have less than their place here. Of what was lost with an earlier
-        session than the last, others may know more: there any offset is better. Where a partition was claimed here, its
-        former owner wrote again, who does not know of the claim."""
+        """Return the committed offsets of partitions that are below their positions here. Of partitions lost with an
+        earlier session than the last, others may know more, so any offset there is better. If a partition was claimed
+        here and its former owner, which does not know of the claim, wrote again, that counts too."""
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []
         return {
@@ -142,8 +143,8 @@ class KeptPositions:
         }
 
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
-        """Whether an offset counts against a place here. in_any_case: ZooKeeper was set back, so none in it does for
-        being written later."""
+        """Whether an offset overrules a position here. in_any_case: ZooKeeper was set back, so no offset does so
+        because it was written later."""
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 
     def _place(self, cursor: PartitionCursor) -> Reached | None:
@@ -151,5 +152,5 @@ class KeptPositions:
 
 
 def _is_lost(cursor: PartitionCursor, found: Reached | None) -> bool:
-    """Whether less is committed than was."""
+    """Whether less is committed than before."""
     return cursor.committed is not None and (found is None or found[0] < cursor.committed[0])

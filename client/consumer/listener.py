@@ -1,8 +1,8 @@
-"""Consuming by a handler: messages go to it partition by partition, and a failing one holds up its own partition only.
+"""Consuming by a handler: messages go to it partition by partition. A failing message blocks only its own partition.
 
 The thread in run() takes arrivals and tells the user of assignments, as poll() does; a few worker threads call the
-handler. A partition is a work: at most one worker is in it, so its order holds. A work whose handler failed pauses with
-its messages in memory, and a timer puts it back into the queue of work.
+handler. Each partition is one unit of work with at most one worker, which keeps its order. After a failure of the
+handler the work pauses with its messages in memory, and a timer puts it back into the queue.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 class RetryLater(Exception):
-    """Raise it in a handler to get the message again after a pause, without a complaint in the log. It counts as a try.
+    """Raise it in a handler to get the message again after a pause, without a line in the log. It counts as a try.
     (1.x: Message.setRollbackOnly.)
     """
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """`deliver` for kept messages: those that have not expired, with their values."""
+    """`deliver` for kept messages: only unexpired ones, with their values."""
 
     def deliver_living(messages: Sequence[Message]) -> None:
         living = core.living(messages)
@@ -60,7 +60,7 @@ def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
-    """`deliver` for what the user's filter lets through; what the filter raises is a failure of that message."""
+    """`deliver` for messages that pass the user's filter; an exception of the filter is a failure of the message."""
     if accept is None:
         return deliver
 
@@ -73,9 +73,9 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 
 class Handling(NamedTuple):
-    """What the user has asked run() for. deliver: gets at most `batch` messages at a time; they count as consumed when
-    it returns. failed: where the messages go on which it fails; None: as max_retries and `reject` say. suspects: those
-    that may have ended a former owner's process."""
+    """Options of a run(). deliver: gets at most `batch` messages, which count as consumed when it returns. failed:
+    where failing messages go; None: as max_retries and `reject` say. suspects: messages that may have ended a former
+    owner's process."""
 
     deliver: Deliver
     batch: int
@@ -88,39 +88,39 @@ class Handling(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """The first message of a work, on its way to where it waits for another attempt, or to the dead letters."""
+    """The first message of a work on its way to the delayed topic of its next attempt, or to the dead letters."""
 
     original: Message
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """The broker that it could not be sent to last."""
+    """The broker to which it could not be sent last."""
     complained: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """What is to be done of one partition. Everything belongs to the worker that is at it, but `queued`, `more` and
-    `paused` to Listener._lock."""
+    """The work of one partition. Its worker owns all fields, except `queued`, `more` and `paused`, which Listener._lock
+    guards."""
 
     cursor: PartitionCursor
     is_of_own_topic: bool
     """Whether its messages may have failed before they came here."""
     queued: bool = False
-    """In the queue, or a worker is at it."""
+    """In the queue, or with a worker."""
     more: bool = False
-    """Something arrived meanwhile."""
+    """Messages arrived meanwhile."""
     paused: bool = False
     messages: deque[Message] = field(default_factory=deque)
-    """Taken and not processed yet, from the cursor's position on."""
+    """Taken but not processed yet, from the cursor's position on."""
     end: int = 0
-    """Where the position is once they are processed: behind the last, and behind what was filtered away after it."""
+    """The position once these are processed: after the last one, and after filtered ones behind it."""
     moves: int = -1
-    """The cursor's when they were taken."""
+    """The cursor's `moves` when they were taken."""
     tries: int = 0
-    """Failed ones of the first of them."""
+    """Failed tries of the first of them."""
     may_expire: bool = False
-    """Whether some of `messages` have a time from which on they are handed out no more."""
+    """Whether some of `messages` have an expiry time."""
     single_before: int = 0
     """Below this offset, messages of a batch that failed go to the handler one by one."""
     leaving: _Leaving | None = None
@@ -130,7 +130,7 @@ class _Work:
     complained: bool = False
 
     def is_current(self) -> bool:
-        """Whether the messages taken still are what comes next."""
+        """Whether the taken messages are still the next ones."""
         cursor = self.cursor
         return cursor.active and not cursor.revoking and cursor.moves == self.moves
 
@@ -138,9 +138,9 @@ class _Work:
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    may_work: False while another member may own the partitions. choose: asked on the thread of `loop`, before anything
-    is handled and then now and again, until it says where failed messages go; as long as it returns None they are
-    tried again in their place, for ever. What it raises ends `loop`.
+    may_work: False while another member may own the partitions. choose: called on the thread of `loop` before the first
+    message and then from time to time, until it says where failed messages go. While it returns None they are tried
+    again in their place, for ever. Its exceptions end `loop`.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class Listener:
         self._config = core.config
         self._may_work = may_work
         self._lock = threading.Lock()
-        self._busy = 0  # workers at a partition
-        self._alone: _Work | None = None  # no other one may call the handler
+        self._busy = 0  # workers that handle a partition
+        self._alone: _Work | None = None  # no other work may call the handler
         self._works: dict[PartitionCursor, _Work] = {}
-        self._taken: dict[TopicPartition, _Work] = {}  # what is queued of each partition
+        self._taken: dict[TopicPartition, _Work] = {}  # queued works by partition
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
         self._failure: BaseException | None = None
@@ -179,15 +179,15 @@ class Listener:
     def loop(self) -> None:
         """Work until stop().
 
-        Raises what on_assigned, on_revoked and `choose` raise, and what a handler raises that is no Exception
-        (SystemExit …).
+        Raises exceptions of on_assigned, on_revoked and `choose`, and those of a handler that do not derive from
+        Exception (SystemExit …).
         """
         core = self._core
         try:
             self._look_for_choice()
             for number in range(self._handling.threads):
                 self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
-            for cursor in core.owned.values():  # something may be there already
+            for cursor in core.owned.values():  # messages may be there already
                 self._arrived(self._work_of(cursor))
             while not self._stopping:
                 self._poll_watch.attend()
@@ -196,7 +196,7 @@ class Listener:
                 if core.notices.waiting:
                     core.notices.tell(self._is_busy)
                 while (arrived := core.next_ready()) is not None:
-                    work = self._work_of(arrived)  # first: give_back() knows it by its work
+                    work = self._work_of(arrived)  # first: give_back() finds it by its work
                     core.hand_over(arrived)
                     self._arrived(work)
                 self._poll_watch.wait(partial(self._fetcher.wait, STOP_LOOK_SECONDS))
@@ -214,20 +214,20 @@ class Listener:
             self._handling, self._choose = chosen, None
 
     def stop(self) -> None:
-        """Have `loop` return once the handlers under way have. Any thread."""
+        """Let `loop` return once the running handlers have. Any thread."""
         self._stopping = True
         self._fetcher.wake()
 
     def is_worker(self) -> bool:
-        """Whether the caller's thread is one on which handlers are called."""
+        """Whether the calling thread is one that calls handlers."""
         return any(worker.is_current for worker in self._workers)
 
     def wait(self, seconds: float) -> None:
-        """At most `seconds` until the handlers have returned. Any thread but a handler's."""
+        """Wait at most `seconds` until the handlers have returned. Any thread except a handler's."""
         self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
-        """Have a worker do something else that calls the handler."""
+        """Let a worker do another job that calls the handler."""
         self._jobs.put(job)
 
     def _work_of(self, cursor: PartitionCursor) -> _Work:
@@ -244,7 +244,7 @@ class Listener:
             self._queue(work)
 
     def _queue(self, work: _Work) -> None:
-        """Under the lock. The work of a former claim of the partition may still be in its handler."""
+        """Put a work into the queue; under the lock. The work of a former claim may still be in its handler."""
         if work.queued or work.paused:
             return
         if self._taken.setdefault(work.cursor.partition, work) is work:
@@ -254,7 +254,7 @@ class Listener:
             work.more = True
 
     def _leave_queue(self, work: _Work) -> None:
-        """Under the lock. It is the turn of a later claim, if there is one."""
+        """Take a work out of the queue; under the lock. A later claim of the partition is next, if there is one."""
         work.queued = False
         del self._taken[work.cursor.partition]
         if not work.cursor.active:
@@ -263,7 +263,7 @@ class Listener:
                     self._queue(later)
 
     def _is_busy(self, partition: TopicPartition) -> bool:
-        """Whether a handler works for a claim of it that is given up or lost; not for a later one."""
+        """Whether a handler works for a given up or lost claim of the partition; a later claim does not count."""
         with self._lock:
             works = list(self._works)
         given = [each for each in works if each.partition == partition and (each.revoking or not each.active)]
@@ -288,8 +288,8 @@ class Listener:
             )
 
     def give_back(self) -> None:
-        """What was taken and not processed comes again with the next poll() or run(), also what a handler has that has
-        not returned. May be repeated: `loop` may end without it, by an interrupt."""
+        """Let unprocessed messages come again with the next poll() or run(), also those in a running handler. May be
+        repeated: `loop` may end without it, by an interrupt."""
         if self._gave_back:
             return
         self._stopping = True
@@ -315,7 +315,7 @@ class Listener:
                     job()
             except Exception:
                 log.exception("a bug: a worker failed")
-            except BaseException as error:  # SystemExit and the like are meant for the whole program
+            except BaseException as error:  # SystemExit and similar exceptions concern the whole program
                 self._failure = error
                 self.stop()
             finally:
@@ -346,13 +346,13 @@ class Listener:
                 self._queue(work)
 
     def _resume(self, work: _Work) -> None:
-        """Timer thread."""
+        """Put a paused work back into the queue; timer thread."""
         with self._lock:
             work.paused = False
             self._queue(work)
 
     def _process(self, work: _Work) -> float:
-        """Process what the work holds, or else the next messages. Returns how long it must pause; 0 = not at all."""
+        """Process the work's messages, or the next ones. Return the seconds to pause; 0: none."""
         if not work.is_current():
             work.messages.clear()
             work.tries, work.leaving = 0, None
@@ -377,7 +377,7 @@ class Listener:
         cursor = work.cursor
         work.moves, work.end = cursor.moves, cursor.position
         chunk = cursor.next_chunk()
-        # looked at behind the chunk: what moves the cursor, as give_back() does, finds it here no more
+        # Checked after the chunk: if give_back() or others moved the cursor, the messages are dropped here.
         if chunk is None or self._stopping or not work.is_current():
             return 0.0
         pause = 0.0
@@ -393,8 +393,8 @@ class Listener:
         return pause
 
     def _damaged(self, work: _Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it, or try again
-        for ever: another broker, or a repaired file, may have it. Other partitions go on.
+        """Fetch damaged messages again and check them again. Skip a known damaged range, or try for ever: another
+        broker, or a repaired file, may have it intact. Other partitions go on.
         """
         cursor = work.cursor
         if chunk.damage is None:
@@ -426,7 +426,7 @@ class Listener:
         singly = work.care is not None and work.care.singly > 0
         size = 1 if singly or work.messages[0].offset < work.single_before else self._handling.batch
         unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
-        living = self._core.living(unit) if work.may_expire else unit  # also of one that has failed before
+        living = self._core.living(unit) if work.may_expire else unit  # also for a message that has failed before
         if living:
             has_failed = self._handling.failed is not None and (work.tries or work.is_of_own_topic)
             given = [as_original(each, work.tries) for each in living] if has_failed else living
@@ -447,7 +447,7 @@ class Listener:
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
     def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """first: of those of the unit that the handler got."""
+        """Handle a failure. first: of the unit's messages that the handler got."""
         if self._choose is not None:
             return self._failed_too_early(first, error)
         work.tries += 1
@@ -476,7 +476,7 @@ class Listener:
         return 0.0
 
     def _failed_too_early(self, first: Message, error: Exception) -> float:
-        """It stays, and this is no attempt that counts: brokers may be away for longer than all attempts take."""
+        """The message stays and the attempt does not count: brokers may be absent for longer than all attempts take."""
         pause = self._config.retry_max_seconds
         if not isinstance(error, RetryLater):
             log.warning(
@@ -495,8 +495,8 @@ class Listener:
     # --- messages that may end their process --------------------------------------------------------------------------
 
     def _take_care(self, work: _Work, suspects: Suspects) -> float | None:
-        """Before a message is begun. Returns how long its partition must pause, 0 = not at all, but another message is
-        first now; None: it may be begun."""
+        """Prepare for a message that may end the process. Return the seconds for which the partition must pause (0:
+        none, but the first message has changed); None: the message may be begun."""
         offset = work.messages[0].offset
         try:
             if not work.looked:
@@ -530,7 +530,8 @@ class Listener:
         return self._failed_for_now(work, [work.messages[0]], error, failed)
 
     def _is_alone(self, work: _Work) -> bool:
-        """Others end what they are at, and begin nothing until this one has been handled."""
+        """Whether this work is alone: other works finish their messages, and begin none until this one has been
+        handled."""
         with self._lock:
             if self._alone is None:
                 self._alone = work
@@ -539,7 +540,7 @@ class Listener:
     # --- messages that go back to the broker --------------------------------------------------------------------------
 
     def _failed_for_now(self, work: _Work, unit: Sequence[Message], error: Exception, failed: FailedMessages) -> float:
-        if len(unit) > 1:  # which of them failed is not known, and so none counts an attempt
+        if len(unit) > 1:  # it is not known which of them failed, so none counts an attempt
             self._take_singly(work, unit)
             return 0.0
         original = as_original(unit[0])
@@ -564,7 +565,7 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: _Work, leaving: _Leaving) -> float:
-        """Send it on. Only when it is stored there it counts as consumed here; until then its partition waits."""
+        """Send the message on. It counts as consumed only when it is stored there; until then its partition waits."""
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"
         try:

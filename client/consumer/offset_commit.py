@@ -1,5 +1,5 @@
-"""A group's progress: where it is kept, where a member begins by it, and writing it: only what counts as consumed, only
-what changed, in one pipelined round."""
+"""A group's offsets: where they are kept, where a member begins, and writing them: only consumed messages, only
+changes, in one pipelined round."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ log = get_log(__name__)
 
 
 def znode_name(partition: TopicPartition) -> tuple[str, str]:
-    """How coordination names a partition."""
+    """The name of a partition in coordination."""
     return partition.topic, str(partition)
 
 
 def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetCommitter:
-    """Of a member, whose offsets are in ZooKeeper, or where `config` has them. Raises ConfigError."""
+    """Return the committer of a member, with offsets in ZooKeeper or in the store of `config`. Raises ConfigError."""
     own, file = config.offset_store, config.offsets_file
     if file is not None and (own is not None or not config.broadcast):
         raise ConfigError("offsets_file", file, "it is for broadcast=True without offset_store; see LocalOffsetStore")
@@ -49,8 +49,8 @@ def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupM
 
 
 class StartPosition(NamedTuple):
-    """Where a newly owned partition begins: at what is committed, if `resume` and there is such; else at `offset`, or
-    where `offset` finds it.
+    """Where a newly owned partition begins: at its committed offset if `resume` and there is one; otherwise at
+    `offset`, or where `offset` finds it.
     """
 
     offset: int | Locate
@@ -58,15 +58,15 @@ class StartPosition(NamedTuple):
 
     @classmethod
     def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
-        """Of a consumer's argument `start`. Raises as places.locate."""
+        """Return the start position for a consumer's argument `start`. Raises as places.locate."""
         if start == "earliest":
-            return cls(0)  # the broker leads on from there
+            return cls(0)  # the broker leads on from offset 0
         if start == "always_latest":
             return cls(max_offset, resume=False)
         return cls(locate(start, topics, finder, "start"))
 
     def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
-        """Of partitions with these committed offsets."""
+        """Return the beginnings of partitions with these committed offsets."""
         return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
@@ -74,23 +74,23 @@ class OffsetCommitter:
     """Commits the positions of partitions. Any thread; one commit at a time.
 
     Fenced: every write goes out on the ZooKeeper session that holds the partition's owner node, or not at all. A
-    partition is clean only after its write succeeded, so a failed commit is made good by the next one. The first one on
-    a new connection notes what it overwrites if that is less than was committed: ZooKeeper may have been set back, and
-    nothing else may tell (`restore`).
+    partition is clean only after its write succeeded, so the next commit repairs a failed one. The first commit on a
+    new connection records overwritten offsets that are lower than committed ones: ZooKeeper may have been set back, and
+    there may be no other sign of it (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
-        """connection: the number of the one to ZooKeeper, for which a read of the store waits; None: there is none now.
-        By default the store is elsewhere, and does not go back with ZooKeeper."""
+        """connection: returns the number of the ZooKeeper connection on which a read of the store waits; None: not
+        connected now. By default the store is not in ZooKeeper, and is not set back with it."""
         self._store = store
         self._group = group
         self._connection = connection
         self._lock = threading.Lock()
         self._seen_on = 0  # the connection
-        self._overwritten = 0  # partitions that had less than was committed of them
+        self._overwritten = 0  # partitions whose stored offset was lower than the committed one
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
-        """What is committed of these (topic, partition). Raises CoordinationError, OSError."""
+        """Return the committed offsets of these (topic, partition). Raises CoordinationError, OSError."""
         found = self._store.load_many(self._group, partitions)
         return [None if each is None else (each.offset, each.message_id) for each in found]
 
@@ -99,9 +99,9 @@ class OffsetCommitter:
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write again what was committed of these, which are owned, where the store has less: ZooKeeper may have come
-        back from an older copy within their session. Returns how many partitions that were, with those that commits
-        have overwritten since the last call. Raises as commit."""
+        """Write the committed offsets of owned partitions again if the store has less: ZooKeeper may have come back
+        from an older copy within their session. Return the number of such partitions, including those that commits have
+        overwritten since the last call. Raises as commit."""
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
             for cursor, known in self._with_less(cursors):
@@ -112,8 +112,8 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """Note what a commit of these is about to overwrite, if it is the first one on the connection. Without one this
-        waits for the next, on which the commit then goes out, too."""
+        """Record which offsets a commit is about to overwrite, if it is the first one on the connection. Without a
+        connection this waits for the next one, on which the commit then goes out, too."""
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))
             if connection is not None and connection == self._connection():
@@ -121,7 +121,8 @@ class OffsetCommitter:
                 self._seen_on = connection
 
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
-        """The cursors whose stored offset is missing, or lower than the one they committed; each with the latter."""
+        """The cursors whose stored offset is missing, or lower than the one that they committed; each with the
+        committed one."""
         stored = self.load([znode_name(each.partition) for each in cursors])
         return [
             (cursor, known)
@@ -130,13 +131,14 @@ class OffsetCommitter:
         ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
-        """Write where nobody owns the partition: on the session of now. Raises as commit."""
+        """Write offsets of partitions that nobody owns, on the current session. Raises as commit."""
         self._store.commit(
             self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
         )
 
     def commit(self, cursors: Iterable[PartitionCursor]) -> int:
-        """Write what changed; return how many partitions that were. Raises CoordinationError, SessionLost, OSError."""
+        """Write changed offsets; return the number of changed partitions. Raises CoordinationError, SessionLost,
+        OSError."""
         with self._lock:
             changed = changes(cursors)
             self._look([cursor for reached in changed.values() for cursor, _ in reached])
@@ -150,9 +152,9 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Write where these partitions begin; return those that were written: not what was moved, lost or shall be
-        handed over meanwhile. Raises as commit, and what a user's store raises."""
-        with self._lock:  # who hands a partition over commits behind this, and releases it then
+        """Write where these partitions begin; return those that were written: not those that were moved, lost or are to
+        be handed over meanwhile. Raises as commit, and exceptions of a user's store."""
+        with self._lock:  # a thread that hands a partition over commits after this, and then releases the partition
             wanted = [each for each in requests if each.cursor.may_record(each)]
             by_fence: dict[int, dict[tuple[str, str], Offset]] = {}
             for each in wanted:
@@ -163,7 +165,7 @@ class OffsetCommitter:
             return wanted
 
     def commit_owned(self, core: ConsumerCore) -> int:
-        """Write what changed of everything owned by now."""
+        """Commit changed offsets of all partitions owned by now."""
         return self.commit(core.owned.values())
 
     def commit_regularly(self, timers: Timers, seconds: float, core: ConsumerCore) -> None:

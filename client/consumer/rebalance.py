@@ -1,4 +1,4 @@
-"""When a consumer joins, plans, hands over, claims and leaves: the state machine, as a table.
+"""The state machine of a consumer in its group, as a table: join, plan, hand over, claim, leave.
 
     NEW ─started→ JOINING ─joined→ PLANNING ─losses→ DRAINING ─drained→ RELEASING ─released→ CLAIMING ─claimed→ STABLE
                      │                │  └──────────────gains──────────────────────────────────↗          │
@@ -6,10 +6,10 @@
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
-A member that nobody polls steps out: IDLE leads from wherever it rests to STEPPING_OUT and AWAY, and the next poll to
+A member that nobody polls steps out: IDLE leads from any resting state to STEPPING_OUT and AWAY, and the next poll to
 JOINING.
 
-It never gives up: every failure leads to a pause and another try, and what is owned meanwhile is kept. A lost
+It never gives up: every failure leads to a pause and another try, and the member keeps its partitions meanwhile. A lost
 ZooKeeper session takes all ownership with it (DISCONNECTED) and the consumer joins again.
 
 Actions run one after another on the rebalance thread (group_member.py), and most report an event of their own. A pair
@@ -36,21 +36,21 @@ class State(Enum):
     PLAN_LATER = auto()
     """A try failed, for example because another member still holds a partition: waiting for the next one."""
     DRAINING = auto()
-    """Partitions to hand over are not fetched any more; the polling thread must let go of them."""
+    """Partitions to hand over are no longer fetched; waiting for the polling thread to let go of them."""
     RELEASING = auto()
-    """Committing and releasing them."""
+    """Committing and releasing these partitions."""
     CLAIMING = auto()
-    """Claiming what is newly assigned."""
+    """Claiming newly assigned partitions."""
     STABLE = auto()
-    """Owns what it should."""
+    """Owns all assigned partitions."""
     DISCONNECTED = auto()
     """The ZooKeeper session is over, and all ownership with it."""
     STEPPING_OUT = auto()
     """Nobody polls: giving up everything owned and the membership."""
     STEP_OUT_LATER = auto()
-    """That failed: waiting for the next try."""
+    """Stepping out failed: waiting for the next try."""
     AWAY = auto()
-    """Not in the group until somebody polls."""
+    """Outside the group until somebody polls."""
     LEAVING = auto()
     LEFT = auto()
 
@@ -59,9 +59,9 @@ class Event(Enum):
     STARTED = auto()
     JOINED = auto()
     SETTLED = auto()
-    """The plan is what is owned already."""
+    """The plan equals the owned partitions."""
     GAINS = auto()
-    """The plan has more partitions, and none fewer."""
+    """The plan has additional partitions, and lacks none."""
     LOSSES = auto()
     """The plan has partitions to hand over."""
     DRAINED = auto()
@@ -80,7 +80,7 @@ class Event(Enum):
     """Somebody polls again."""
     CLOSE = auto()
     GONE = auto()
-    """Everything is released and the registration taken back, or could not be in time."""
+    """Everything is released and the registration removed, or the time for it is over."""
 
 
 class Action(Enum):
@@ -95,7 +95,7 @@ class Action(Enum):
     CLAIM = auto()
     """Reports CLAIMED, FAILED, SESSION_LOST."""
     SETTLE = auto()
-    """Success: resets the back-off. Reports CHANGED if something changed meanwhile."""
+    """Success: reset the back-off. Reports CHANGED if something changed meanwhile."""
     NOTE_CHANGE = auto()
     """Remember that the plan must be made again."""
     PAUSE = auto()
@@ -131,7 +131,7 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
     (_S.STEPPING_OUT, _E.STEPPED_OUT): (_S.AWAY, ()),
     (_S.STEPPING_OUT, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.STEPPING_OUT, _E.FAILED): (_S.STEP_OUT_LATER, (_A.PAUSE,)),
-    (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # there is less to give up now
+    (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # now less is to be given up
     (_S.STEP_OUT_LATER, _E.PAUSE_OVER): (_S.STEPPING_OUT, (_A.STEP_OUT,)),
     (_S.STEP_OUT_LATER, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.AWAY, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
@@ -141,7 +141,7 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
 # where a member rests
 for _state in (_S.STABLE, _S.PLAN_LATER, _S.JOIN_LATER, _S.DRAINING):
     TABLE[_state, _E.IDLE] = (_S.STEPPING_OUT, (_A.STEP_OUT,))
-# who is out, or going, looks at the group when it comes back
+# a member outside, or on its way out, looks at the group when it comes back
 for _state in (_S.STEPPING_OUT, _S.STEP_OUT_LATER, _S.AWAY):
     TABLE[_state, _E.CHANGED] = (_state, ())
 
@@ -154,15 +154,15 @@ for _state in (_S.NEW, _S.JOINING, _S.JOIN_LATER):
 # the session can end while anything but joining goes on
 for _state in (_S.PLANNING, _S.RELEASING, _S.CLAIMING):
     TABLE[_state, _E.SESSION_LOST] = (_S.DISCONNECTED, (_A.ABANDON,))
-# answers to a wait that has ended otherwise
+# answers to a wait that has already ended
 for _state in State:
     TABLE.setdefault((_state, _E.PAUSE_OVER), (_state, ()))
     TABLE.setdefault((_state, _E.DRAINED), (_state, ()))
-# a poll that came before the member had stepped out, or news that is out of date
+# a poll from before the member had stepped out, or stale news
 for _state in State:
     TABLE.setdefault((_state, _E.POLLED), (_state, ()))
     TABLE.setdefault((_state, _E.IDLE), (_state, ()))
-# closing is possible at any time, and nothing else matters after it
+# closing is possible at any time, and nothing matters after it
 for _state in State:
     if _state in (_S.LEAVING, _S.LEFT):
         TABLE[_state, _E.CHANGED] = TABLE[_state, _E.CLOSE] = (_state, ())
@@ -171,7 +171,7 @@ for _state in State:
 
 
 def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
-    """What an event leads to. Raises LocalProtocolError for a pair that cannot happen."""
+    """Return the state and actions after an event. Raises LocalProtocolError for an impossible pair."""
     found = TABLE.get((state, event))
     if found is None:
         raise LocalProtocolError(f"a consumer in state {state.name} cannot take the event {event.name}: this is a bug")

@@ -1,4 +1,4 @@
-"""What becomes of a message that its handler cannot process."""
+"""Handling of messages that their handler cannot process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluste
 log = get_log(__name__)
 
 _NAME_CHARACTERS = 200
-"""Of a directory's name; file systems take 255 bytes."""
+"""Longest name of a directory; file systems allow 255 bytes."""
 
 RECOVER_DIRECTORY = "~/.metaq_recover"
 
@@ -36,13 +36,13 @@ _CHOICES = (
 )
 
 RejectHandler = Callable[[Message, Exception], None]
-"""Called with a message and what its last try raised. The message counts as consumed once this returns; if it raises,
-the message is tried again."""
+"""Called with a message and the exception of its last try. The message counts as consumed when this returns; if it
+raises, the message is tried again."""
 
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
-    """The store of a consumer that was given none, open for its group. Raises ConfigError, LocalStoreError; both name
-    the options."""
+    """Return the default store of a consumer, open for its group. Raises ConfigError, LocalStoreError; both name the
+    options."""
     try:
         store = _unopened(connect, root)
     except ConfigError as error:
@@ -56,31 +56,31 @@ def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
 
 
 def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | None:
-    """What former runs have left in such a store on this machine; None: nothing."""
+    """Return the open store of messages that former runs left on this machine; None: there is none."""
     try:
         store = _unopened(connect, root)
-    except ConfigError:  # who has no home directory has left nothing there
+    except ConfigError:  # without a home directory no run has left anything
         return None
     return store if store.take_over(group) else None
 
 
 def _unopened(connect: str, root: str) -> LocalRecoverStore:
-    """Clusters share a machine's home directory, and no messages."""
+    """Return an unopened store. Clusters share a machine's home directory, but no messages."""
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
 
 
 def drop_message(message: Message, error: Exception) -> None:
-    """Forget the message; one line of the log says so. (1.x's DropPolicy.)"""
+    """Forget the message and log one line. (1.x's DropPolicy.)"""
     log.warning("dropped %r: %s: %s", message, type(error).__name__, error)
 
 
 class LocalRecoverStore:
-    """A RejectHandler that keeps messages on this machine, from where they go to the handler again and again until it
-    succeeds. (1.x's LocalRecoverPolicy; here one failing message does not end a round for the others.)
+    """A RejectHandler that keeps messages on this machine and gives them to the handler again and again until it
+    succeeds. (1.x's LocalRecoverPolicy; here a failing message does not end a round for the others.)
 
-    Each process writes a file of its own, `<directory>/<group>/<n>.db`, with the lowest number that is free; it also
-    takes over what a process that is gone has left in others. Any thread.
+    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. It also takes over
+    messages that ended processes have left in other files. Any thread.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LocalRecoverStore:
         interval_seconds: Duration = RECOVER_SECONDS,
         max_per_topic: int = MAX_LOCAL_MESSAGES,
     ) -> None:
-        """first_seconds: when the messages are first tried again after a consumer began, then every interval_seconds.
+        """first_seconds: time from the consumer's start to the first try of kept messages; then every interval_seconds.
 
         Raises ConfigError.
         """
@@ -102,10 +102,10 @@ class LocalRecoverStore:
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
         self._place: Path | None = None
-        """Of the files of its group, while it is open."""
+        """Directory of its group's files, while it is open."""
 
     def open(self, group: str) -> None:
-        """Take a file for what `group` rejects. Consumer.run does it. Raises LocalStoreError, ConfigError."""
+        """Open a file for `group`'s rejected messages. Called by Consumer.run. Raises LocalStoreError, ConfigError."""
         place = self._free_place(group)
         number = 0
         while self._own is None:
@@ -117,8 +117,8 @@ class LocalRecoverStore:
         self._place = place
 
     def take_over(self, group: str) -> bool:
-        """Instead of `open`: give out what others have left for `group`, and keep nothing, so that no file is made.
-        Returns whether there are files; if not, it is not open. Raises ConfigError."""
+        """Deliver messages that others have left for `group`, without keeping new ones, so that no file is created. Use
+        instead of `open`. Return whether there are files; if not, the store is not open. Raises ConfigError."""
         place = self._free_place(group)
         if not any(place.glob("*.db")):
             return False
@@ -141,16 +141,17 @@ class LocalRecoverStore:
         log.warning("kept %r to be tried again: %s: %s", message, type(error).__name__, error)
 
     def rounds(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[None]:
-        """One round, a message a step: give each kept message of `topics` to `deliver` and forget it when that returns.
+        """One round, one message per step: give each kept message of `topics` to `deliver`, and forget it when that
+        returns.
 
-        What it raises is logged and the message stays. Raises LocalStoreError.
+        An exception of `deliver` is logged, and the message stays. Raises LocalStoreError.
         """
         for store in self._stores():
             for topic in sorted(topics.intersection(store.queues())):
                 yield from self._round(store, topic, deliver)
 
     def schedule(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[float]:
-        """Rounds without end, a message a step: the seconds to wait before the next step."""
+        """Endless rounds, one message per step: yield the seconds to wait before the next step."""
         yield self.first_seconds
         while True:
             try:
@@ -161,7 +162,7 @@ class LocalRecoverStore:
             yield self.interval_seconds
 
     def _stores(self) -> Iterator[LocalMessageStore]:
-        """Our own file, then those of processes that are gone, each while it is looked at."""
+        """Yield our own file, then those of ended processes, each open while it is read."""
         if self._place is None:
             return
         own = None
@@ -191,11 +192,11 @@ class LocalRecoverStore:
                 yield
 
     def count(self, topic: str) -> int:
-        """Messages of `topic` in this process's file."""
+        """Return the number of messages of `topic` in this process's file."""
         return 0 if self._own is None else self._own[1].count(topic)
 
     def close(self) -> None:
-        """Release the file; what it holds stays for the next process. Idempotent."""
+        """Release the file; its messages stay for the next process. Idempotent."""
         if self._own is not None:
             self._own[1].close()
         self._own = self._place = None
@@ -209,7 +210,7 @@ def recovering(
     timers: Timers,
     add_work: Callable[[Callable[[], None]], None],
 ) -> Iterator[None]:
-    """While a handler runs, the messages of `store`, which is open, are tried again; it is closed then."""
+    """Try the messages of the open `store` again while a handler runs; close the store afterwards."""
     pauses = store.schedule(frozenset(topics), lambda message: deliver([message]))
     ended = False
 
@@ -218,7 +219,7 @@ def recovering(
             add_work(go_on)
 
     def go_on() -> None:
-        """On a worker: the next message."""
+        """Process the next message, on a worker."""
         pause = next(pauses, None)
         if pause:
             timers.call_later(pause, start)
@@ -230,7 +231,7 @@ def recovering(
         yield
     finally:
         ended = True
-        # the workers have stopped; one that hangs keeps its file until its handler returns
+        # the workers have stopped; a hanging one keeps its file until its handler returns
         if inspect.getgeneratorstate(pauses) != inspect.GEN_RUNNING:
             pauses.close()
         store.close()

@@ -1,4 +1,4 @@
-"""How often a handler gets a message on which it fails, and after which pauses."""
+"""How often a handler gets a message again after a failure, and after which pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..settings.config import check_number
 __all__ = ["AUTO", "Auto", "Retry"]
 
 Auto = Literal["auto"]
-"""The default of run(): it asks the brokers whether they keep failed messages."""
+"""The default of run(): ask the brokers whether they keep failed messages."""
 AUTO: Final = "auto"
 
 _MAX_ATTEMPTS = 1_000_000
@@ -26,29 +26,29 @@ class Retry:
     """A failed message goes back to the broker and comes again after a pause, to any member of the group; after the
     last attempt it goes to the group's dead letters. With the defaults the attempts take up to 6.3 hours.
 
-    Raises ConfigError for what is out of range.
+    Raises ConfigError for values out of range.
     """
 
     attempts: int = 16
-    """How often a handler may get a message, the first time included: 1 or more."""
+    """How often a handler may get a message, including the first time: 1 or more."""
     first: float = 1.0
     """Longest pause after the first failure, seconds, above 0."""
     factor: float = 2.0
-    """By how much the longest pause grows with each failure: 1 or more."""
+    """Factor by which the longest pause grows with each failure: 1 or more."""
     most: float = 7200.0
-    """Where it stops to grow, seconds: `first` or more, at most a year."""
+    """Upper limit of the growth, seconds: `first` or more, at most a year."""
     jitter: float = 1.0
-    """Which part of a pause is left to chance, 0 … 1. 1: anything between nothing and the longest pause, so that what
-    failed together does not come again together. 0: always the longest pause."""
+    """Random part of a pause, 0 … 1. 1: anything between nothing and the longest pause, so that messages that failed
+    together do not come again together. 0: always the longest pause."""
     ordered: bool = False
-    """Keep the order: the partition waits for its failed message, and goes on behind it when that has been processed or
-    lies among the dead letters. Nothing goes back to the broker meanwhile."""
+    """Keep the order: the partition waits until its failed message is processed or is a dead letter. Nothing goes back
+    to the broker meanwhile."""
 
     def __post_init__(self) -> None:
         check_number("attempts", self.attempts)
         for name in ("first", "most"):
             seconds = seconds_of(name, getattr(self, name))
-            if not 0 < seconds <= MAX_DELAY_SECONDS:  # and so is NaN
+            if not 0 < seconds <= MAX_DELAY_SECONDS:  # also false for NaN
                 raise ConfigError(name, seconds, f"choose more than 0 and at most {MAX_DELAY_SECONDS} seconds")
             object.__setattr__(self, name, seconds)
         check_number("factor", self.factor, whole=False)
@@ -65,13 +65,13 @@ class Retry:
             raise ConfigError("ordered", repr(self.ordered), "choose True or False")
 
     def longest_pause(self, failures: int) -> float:
-        """Seconds, after so many failures (1 or more) of a message."""
+        """Longest pause in seconds after so many failures (1 or more) of a message."""
         try:
             return min(self.most, self.first * self.factor ** (failures - 1))
         except OverflowError:
             return self.most
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
-        """As longest_pause, with its part of chance. random: a number in [0, 1)."""
+        """The pause with its random part. random: a number in [0, 1)."""
         longest = self.longest_pause(failures)
         return longest * (1 - self.jitter + self.jitter * random())

@@ -1,4 +1,4 @@
-"""Where a message goes on which a handler has failed: to the broker until it comes again, or to the dead letters."""
+"""Send a message on which a handler has failed: to the broker until its next attempt, or to the dead letters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of", "giving_back
 log = get_log(__name__)
 
 _FILE_CHARACTERS = 300
-"""The end of a file's name is what tells it from others."""
+"""The end of a path distinguishes a file from others."""
 
 
 class FailedSender(Protocol):
-    """What is needed of a Producer."""
+    """The methods needed of a Producer."""
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]: ...
     def send_batch_async(
@@ -39,14 +39,14 @@ class FailedSender(Protocol):
 
 
 class Sending(NamedTuple):
-    """A message on its way to `partition`."""
+    """A message in flight to `partition`."""
 
     future: Future[Sequence[SendResult]]
     partition: TopicPartition
 
 
 def cause_of(error: BaseException) -> str:
-    """Type and text of an exception, and in a second line where the program has raised it."""
+    """Type and text of an exception, and in a second line where the program raised it."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
@@ -57,8 +57,8 @@ def cause_of(error: BaseException) -> str:
 def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
-    """`deliver` for a message of a local store: one on which it fails goes to the broker, as after a first attempt, and
-    so out of the store. Blocks until it is stored; raises MetaqError if it cannot be."""
+    """`deliver` for a message of a local store: if the handler fails, the message goes to the broker, as after a first
+    attempt, and leaves the store. Blocks until it is stored; raises MetaqError if it cannot be stored."""
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
         try:
@@ -81,7 +81,7 @@ def giving_back(
 class FailedMessages:
     """Sends failed messages for one run of a handler. Any thread. The sender is made at the first failure.
 
-    takes: whether a broker, by its id, keeps messages until their time; asked once for each broker that does. now: Unix
+    takes: whether the broker with an id keeps delayed messages; asked once for each broker that does. now: Unix
     seconds.
     """
 
@@ -107,7 +107,7 @@ class FailedMessages:
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
-        """That handling `message`, the original, has failed so many times by now."""
+        """Return the failure record of the original `message` after so many failed attempts."""
         return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
 
     def is_last(self, failure: Failure) -> bool:
@@ -119,10 +119,10 @@ class FailedMessages:
         return self.retry.pause(failures, self._random)
 
     def send(self, message: Message, failure: Failure, avoided: Collection[int] = ()) -> Sending:
-        """Begin to send it to where it waits for the next attempt, or to the dead letters if there is none.
+        """Begin to send it to the delayed topic for the next attempt, or to the dead letters after the last one.
 
-        message: the original. avoided: brokers that it could not be sent to a moment ago. Prefers the broker that it
-        came from. Raises MetaqError.
+        message: the original. avoided: brokers to which a send has just failed. Prefers the broker of the original.
+        Raises MetaqError.
         """
         pause = None if self.is_last(failure) else self.pause(failure.attempts)
         topic = self.dead_topic if pause is None else self.retry_topic
@@ -154,7 +154,7 @@ class FailedMessages:
         raise BrokerUnavailable(f"no broker that can be reached now takes messages of {topic}")
 
     def close(self, timeout: float) -> None:
-        """End the sender, if there is one."""
+        """Close the sender, if there is one."""
         with self._lock:
             sender, self._sender = self._sender, None
         if sender is not None:

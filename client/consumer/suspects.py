@@ -1,11 +1,11 @@
-"""Messages that may have ended the process of a former owner: they are begun with care.
+"""Messages that may have ended a former owner's process: handle them with care.
 
-While a member whose run() sends failed messages back owns a partition there is a mark of it. Who claims a partition
-and finds one knows that the last owner died, or lost its session, and not on which message: one behind the committed
-offset. So it goes on with care.
-It commits, and writes down what it begins, in front of each of the first messages (SUSPECT_MESSAGES), and commits
-in front of twice as many, and so on: if it dies, too, the next one begins closer in front of the message. When that is
-the first one, the mark names it, and a death while it was handled alone counts as a failed attempt.
+A member whose run() sends failed messages back leaves a mark in ZooKeeper for each partition that it owns. A member
+that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know at which
+message after the committed offset. So it commits, and records the next message, before each of the first messages
+(SUSPECT_MESSAGES); then it commits before twice as many, and so on. If it dies too, the next owner begins closer to the
+message. If the first message after the commit is the cause, the mark names it, and a death while it was handled alone
+counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class WorkerDied(Exception):
 
 @dataclass(slots=True, eq=False)
 class Care:
-    """How one claim goes on behind a death. begun: what the mark said. One thread at a time: who works on the
-    partition."""
+    """How one claim continues after a death. begun: the content of the mark. One thread at a time: the partition's
+    worker."""
 
     begun: Begun
     singly: int = SUSPECT_MESSAGES
-    """So many messages are marked one by one still."""
+    """How many messages are still recorded one by one."""
     size: int = SUSPECT_MESSAGES
-    """Messages between the last two commits behind these."""
+    """Messages between the last two commits after these."""
     left: int = 0
-    """Of these, until the next commit."""
+    """Messages until the next commit."""
     marked: int = -1
     """Offset of the message that may be begun."""
     waits: bool = False
-    """Until nothing else is handled in this process."""
+    """Until no other message is handled in this process."""
 
     def is_named(self, offset: int) -> bool:
         """Whether the last owner died at this message."""
@@ -60,8 +60,8 @@ class Care:
 
 
 class Suspects:
-    """The marks of one consumer. Any thread. Nothing is written for a message once care is over, and reading and making
-    marks is one step for all partitions that were claimed meanwhile."""
+    """The marks of one consumer. Any thread. After the careful phase nothing is written per message. Marks of all
+    partitions claimed meanwhile are read and made in one step."""
 
     def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
         self._marks = marks
@@ -71,7 +71,7 @@ class Suspects:
         self._known: Mapping[PartitionCursor, Care | None] = {}
 
     def look(self, cursor: PartitionCursor) -> Care | None:
-        """Before anything of a claim is handled. Raises as BegunMarks."""
+        """Read the mark before the first message of a claim. Raises as BegunMarks."""
         if cursor not in self._known:
             with self._lock:
                 if cursor not in self._known:
@@ -95,7 +95,7 @@ class Suspects:
         self._known = {each: self._known[each] for each in owned if each in self._known} | cares
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
-        """The message at `offset` is about to be handled, alone in this process or beside others. Raises as
+        """Note that the message at `offset` is about to be handled, alone in this process or beside others. Raises as
         OffsetCommitter.commit."""
         if care.marked == offset:
             return
@@ -103,7 +103,7 @@ class Suspects:
             self._committer.commit([cursor])
             deaths = care.begun.alone if care.is_named(offset) else 0
             with self._lock:
-                if cursor.active:  # else the mark is another owner's by now
+                if cursor.active:  # otherwise the mark is another owner's by now
                     self._marks.write(_name(cursor), Begun(offset, deaths + alone), cursor.fence)
             care.singly -= 1
         elif care.left <= 0:
@@ -112,13 +112,13 @@ class Suspects:
         care.marked = offset
 
     def over(self, cursor: PartitionCursor) -> None:
-        """No more care is needed for this claim."""
+        """End the careful phase of this claim."""
         with self._lock:
             self._known = {**self._known, cursor: None}
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
-        """These are given up, committed and lost already. Raises as BegunMarks: then the next owner takes care in
-        vain."""
+        """Remove the marks of partitions that are already given up, committed and lost. Raises as BegunMarks: then the
+        next owner takes care needlessly."""
         with self._lock:
             given = [each for each in cursors if each in self._known]
             self._known = {each: care for each, care in self._known.items() if each not in given}

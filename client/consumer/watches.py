@@ -1,4 +1,4 @@
-"""What a member of a group watches of itself: whether its session proves what it owns, and whether anybody polls."""
+"""A group member's checks on itself: whether its session proves its ownership, and whether anybody polls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = get_log(__name__)
 
 
 class SessionWatch:
-    """Whether a member may still hand out what it owns, by its ZooKeeper session. holds_its_claims: what its
-    GroupMember says of that.
+    """Whether a member may still deliver messages of its partitions, judged by its ZooKeeper session. holds_its_claims:
+    the GroupMember's answer to that.
 
-    Every limit is a share of the timeout that the server has granted, which may be less than what was asked for.
+    Every limit is a share of the timeout that the server has granted, which may be less than requested.
     """
 
     def __init__(
@@ -42,14 +42,15 @@ class SessionWatch:
         self._waits = False
 
     def prove(self) -> None:
-        """Prove the session now and regularly from then on."""
+        """Prove the session now, and regularly from then on."""
         self._proof.renew()
         self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
     def may_have_lost_everything(self) -> bool:
-        """Without ZooKeeper for so long that the session may be over and another member may own the partitions.
+        """Whether ZooKeeper was away for so long that the session may be over and another member may own the
+        partitions.
 
-        They are kept, but nothing is handed out before ZooKeeper answers again: it then says whether they are ours.
+        The member keeps them, but delivers nothing before ZooKeeper answers again and confirms that they are ours.
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
@@ -68,14 +69,14 @@ class SessionWatch:
 
 
 class PollWatch:
-    """Whether anybody polls: what a member owns and nobody reads, nobody else can read.
+    """Whether anybody polls: partitions that a member owns but does not read cannot be read by others.
 
-    As Kafka's max.poll.interval.ms, it counts the time that the user's program keeps to itself between two polls: a
-    poll that waits for messages is no such time, and work on messages is, also that of a handler of run().
+    Like Kafka's max.poll.interval.ms, it measures the time between two polls. Waiting inside a poll does not count;
+    work on messages does, also the work of a handler of run().
 
     attend() and wait() on the thread that polls, works() and rests() on those of handlers.
 
-    An exception may come out of any line on the polling thread: what it leaves is put right by the next attend().
+    Any line on the polling thread may raise; the next attend() repairs the state.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class PollWatch:
         self._clock = clock
         self._since = clock()
         self._waits = False
-        self._working: dict[Hashable, float] = {}  # handlers that have not returned, and since when
-        self._warned_of = -math.inf  # the beginning of the idle time that was warned of
+        self._working: dict[Hashable, float] = {}  # running handlers, and since when
+        self._warned_of = -math.inf  # start of the idle time of the last warning
 
     def begin(self, member: GroupMember, timers: Timers) -> None:
-        """Look from now on, for as long as the timers run."""
+        """Start to watch, for as long as the timers run."""
         self._member = member
         self._timers = timers
         self._look_later(0.0)
@@ -100,14 +101,14 @@ class PollWatch:
     # --- polling thread ---------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """The polling thread is here. A member that had stepped out takes part again."""
+        """Note that the polling thread is here. A member that had stepped out takes part again."""
         self._since = self._clock()
         self._waits = False
         if self._member.stepped_out and not self.is_idle():
             self._member.come_back()
 
     def wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, however long it waits."""
+        """Call `wait`, regardless of its duration."""
         try:
             self._waits = True
             wait()
@@ -120,21 +121,21 @@ class PollWatch:
     # --- handlers' threads ------------------------------------------------------------------------------------------
 
     def works(self, worker: Hashable) -> None:
-        """A handler is called by `worker`; what it was called with before is done."""
+        """Note that `worker` calls a handler; its previous call is done."""
         self._working[worker] = self._clock()
 
     def rests(self, worker: Hashable) -> None:
-        """`worker` waits for something to do."""
+        """Note that `worker` waits for work."""
         self._working.pop(worker, None)
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Whether nobody has polled for so long that the member shall not own anything any more."""
+        """Whether nobody has polled for so long that the member must give up its partitions."""
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Since when nobody polls, or a handler works; inf while neither is so."""
+        """Since when nobody polls, or a handler works; inf while neither is the case."""
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 
     # --- timer thread -----------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class PollWatch:
         self._look_later(idle)
 
     def _look_later(self, idle: float) -> None:
-        """At the next moment at which something may be due."""
+        """Look again at the next moment when something may be due."""
         due = [each - idle for each in (IDLE_WARNING_SECONDS, self._limit) if each > idle]
         self._timers.call_later(min(*due, IDLE_WARNING_SECONDS, self._limit), self._look)
 

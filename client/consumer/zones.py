@@ -1,4 +1,4 @@
-"""Assignment by zones: what a group agrees on, and who reads what. Without I/O; one thread at a time."""
+"""Assignment by zones: what a group agrees on, and who reads which partition. No I/O; one thread at a time."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ class ByZone:
     """One member's side of the assignment by zones.
 
     All members must plan with the same zones of brokers, so the group keeps them in a znode, which members write by
-    compare-and-set. A broker set whose leader has moved to another zone keeps its partitions where they are until that
+    compare-and-set. If a broker set's leader moves to another zone, its partitions stay with their owners until the new
     zone has held for `settle_seconds`: a failover and a restart cost no rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may want a change that it did not want at its last call; None: there is none."""
+        """Seconds until update() may want a new change; None: there is none."""
         self._group = group
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._moved: dict[int, tuple[str, float]] = {}  # by broker: the zone that it has now, and since when
-        self._others: dict[str, tuple[str, ...]] = {}  # by topic: the members with another strategy
+        self._moved: dict[int, tuple[str, float]] = {}  # by broker: its zone now, and since when
+        self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
     def update(self, me: str, zones: GroupZones, registered: Container[int]) -> dict[int, str] | None:
-        """What the group should agree on now, if that is something else. registered: ids of brokers with a master.
+        """Return the zones that the group should agree on now, if they differ from the agreed ones. registered: ids of
+        brokers with a master.
 
-        A broker of which nothing is agreed counts at once, and one that has moved later. The first member of the group
-        writes that; if it does not, the others do so after twice the time.
+        A broker without an agreed zone counts at once, and one that has moved counts later. The first member of the
+        group writes the change; if it does not, the others do so after twice the time.
         """
         now = self._clock()
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
@@ -59,7 +60,7 @@ class ByZone:
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
         """The partitions of `topic` that `me` should own: by zones, or as "range" while a member has another strategy,
-        because its plan and ours must fit together."""
+        because both plans must fit together."""
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)
         if others:

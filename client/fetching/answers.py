@@ -1,4 +1,4 @@
-"""The bytes of a request for a partition's data, and the chunks in the answer to it. No I/O."""
+"""Encode requests for a partition's data, and decode the answers into chunks. No I/O."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["NotWhole", "PullCodec"]
 log = get_log(__name__)
 
 PullNews = tuple[Sequence[Chunk], float]
-"""What is new, and the seconds to wait before the next request."""
+"""New chunks, and the seconds to wait before the next request."""
 
 
 class NotWhole(RemoteProtocolError):
-    """The broker does not give the whole of a record: it gives too little at once, or the length is damaged."""
+    """The broker does not deliver a whole record: its answers are too small, or the length is damaged."""
 
 
 class PullCodec:
-    """How one consumer asks for data, over both protocols.
+    """One consumer's requests for data, over both protocols.
 
-    Messages that wait for another attempt have passed the filter by tags already. is_slave: whether a slave listens
-    there, which may hold less than its master did. reads_in_bulk: whole answers are used with little work for each, so
-    that large ones pay.
+    Messages that wait for another attempt have already passed the filter by tags. is_slave: whether a slave listens at
+    an endpoint, which may hold less than its master did. reads_in_bulk: the consumer processes whole answers at once,
+    so large ones pay.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class PullCodec:
         self._where = where
         self._config = config
         self._is_slave = is_slave
-        # a filter leaves out messages in front of the position; a follower may not have them yet
+        # A filter leaves out messages before the position, and a follower may not have them yet.
         self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
-        """The request, which the bytes are made for once its opaque is known. unpacks: the broker wants to be told that
-        compressed messages can be read. takes_where: it filters by content."""
+        """Return a function that makes the request's bytes once its opaque is known. unpacks: the broker must be told
+        that compressed messages can be read. takes_where: it filters by content."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
@@ -87,17 +87,17 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Where an answer ends whose body is still to come, if that is worth knowing."""
+        """Return where an answer ends whose body has not arrived yet, if that is useful."""
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None
         try:
             return PullReply.from_ext(head.ext).next_offset
-        except RemoteProtocolError:  # the whole answer is taken next, and meets the same error
+        except RemoteProtocolError:  # the whole answer is taken next, and raises the same error
             return None
 
     def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> PullNews:
-        """What an answer brings. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's error
-        (refusals.py)."""
+        """Return the result of an answer. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's
+        error (refusals.py)."""
         chunks: Sequence[Chunk]
         pause = 0.0
         if isinstance(reply, Frame):
@@ -142,7 +142,7 @@ class PullCodec:
         return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
-        """The position is outside the readable bytes: go where the broker says, but never back on a slave's word."""
+        """The position is outside the readable bytes: go to the broker's offset, but never back if a slave says so."""
         cursor, position = request.cursor, request.offset
         if offset < position and self._is_slave(endpoint):
             raise BrokerUnavailable(
@@ -160,19 +160,19 @@ class PullCodec:
                 offset,
                 self._group,
             )
-        elif position or cursor.stood_at_0:  # else 0 is how "earliest" begins
+        elif position or cursor.stood_at_0:  # otherwise 0 is where "earliest" begins
             log.warning("%s: position %d is not readable, going on at %d", cursor, position, offset)
         return (Chunk.of(b"", offset, offset),)
 
 
 def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
-    """Text: a slice of the log; its last record is usually cut."""
+    """Read a text answer: a slice of the log whose last record is usually cut."""
     complete = 0
     try:
         for header in iter_headers(data):
             complete = header.end
     except RemoteProtocolError:
-        pass  # no header: what is good in front of it comes first, it is the front of the next answer
+        pass  # no header: first the good records before it; then it begins the next answer
     if complete:
         request.cursor.whole_records_came()
     elif _begins_damaged(data):

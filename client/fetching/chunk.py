@@ -1,4 +1,4 @@
-"""Fetched records that wait to be handed out."""
+"""Fetched records that wait for delivery."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)
 class Chunk(Records):
-    """Records of which nothing is checked before they are handed out; start and offset move with what is handed out.
+    """Records that are not checked before they are handed out; start and offset move with delivered records.
 
-    end_offset: the position once the chunk is used up; it may lie behind the last record, where the broker skipped
+    end_offset: the position once the chunk is used up; it may be after the last record, because the broker skipped
     others (tag filter). damage: set if the bytes up to end_offset are damaged, and there is no record.
 
     One thread at a time.
@@ -41,10 +41,10 @@ class Chunk(Records):
     _decoded: Decoded | None = field(default=None, init=False)
     _columns: DecodedColumns | None = field(default=None, init=False)
     _batch: pyarrow.RecordBatch | None = field(default=None, init=False)
-    """Of all of `_columns`, if no payload is compressed."""
+    """The batch of all of `_columns`, if no payload is compressed."""
     last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
-    """Messages of `_decoded`, or rows of `_columns`, that were handed out."""
+    """Delivered messages of `_decoded`, or rows of `_columns`."""
 
     @classmethod
     def of(
@@ -54,22 +54,22 @@ class Chunk(Records):
         end_offset: int,
         sizes: npt.NDArray[np.int64] | None = None,
     ) -> Chunk:
-        """The chunk of these records, which begin at `offset`. A view into bytes is not copied."""
+        """Return the chunk of these records, which begin at `offset`. A view into bytes is not copied."""
         return cls(*in_bytes(records), offset, sizes, end_offset)
 
     @classmethod
     def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
-        """What stands for damaged bytes that were met at `offset`, in front of what follows them."""
+        """Return a chunk that stands for damaged bytes from `offset` on, before the data after them."""
         return cls(b"", 0, 0, offset, None, offset if damage.end is None else damage.end, damage)
 
     @property
     def bytes_left(self) -> int:
-        """Bytes not handed out yet."""
+        """Bytes not delivered yet."""
         return self.end - self.start
 
     @property
     def reached(self) -> int:
-        """The position behind what was handed out."""
+        """The position after the delivered records."""
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
@@ -80,12 +80,12 @@ class Chunk(Records):
         check: bool = True,
         where: Where | None = None,
     ) -> list[Message]:
-        """At most `limit` messages from the front, which moves past them.
+        """Take at most `limit` messages from the front.
 
         tags: only messages with one of these (the broker compares hashes, so others may be among them). where: only
-        those for which it holds (not every broker filters by it). check: whether checksums are compared. A cut last
-        record is left out. Raises CorruptRecord for a damaged record once that is the first one left; before it returns
-        what is good in front of it.
+        matching messages (not every broker filters by it). check: whether checksums are compared. A cut last record is
+        left out. Good records before a damaged one are returned first; once it is the first one left, raises
+        CorruptRecord.
         """
         if self.damage is not None:
             raise self.damage
@@ -104,20 +104,20 @@ class Chunk(Records):
 
     @property
     def may_expire(self) -> bool:
-        """Whether any of the messages that `take` gives has a time from which on it is handed out no more."""
+        """Whether a message that `take` gives may have an expiry time."""
         return self._decoded is not None and bool(self._decoded.flags & EXPIRES_FLAG)
 
     @property
     def gives_batches(self) -> bool:
-        """Whether `take_batch` may be called: sizes are known, and no messages were made of it already."""
+        """Whether `take_batch` may be called: sizes are known, and no messages were decoded yet."""
         return self.sizes is not None and self._decoded is None
 
     def take_batch(
         self, partition: TopicPartition, limit: int, check: bool = True, now_ms: int = 0
     ) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA), without what has expired at `now_ms` (since 1970): it may be
-        empty. `last_id` is then of the last message that was taken for it. Raises CorruptRecord with its end, too: the
-        first one left cannot be unpacked."""
+        """As `take`, as one record batch (arrow.SCHEMA) without messages expired at `now_ms` (since 1970); it may be
+        empty. `last_id` is then the id of the last message taken for it. Raises CorruptRecord also if the first message
+        left cannot be decompressed; the error then has its end."""
         from ..records.arrow import decode_columns  # pyarrow is an extra
 
         if self._columns is None:
@@ -134,8 +134,8 @@ class Chunk(Records):
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
-        """What `take` has just returned, up to the first message that cannot be unpacked: it and those behind it are
-        left here again. Raises CorruptRecord if that is the first one."""
+        """Return the messages of the last `take` up to the first that cannot be decompressed; put that one and the
+        following back. Raises CorruptRecord if it is the first one."""
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:
                 try:
@@ -148,7 +148,7 @@ class Chunk(Records):
         return taken
 
     def pass_unreadable(self) -> None:
-        """The first message left is one that CorruptRecord was raised for, as it cannot be unpacked."""
+        """Skip the first message left, for which CorruptRecord was raised because it cannot be decompressed."""
         if self._columns is not None:
             self._pass(1)
             return
@@ -159,7 +159,7 @@ class Chunk(Records):
         self._move(message.next_offset if self._taken < self._decoded.total else self._decoded.end)
 
     def _pass(self, count: int) -> None:
-        """So many rows of `_columns` are done with."""
+        """Drop so many rows of `_columns`."""
         assert self._columns is not None
         columns, self._taken = self._columns.columns, self._taken + count
         self.last_id = int(columns.ids[self._taken - 1]) if count else None
@@ -167,7 +167,7 @@ class Chunk(Records):
         self._move(self._columns.end if end else columns.offset[self._taken].as_py())
 
     def _forget_batch(self) -> None:
-        """Messages are wanted of what is left."""
+        """Drop the columns, because messages are wanted of the rest."""
         assert self.sizes is not None
         self.sizes = self.sizes[self._taken :]
         self._columns, self._batch, self._taken = None, None, 0

@@ -1,18 +1,18 @@
-"""A consumer without I/O: events go in, and what is to be done comes out.
+"""A consumer without I/O: events go in, and actions come out.
 
 | event | method | what comes out |
 |---|---|---|
 | partitions were claimed, lost | `claim`, `lose` | `next_wanting`, `notices` |
-| they shall be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
+| they are to be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
 | a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send |
 | an answer begins, is there, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to the next one |
-| where partitions begin was committed | `recorded` | `next_wanting`, `notices` |
+| the beginnings of partitions were committed | `recorded` | `next_wanting`, `notices` |
 | the user polls | `acknowledge`, `take`, `take_batch` | messages |
 | poll() has returned them | `under_way = False` | |
 | an exception ended the poll | `settle` | they come again |
 | a handler works on a partition | cursor `hold`, `next_messages`, cursor `consumed_to`, `let_go` | messages |
 | the user seeks | cursor `moved_to` | `next_wanting` |
-| the session is doubted, or proved | `in_doubt` | nothing is handed out |
+| the session is doubted, or proved | `in_doubt` | nothing is delivered |
 | it is time to commit | `changes`, then cursor `committed_to` | what to write, and on which session |
 
 The drivers are thin: fetcher.py sends requests over connections, group_member.py moves partitions as rebalance.py says,
@@ -21,15 +21,15 @@ simulator with a clock of its own, repeat
 
     while (cursor := core.next_wanting()) is not None:
         if (request := cursor.next_request(now)) is not None:
-            send(request)                                   # core.codec makes the bytes; Ask says what is to be asked
+            send(request)                                   # core.codec makes the bytes; Ask is the kind of request
     …                                                       # on an answer, or none
     seconds = core.answered(request, reply, endpoint, now)  # or core.failed(request, error, now)
     if seconds is not None: call_at(now + seconds, core.want, request.cursor)
 
-**Threads.** Any thread may call anything, but for what the user does: one thread takes, or several handlers, each its
-own partitions. `lock` is held while poll() takes, so that the rebalance thread sees all of its messages handed out or
-none. **Interrupts**: as in cursor.py; a cursor that may need a request stands in the queue of `next_wanting` in the
-same step in which it came to need one.
+**Threads.** Any thread may call anything, except for the user's calls: either one thread takes, or several handlers,
+each from its own partitions. `lock` is held while poll() takes, so that the rebalance thread sees all of its messages
+delivered or none. **Interrupts**: as in cursor.py. A cursor enters the queue of `next_wanting` in the same step in
+which it begins to need a request.
 """
 
 from __future__ import annotations
@@ -72,15 +72,14 @@ log = get_log(__name__)
 Accept = Callable[[Message], bool]
 
 OnDamaged = Callable[[CorruptRecord], object]
-"""Called once for each damaged range that a consumer meets."""
+"""Called once for each damaged range that a consumer finds."""
 
 
 class ConsumerCore:
-    """See the module.
+    """The core; see the module.
 
-    owned: what the consumer owns now; a new dict at each change, so any thread may read it.
-    notices: what the user is to be told of.
-    in_doubt: another member may own the partitions: nothing is handed out.
+    owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
+    pending calls of the user's callbacks. in_doubt: another member may own the partitions, so nothing is delivered.
     under_way: a poll has taken messages and not returned them yet. It is an attribute, because a signal's handler may
     run when a call returns, but not between an assignment and a return.
     """
@@ -100,8 +99,8 @@ class ConsumerCore:
         wall_clock: WallClock = now_ms,
         reader: ValueReader | None = None,
     ) -> None:
-        """accept: the user's filter; what it refuses is passed over and counts as consumed. `take` raises what it, and
-        on_damaged, raise. follow: as ConnectionPool.follow. reader: of `message.value`."""
+        """accept: the user's filter; refused messages are skipped and count as consumed. `take` propagates exceptions
+        of accept and on_damaged. follow: as in ConnectionPool.follow. reader: of `message.value`."""
         self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
@@ -123,8 +122,8 @@ class ConsumerCore:
         self._wanting: deque[PartitionCursor] = deque()
         self._ready: dict[PartitionCursor, None] = {}
         self._ready_lock = threading.Lock()
-        self._telling = threading.Lock()  # held while it is decided whether the user hears of a partition
-        self._touched: dict[PartitionCursor, None] = {}  # something of them is with the user, or was to be
+        self._telling = threading.Lock()  # held while deciding whether the user hears of a partition
+        self._touched: dict[PartitionCursor, None] = {}  # their messages are with the user, or were about to be
 
     # --- ownership --------------------------------------------------------------------------------------------------
 
@@ -139,9 +138,9 @@ class ConsumerCore:
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """These are ours from now on, and begin at `begins`. stored: what is committed of each. consumed: what counts
-        as consumed already. recorded: whether the group need not commit where it begins first; the user hears only then
-        of a partition. announced: nobody is to be told before messages come."""
+        """Own these partitions from now on, beginning at `begins`. stored: the committed offset of each. consumed: the
+        offset that already counts as consumed. recorded: the group need not commit its beginning first; only then does
+        the user hear of a partition. announced: nobody is to be told before messages come."""
         unknown = [None] * len(partitions)
         cursors = [
             PartitionCursor(
@@ -184,27 +183,27 @@ class ConsumerCore:
         self.notices.put(Notice(True, [each.partition for each in cursors], told))
 
     def recorded(self, requests: Iterable[Request]) -> None:
-        """What these RECORD was committed: the user may be told of the partitions, and they may be read."""
+        """The beginnings of these RECORD were committed: tell the user of the partitions, and read them."""
         with self._telling:
             cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
             self._announce(cursors)
         self._wanting.extend(cursors)
 
     def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
-        """Those of which the user has heard, or will: not those that were revoked before it was recorded where they
-        begin. Call it when they are revoked or lost."""
+        """Those that the user has heard of, or will hear of: not those revoked before their beginning was recorded.
+        Call it when they are revoked or lost."""
         with self._telling:
             return [each.partition for each in cursors if each.recorded]
 
     def lose(self, cursors: Iterable[PartitionCursor]) -> None:
-        """These are not ours any more."""
+        """Drop partitions that are not ours any more."""
         lost = {cursor.partition: cursor for cursor in cursors}
         self.owned = {each: cursor for each, cursor in self.owned.items() if lost.get(each) is not cursor}
         for cursor in lost.values():
             cursor.lose()
 
     def cursor(self, partition: TopicPartition) -> PartitionCursor:
-        """Of a partition that is ours. Raises NotOwner, TypeError."""
+        """The cursor of an owned partition. Raises NotOwner, TypeError."""
         cursor = self.owned.get(partition)
         if cursor is None:
             if not isinstance(partition, TopicPartition):
@@ -213,31 +212,32 @@ class ConsumerCore:
         return cursor
 
     def is_out(self, cursors: Iterable[PartitionCursor]) -> bool:
-        """Whether messages of these are with the user."""
+        """Whether the user has messages of these."""
         with self.lock:
             return any(cursor.is_out for cursor in cursors)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def want(self, cursor: PartitionCursor) -> None:
-        """It may need a request, as its time has come."""
+        """Note that a cursor may need a request, because its time has come."""
         self._wanting.append(cursor)
 
     def next_wanting(self) -> PartitionCursor | None:
-        """A partition that may need a request; look at its `next_request`."""
+        """Return a cursor that may need a request; look at its `next_request`."""
         try:
             return self._wanting.popleft()
         except IndexError:
             return None
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """An answer says where it ends before its body is there. Returns what to ask for now, so that the broker works
-        on that while the body comes in and the user consumes."""
+        """Take the end of an answer before its body is there. Return the next request, so that the broker works on it
+        while the body arrives and the user consumes."""
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
 
     def answered(self, request: Request, reply: Reply, endpoint: Endpoint, now: float) -> float | None:
-        """The answer to a pull. Returns seconds until its partition needs the next request, None if it does not."""
+        """Take the answer to a pull. Return the seconds until its partition needs the next request, None if it needs
+        none."""
         cursor = request.cursor
         if not cursor.awaits(request):
             return None
@@ -260,8 +260,8 @@ class ConsumerCore:
         return self._recovered(request, now, pause)
 
     def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
-        """The answer to anything but a pull: an offset, or the damage; None: the broker finds nothing damaged.
-        Returns as `answered`."""
+        """Take the answer to another request: an offset, or the damage; None: the broker finds no damage. Return as
+        `answered`."""
         cursor = request.cursor
         if not cursor.awaits(request):
             return None
@@ -277,8 +277,8 @@ class ConsumerCore:
                 self.make_ready(cursor)
         else:
             assert isinstance(what, int)
-            # a Java broker answers a position behind the end as it answers the end: with nothing. One that was started
-            # again may not have opened the partition yet, which its next put does: its end is 0
+            # A Java broker answers a position after the end like one at the end: with nothing. After a restart it may
+            # not have opened the partition yet, which its next put does: its end is 0.
             if request.ask is Ask.END and 0 < what < request.offset:
                 log.warning(
                     "%s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
@@ -290,7 +290,7 @@ class ConsumerCore:
         return self._recovered(request, now, 0.0)
 
     def failed(self, request: Request, error: MetaqError, now: float) -> float | None:
-        """No answer came, or a wrong one. Returns seconds until its partition needs another request."""
+        """Note that no answer came, or a wrong one. Return the seconds until its partition needs another request."""
         cursor = request.cursor
         follows = self._follow(error)
         if follows is not None:
@@ -304,7 +304,7 @@ class ConsumerCore:
         return pause
 
     def unanswered(self, request: Request, error: MetaqError, now: float) -> float | None:
-        """As `failed`, if no answer came, or its taking was interrupted at any line: what has arrived stays."""
+        """As `failed`, if no answer came, or an interrupt hit while it was taken, at any line: arrived data stay."""
         cursor = request.cursor
         cursor.forget_lead()
         if cursor.has_next:
@@ -319,30 +319,31 @@ class ConsumerCore:
     # --- whose turn it is -------------------------------------------------------------------------------------------
 
     def make_ready(self, cursor: PartitionCursor) -> None:
-        """It may have something to hand out. It stays so until the taking thread has looked at it and found nothing:
-        data that may not be handed out now are found later."""
+        """Note that a cursor may have something to deliver. It stays ready until the taking thread has found nothing,
+        so that data that may not be delivered now are found later."""
         with self._ready_lock:
             self._ready[cursor] = None
 
     def next_ready(self) -> PartitionCursor | None:
-        """The one whose turn it is, left in place; None if there is none."""
+        """Return the cursor whose turn it is, without removing it; None if there is none."""
         with self._ready_lock:
             return next(iter(self._ready), None)
 
     def hand_over(self, cursor: PartitionCursor) -> None:
-        """A handler looks at it from now on: data that came before this call are not announced again."""
+        """Give a cursor to a handler: data that came before this call are not announced again."""
         with self._ready_lock:
             self._ready.pop(cursor, None)
 
     def _pass_over(self, cursor: PartitionCursor) -> None:
-        """The others first."""
+        """Let the other cursors go first."""
         with self._ready_lock:
             if cursor in self._ready:
                 del self._ready[cursor]
                 self._ready[cursor] = None
 
     def _discard_unless_ready(self, cursor: PartitionCursor) -> None:
-        """It had nothing. It stays if it has by now: that is one step, which no interrupt divides."""
+        """Remove a cursor that had nothing. It stays if it has something by now: a single step, which no interrupt
+        divides."""
         with self._ready_lock:
             if not cursor.has_next:
                 self._ready.pop(cursor, None)
@@ -358,7 +359,7 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """What was handed out counts as consumed, but for what an exception has kept from the user."""
+        """Count delivered messages as consumed, except those that an exception has kept from the user."""
         self.settle()
         if self._touched:
             with self.lock:
@@ -367,7 +368,7 @@ class ConsumerCore:
                 self._touched.clear()
 
     def settle(self) -> None:
-        """If an exception ended the last poll, what it took comes again. May be repeated."""
+        """Put back the messages of the last poll if an exception ended it. May be repeated."""
         if self.under_way:
             with self.lock:
                 for cursor in self._touched:
@@ -376,9 +377,9 @@ class ConsumerCore:
                 self.under_way = False
 
     def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
-        """At most `limit` messages that are there now, chunk by chunk of each partition in turn. unpacks: their
-        payloads are wanted at once, so one that cannot be unpacked is damage. Raises CorruptRecord, and what `accept`
-        and on_damaged raise."""
+        """Take at most `limit` messages that are there now, chunk by chunk of each partition in turn. unpacks: payloads
+        are decompressed at once, so one that cannot be is damage. Raises CorruptRecord, and exceptions of `accept` and
+        on_damaged."""
         messages: list[Message] = []
         with self.lock:
             while len(messages) < limit and (found := self._next()) is not None:
@@ -390,7 +391,7 @@ class ConsumerCore:
                     self._damaged(cursor, chunk, error, report=not messages)
                     if messages:
                         break
-                except _Refused as refused:  # first what is good; the filter is asked again at the next call
+                except _Refused as refused:  # first the good messages; the next call asks the filter again
                     if messages:
                         break
                     self.under_way = False
@@ -399,10 +400,10 @@ class ConsumerCore:
         return messages
 
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA) of what is there now, empty if nothing is.
+        """As `take`, as one record batch (arrow.SCHEMA) of the messages that are there now; it may be empty.
 
-        An answer with record sizes becomes one batch; what came in smaller answers, or must go through a filter here,
-        is gathered message by message.
+        An answer with record sizes becomes one batch. Messages of smaller answers, or that must pass a filter here, are
+        gathered one by one.
         """
         from ..records.arrow import EMPTY, record_batch  # pyarrow is an extra
 
@@ -451,12 +452,12 @@ class ConsumerCore:
             self._pass_over(cursor)
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
-        """Have what fails here fetched and looked at again. Where it is known to be damaged, pass over it or tell the
-        user, at each poll, until there is a seek.
+        """Fetch damaged data again and check them again. Skip a known damaged range, or raise it at each poll until
+        the user seeks.
         """
-        if report:  # else there are messages, which come again if on_damaged raises
+        if report:  # otherwise there are messages, which come again if on_damaged raises
             self.under_way = False
-        unreadable = chunk.damage is None and error.end is not None  # it has come as its producer made it
+        unreadable = chunk.damage is None and error.end is not None  # it arrived exactly as its producer made it
         if chunk.damage is None and not unreadable:
             cursor.damaged_at(error.position)
             return
@@ -468,31 +469,31 @@ class ConsumerCore:
         elif report:
             raise error
 
-    # --- on whichever thread takes ----------------------------------------------------------------------------------
+    # --- on the thread that takes -----------------------------------------------------------------------------------
 
     def living(self, messages: Sequence[Message]) -> list[Message]:
-        """Those that have not expired."""
+        """The messages that have not expired."""
         now = self._wall_clock()
         return [message for message in messages if not message.has_expired(now)]
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
-        """At most `limit` messages of its oldest chunk, which moves behind them. Raises CorruptRecord."""
+        """Take at most `limit` messages of the cursor's oldest chunk. Raises CorruptRecord."""
         tags, where = self._tags, self._where
         if (tags or where) and cursor.partition.topic == self._retry_topic:
-            tags = where = None  # what waits for another attempt has passed them already
+            tags = where = None  # messages that wait for another attempt have passed them already
         messages = chunk.take(cursor.partition, limit, tags, self._check_messages, where)
         if chunk.bytes_left and not messages:
             raise CorruptRecord.of(cursor.partition, chunk.offset, WRONG_LENGTH)
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """The same, with a `value` if there is a reader."""
+        """The same messages, with a `value` if there is a reader."""
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
-        """Whether to go on behind the damage: nobody can if its end is not known. Tells the user once, and raises what
-        on_damaged raises, but does not call it again then.
+        """Whether to continue after the damage: impossible if its end is not known. Tells the user once, and raises
+        exceptions of on_damaged, but does not call it again then.
         """
         passes = self.config.damage == "skip" and damage.end is not None
         if cursor.report(damage.position):
@@ -504,8 +505,8 @@ class ConsumerCore:
 
 
 def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[PartitionCursor, Reached]]]:
-    """What of these counts as consumed and is not written, by the ZooKeeper session that must be alive to write it.
-    Tell each cursor by `committed_to`."""
+    """Return consumed but unwritten offsets of these, by the ZooKeeper session that must be alive to write them. Report
+    the write to each cursor by `committed_to`."""
     changed: dict[int, list[tuple[PartitionCursor, Reached]]] = {}
     for cursor in cursors:
         reached = cursor.to_commit()
@@ -515,14 +516,14 @@ def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[P
 
 
 def _only_moves(reply: Reply) -> bool:
-    """Whether this answer to a pull brings nothing but another position, or damage."""
+    """Whether this answer to a pull only has another position, or damage."""
     if isinstance(reply, Frame):
         return reply.code == ResponseCode.PULL_OFFSET_MOVED
     return isinstance(reply, Result) and reply.code == Status.MOVED
 
 
 class _Refused(Exception):  # internal
-    """What the user's filter raised."""
+    """An exception of the user's filter."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

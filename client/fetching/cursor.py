@@ -1,7 +1,7 @@
-"""One claim of one partition: where the consumer stands in it, what was fetched, what its broker is to be asked next.
+"""One claim of one partition: the consumer's position, the fetched data, and the next request to the broker.
 
-A cursor does no I/O, starts no thread and knows no clock but the `now` that it is given. Each method is named after
-what its caller has done or intends. The callers are:
+A cursor does no I/O, starts no thread and has no clock; callers pass `now`. Each method is named after its caller's
+action or intention. The callers are:
 
 - the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
 - the thread that takes messages (poll(), a handler's): `next_chunk`, `handed_out`, `consumed_to`, `damaged_at`, …;
@@ -9,14 +9,14 @@ what its caller has done or intends. The callers are:
 - the committing thread: `to_commit`, `committed_to`, `may_record`, `begin_recorded`.
 
 Invariants (test_client_cursor.py drives them at random):
-- what was fetched lies without a gap between `position`, or the end of what is being taken, and `fetch_offset`;
-- at most one request is under way, and one more that was sent ahead while the answer to the first was coming in;
+- fetched data are gapless from `position`, or the end of the data being taken, to `fetch_offset`;
+- at most one request is in flight, and one more that was sent ahead while the answer to the first was arriving;
 - a seek, a step back or the loss begins a new generation, and an answer to a request of an older one changes nothing;
-- `consumed` never passes what was handed out, but for a seek;
-- nothing is fetched before it is recorded where the group begins.
+- `consumed` is never beyond the delivered messages, except after a seek;
+- nothing is fetched before the beginning of the group is recorded.
 
-**Interrupts.** A user's thread may leave any line (interrupts.py). What belongs together is changed by statements
-without a call, under `lock`, so an interrupt finds all of it done or nothing.
+**Interrupts.** An interrupt may come at any line of a user's thread (interrupts.py). Related fields are changed by
+statements without a call, under `lock`, so an interrupt finds all of them changed or none.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ NOWHERE = -1
 """No offset."""
 
 _ROUNDING = 1e-6
-"""Seconds that a clock made of sums may be early."""
+"""Tolerance in seconds for a clock that adds up intervals and may be early."""
 
 Reached = tuple[int, int]
-"""An offset, and the id of the last message in front of it."""
+"""An offset, and the id of the last message before it."""
 
 
 class Ask(Enum):
-    """What a partition's broker is to be asked."""
+    """Kinds of requests to a partition's broker."""
 
     PULL = auto()
     BEGIN = auto()
-    """Where the first position is, as `PartitionCursor.locate` finds it."""
+    """Find the first position, as `PartitionCursor.locate` does."""
     RECORD = auto()
-    """Nothing: the group's offset is to be written first, as the group has none for it (beginnings.py)."""
+    """Ask nothing: the group has no offset here and must write one first (beginnings.py)."""
     DAMAGE = auto()
-    """How far the damage at the offset goes."""
+    """Find the end of the damage at the offset."""
     END = auto()
-    """Where the partition ends: nothing has come for long."""
+    """Find the end of the partition: nothing has come for long."""
     NOTHING = auto()
-    """It is damaged from here on, as far as anybody knows."""
+    """Damaged from here on, to an unknown end."""
 
 
 class Request(NamedTuple):
-    """What to ask a broker; give it back with what came of it.
+    """A request to a broker; give it back with its result.
 
-    verify: the broker shall check the record at `offset`. size: bytes to ask for over the text protocol. last_id: of
-    the message in front of `offset`, for the broker to say whether it has that; UNKNOWN_MESSAGE_ID: it need not.
-    asked_at: when it is sent; −inf if that does not matter.
+    verify: the broker must check the record at `offset`. size: bytes to ask for over the text protocol. last_id: id of
+    the message before `offset`, so that the broker compares it; UNKNOWN_MESSAGE_ID: no comparison. asked_at: time of
+    sending; −inf if it does not matter.
     """
 
     cursor: PartitionCursor
@@ -103,9 +103,9 @@ class PartitionCursor:
         random: Callable[[], float] = random,
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
-        the claim to a commit. stored: what is committed. consumed: what counts as consumed already. recorded: whether
+        the claim to a commit. stored: the committed offset. consumed: the offset already consumed. recorded: whether
         the group need not commit `begin` before anything is read. announced: whether the user knows of the claim;
-        nothing is handed out before. wanting: gets the cursor whenever it may need a request."""
+        nothing is delivered before. wanting: gets the cursor whenever it may need a request."""
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
@@ -119,11 +119,11 @@ class PartitionCursor:
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
         reached = consumed or stored
         self.last_id = reached[1] if reached is not None and reached[0] == begin else UNKNOWN_MESSAGE_ID
-        self._proved = False  # the broker has the message in front of the position, as far as it could say
-        self._doubt: Reached | None = None  # a position in front of which it has another message
+        self._proved = False  # the broker has the message before the position, as far as it knows
+        self._doubt: Reached | None = None  # a position before which it has another message
         self.consumed = consumed
         self.committed = self.claimed_at = stored
-        self._found: Reached | None = None  # where `locate` has it begin
+        self._found: Reached | None = None  # where `locate` begins
         self._begins_at_0 = not recorded and begin == 0
         self.asking = False
         self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
@@ -134,21 +134,21 @@ class PartitionCursor:
         # asking
         self._ask = self._next_ask if self.opened else Ask.BEGIN
         self._not_before = 0.0
-        self._ahead = NOWHERE  # where the request begins that was sent while an answer was coming in
-        self._complaint = ""  # the last error that was told, so that one trouble gives one line
+        self._ahead = NOWHERE  # begin of the request that was sent while an answer was arriving
+        self._complaint = ""  # the last logged error, so that one trouble gives one line
         self._led_back_from = NOWHERE
-        # the text protocol, whose requests grow while no record fits, and which cannot wait at the broker
+        # for the text protocol: requests grow while no record fits, and cannot wait at the broker
         self._get_bytes = config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False  # the last answer only moved the position
         # with the user
-        self._began: Reached | None = None  # where what is with the user begins …
+        self._began: Reached | None = None  # delivered messages begin here …
         self._handed: Reached | None = None  # … and ends
         self._held = False  # a handler works on it
         # damage
-        self._suspect = NOWHERE  # what was fetched here has failed its check: the broker shall look at it too
+        self._suspect = NOWHERE  # fetched data here failed their check: the broker must check them too
         self._failed_checks = 0  # in a row
-        self._unless: MetaqError | None = None  # what is wrong if nothing is damaged
+        self._unless: MetaqError | None = None  # the error if nothing is damaged
         self.reported = NOWHERE
 
     def __repr__(self) -> str:
@@ -156,10 +156,10 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """What is needed at a known position."""
+        """The kind of request needed at a known position."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
-    # --- where it is ------------------------------------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------------------------------
 
     def _restart(
         self,
@@ -172,8 +172,8 @@ class PartitionCursor:
         seeks: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Drop what was fetched and the answers under way, and go on at `position`, None: where it is. Not if there was
-        a move since there were `moves`; whether it was done."""
+        """Drop fetched data and pending answers, and continue at `position` (None: the current one). Do nothing if the
+        cursor has moved since there were `moves`. Return whether it was done."""
         empty: deque[Chunk] = deque()
         with self.lock:
             if moves is not None and moves != self.moves:
@@ -202,17 +202,17 @@ class PartitionCursor:
             return True
 
     def moved_to(self, offset: int) -> None:
-        """The user has moved the position: everything in front of `offset` counts as consumed, what is with the user
-        does not, and damage is told again."""
+        """Move to the user's position: everything before `offset` counts as consumed, delivered messages do not, and
+        damage is reported again."""
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch anew from the position on: what was taken from there comes again."""
+        """Fetch again from the position on: messages taken from there come again."""
         if self.opened and self.active and not self.revoking:
             self._restart(None)
 
     def offset_found(self, request: Request, offset: int) -> None:
-        """The answer to BEGIN, which holds unless there was a seek meanwhile, or to END."""
+        """Take the answer to BEGIN, which holds unless the user has sought meanwhile, or to END."""
         with self.lock:
             if self.awaits(request):
                 if not self.opened:
@@ -222,30 +222,30 @@ class PartitionCursor:
                 self._ask = self._next_ask
 
     def revoke(self) -> None:
-        """Another member shall get it: nothing is fetched or handed out any more."""
+        """Stop fetching and delivering: another member gets the partition."""
         with self.lock:
             self.revoking = True
 
     def keep(self) -> None:
-        """It is not handed over after all."""
+        """Continue: the partition is not handed over after all."""
         if self.revoking:
             self.revoking = False
-            self._wanting.append(self)  # it may have no position yet, and ask for that
+            self._wanting.append(self)  # it may have no position yet, and must ask for it
             self.again()
 
     def place(self, *, by_commits: bool) -> Reached | None:
-        """Where the next owner should begin: behind what counts as consumed, or is committed; None if that is unknown.
-        by_commits: only what is committed counts. It may move on after the loss: the user may be at work on what was
-        handed out."""
+        """Where the next owner should begin: after consumed or committed messages; None if unknown. by_commits:
+        only committed messages count. It may advance after the loss, because the user may still work on delivered
+        messages."""
         consumed = None if by_commits else self.consumed
         return consumed or self.committed or self._found
 
     def announce(self) -> None:
-        """The user was told that it is assigned."""
+        """Note that the user was told of the assignment."""
         self.announced = True
 
     def lose(self) -> None:
-        """It is not ours any more: drop everything fetched."""
+        """Drop all fetched data: the partition is not ours any more."""
         with self.lock:
             self.active = False
             self._generation += 1
@@ -255,8 +255,8 @@ class PartitionCursor:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def next_request(self, now: float) -> Request | None:
-        """What to ask the broker now; the caller sends it. None: nothing, as a request is under way, the pause after
-        one is not over, or enough was fetched."""
+        """Return the next request, which the caller sends. None: a request is in flight, the pause after one is not
+        over, or enough was fetched."""
         with self.lock:
             if (
                 self.asking
@@ -273,7 +273,7 @@ class PartitionCursor:
             return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
-        """The answer that is coming in ends at `offset`: what to ask for already."""
+        """Return the request to send already now, because the arriving answer ends at `offset`."""
         with self.lock:
             coming = offset - self.fetch_offset
             if (
@@ -287,25 +287,26 @@ class PartitionCursor:
             return Request(self, self._generation, Ask.PULL, offset)
 
     def awaits(self, request: Request) -> bool:
-        """Whether anything would be made of its answer."""
+        """Whether anybody would use the answer to this request."""
         return request.generation == self._generation and self.active
 
     def arrived(self, request: Request, chunk: Chunk) -> bool:
-        """Data came; False if the partition was lost or moved meanwhile, and they are dropped."""
+        """Store arrived data. Return False, and drop them, if the partition was lost or moved meanwhile."""
         with self.lock:
             if self.revoking or not self.awaits(request):
                 return False
-            # the one call comes last: an interrupt comes before all of it, or after
+            # The only call comes last: an interrupt comes before or after the whole step.
             self.fetch_offset = chunk.end_offset
             self._chunks.append(chunk)
             return True
 
     def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
-        """All of the answer has arrived. pause: seconds before the next request. Whether an earlier one had failed."""
+        """Note that the whole answer has arrived. pause: seconds before the next request. Return whether an earlier
+        request had failed."""
         with self.lock:
             if self.awaits(request):
                 self._proved = self._proved or request.ask is Ask.PULL
-                if self._ahead != NOWHERE:  # the next one is under way already
+                if self._ahead != NOWHERE:  # the next request is already in flight
                     self._ahead = NOWHERE
                 else:
                     self.asking = False
@@ -315,9 +316,10 @@ class PartitionCursor:
         return bool(complaint)
 
     def failed(self, request: Request, now: float, complaint: str) -> tuple[float, bool] | None:
-        """No answer, or a wrong one: of two requests under way both are dropped, so that one takes their place.
+        """Note a missing or wrong answer. If two requests are in flight, both are dropped for a single new one.
 
-        Returns seconds until then, and whether this is not what was complained of last; None: nobody waits for it.
+        Return the seconds until then, and whether this error differs from the last logged one; None: nobody waits for
+        it.
         """
         pause = self.backoff.next()
         if not self.put_off(request, now, pause):
@@ -326,8 +328,8 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """As `failed`, for what is no trouble of the partition's: it is asked for again in `pause` seconds. False:
-        nobody waits for it."""
+        """As `failed`, if the partition itself has no trouble: it is asked again in `pause` seconds. False: nobody
+        waits for it."""
         with self.lock:
             if not self.awaits(request) or not self.asking:
                 return False
@@ -338,8 +340,8 @@ class PartitionCursor:
         return True
 
     def ask_anew(self) -> None:
-        """Have the request under way, if there is one, sent again at once, and its answer dropped: it was interrupted,
-        or the partition is read from another broker."""
+        """Send the request in flight, if any, again at once and drop its answer: it was interrupted, or the partition
+        is read from another broker."""
         with self.lock:
             self._wanting.append(self)
             self._generation += 1
@@ -351,22 +353,22 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """The broker has another message in front of the position than the one that was read there."""
+        """Note that the broker has another message before the position than the one read there."""
         self._doubt = request.offset, request.last_id
 
     def take_doubt(self) -> Reached | None:
-        """The position that `doubt` was told of since the last call, and the id of the message in front of it."""
+        """Return the position of the last `doubt` since the last call, and the id of the message before it."""
         doubt, self._doubt = self._doubt, None
         return doubt
 
     def was_led_back(self) -> bool:
-        """The broker leads back to the start of the record that has the position. Whether it does so again: then what
-        was read already would come for ever."""
+        """Note that the broker leads back to the start of the record that contains the position. Return whether it does
+        so again: then read messages would come for ever."""
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
 
     def forget_lead(self) -> None:
-        """Whether the broker's lead was followed is not known: its answer was interrupted."""
+        """Forget the broker's lead: its answer was interrupted, so it is unknown whether it was followed."""
         self._led_back_from = NOWHERE
 
     @property
@@ -375,20 +377,21 @@ class PartitionCursor:
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Records, or over the framed protocol whatever moves the position."""
+        """Note that records came, or over the framed protocol an answer that moves the position."""
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False
 
     def ask_for_more(self, came: int) -> bool:
-        """Text protocol: not one whole record is among `came` bytes. Whether asking for more may help."""
+        """Text protocol: `came` bytes hold no whole record. Return whether a larger request may help."""
         if came < self._get_bytes or self._get_bytes >= LARGEST_GET_BYTES:
             return False
         self._get_bytes = min(2 * self._get_bytes, LARGEST_GET_BYTES)
         return True
 
     def nothing_came(self) -> float:
-        """Text protocol. Returns seconds to wait before asking again, which grow, as in 1.x."""
+        """Text protocol: note an empty answer. Return the seconds to wait before the next request, which grow, as in
+        1.x."""
         self._empty_gets += 1
         if self._empty_gets == EMPTY_GETS and self.fetch_offset:
             self._ask = Ask.END
@@ -400,14 +403,14 @@ class PartitionCursor:
         return self._idle_ms / 1000
 
     def was_moved(self) -> float:
-        """The answer only moves the position. Returns seconds to wait before asking there: records are there, but for a
-        broker that moves it on and on."""
+        """Note that the answer only moves the position. Return the seconds to wait before asking there. Records are
+        there, unless the broker keeps moving the position."""
         again, self._moved = self._moved, True
         return self._idle() if again else 0.0
 
     def waited_in_vain(self, request: Request, now: float) -> float:
-        """Framed protocol: nothing came, and the position stays. Returns seconds to wait before asking again: as over
-        the text protocol if the broker, which was asked to wait, has not done so."""
+        """Framed protocol: nothing came, and the position stays. Return the seconds to wait before asking again: those
+        of the text protocol if the broker was asked to wait but did not."""
         if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
             return self._idle()
         self._idle_ms = 0
@@ -417,34 +420,34 @@ class PartitionCursor:
 
     @property
     def buffered_bytes(self) -> int:
-        """Fetched and not handed out."""
+        """Bytes fetched and not delivered."""
         return sum(each.bytes_left for each in list(self._chunks))  # any thread: copied in one step
 
     @property
     def has_next(self) -> bool:
-        """Whether something was fetched that may be handed out."""
+        """Whether there are fetched data that may be delivered."""
         return bool(self._chunks) and self.announced and self.active and not self.revoking
 
     def next_chunk(self) -> Chunk | None:
-        """The oldest fetched chunk, left in place until `used_up`; None if nothing may be handed out."""
+        """Return the oldest fetched chunk, which stays until `used_up`; None if nothing may be delivered."""
         with self.lock:
             return self._chunks[0] if self.has_next else None
 
     def used_up(self, chunk: Chunk) -> None:
-        """Nothing of the chunk is left."""
+        """Drop the chunk: nothing of it is left."""
         with self.lock:
             self._wanting.append(self)
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()
 
     def handing_out(self) -> None:
-        """The polling thread is about to give the user something: what, if anything, is known once it has returned."""
+        """Note that the polling thread is about to deliver; only its return tells whether it did, and what."""
         if self._began is None:
             self._began = (self.position, self.last_id)
 
     def handed_out(self, position: int, last_id: int | None = None) -> None:
-        """Everything up to `position` is with the user, or filtered away; last_id: of the last message in front of it,
-        None: as before. It counts as consumed with `acknowledge`."""
+        """Everything before `position` is delivered, or filtered out; last_id: of the last message before it, None: as
+        before. It counts as consumed with `acknowledge`."""
         if last_id is not None:
             self.last_id = last_id
             self._failed_checks = 0
@@ -452,14 +455,14 @@ class PartitionCursor:
         self._handed = (position, self.last_id)
 
     def acknowledge(self) -> None:
-        """What was handed out counts as consumed."""
+        """Count delivered messages as consumed."""
         handed = self._handed
         if handed is not None:
             self.consumed = handed
         self._began = self._handed = None
 
     def take_back(self) -> None:
-        """What was handed out did not reach the user: it comes again."""
+        """Put delivered messages back that did not reach the user: they come again."""
         began = self._began
         if began is not None and self.active:
             self._restart(began[0], last_id=began[1], takes_back=True)
@@ -467,8 +470,8 @@ class PartitionCursor:
             self._began = self._handed = None
 
     def consumed_to(self, position: int, last_id: int, moves: int) -> None:
-        """A handler is done with everything in front of `position`: it counts as consumed, unless the partition was
-        lost or moved since there were `moves`."""
+        """A handler has processed everything before `position`: count it as consumed, unless the partition was lost or
+        moved since there were `moves`."""
         with self.lock:
             if self.moves == moves and (self.position, self.last_id) != (position, last_id):
                 self.position, self.last_id = position, last_id
@@ -476,26 +479,26 @@ class PartitionCursor:
                 self._failed_checks = 0
 
     def hold(self) -> bool:
-        """A handler is about to work on it; False if it is not ours to work on any more."""
+        """Give the partition to a handler; return False if it is not ours any more."""
         with self.lock:
             self._held = self.active and not self.revoking
             return self._held
 
     def let_go(self) -> None:
-        """The handler has returned."""
+        """Note that the handler has returned."""
         self._held = False
 
     @property
     def is_out(self) -> bool:
-        """Whether messages are with the user."""
+        """Whether the user has messages of it."""
         return self._held or self._handed is not None
 
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
-        """What was fetched at `offset` fails its check: fetch it again, which may be enough, and have the broker check
-        it, too. After some tries ask how far the damage goes; it comes as a chunk of its own. moves: as consumed_to.
-        anew: this was known, and was waited for to be whole.
+        """Data fetched at `offset` fail their check: fetch them again, which may be enough, and let the broker check
+        them, too. After some tries ask how far the damage goes; it comes as a chunk of its own. moves: as in
+        consumed_to. anew: the damage was known, and was expected to be repaired.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -504,8 +507,8 @@ class PartitionCursor:
             self._unless = None
 
     def not_whole(self, request: Request, error: MetaqError) -> bool:
-        """The broker does not give all of a record: is it damaged? If not, `error` is what is wrong. False if the
-        partition was lost or moved meanwhile."""
+        """The broker does not deliver a whole record: ask whether it is damaged. If not, `error` says what is wrong.
+        Return False if the partition was lost or moved meanwhile."""
         with self.lock:
             if current := self.awaits(request):
                 self._generation += 1
@@ -516,15 +519,15 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """The broker finds nothing damaged where a record was not whole. Returns what is wrong then, which is followed
-        by another try; None: a record failed its check here, although it is good there."""
+        """The broker finds no damage where a record was not whole. Return the error, which is followed by another try;
+        None: a record failed its check here although the broker has it intact."""
         with self.lock:
             if self._unless is not None and self.awaits(request):
                 self._ask = Ask.PULL
             return self._unless
 
     def damage_found(self, request: Request, chunk: Chunk) -> bool:
-        """What DAMAGE has asked for. False if the partition was lost or moved meanwhile."""
+        """Take the answer to DAMAGE. Return False if the partition was lost or moved meanwhile."""
         found = self.arrived(request, chunk)
         with self.lock:
             if found and request.generation == self._generation:
@@ -532,29 +535,29 @@ class PartitionCursor:
         return found
 
     def report(self, offset: int) -> bool:
-        """The user is told of damage at `offset`. False if this was done before."""
+        """Note that the user is told of damage at `offset`. Return False if that was done before."""
         former, self.reported = self.reported, offset
         return former != offset
 
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def to_commit(self) -> Reached | None:
-        """What is to be written; None if nothing has changed."""
+        """Return the offset to write; None if nothing has changed."""
         consumed = self.consumed
         return consumed if self.active and consumed != self.committed else None
 
     def committed_to(self, reached: Reached) -> None:
-        """This was written."""
+        """Note a written offset."""
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Whether the offset of RECORD may still be written: not once another member shall get the partition, whose
-        own beginning it could replace."""
+        """Whether the offset of RECORD may still be written: not if another member is to get the partition, because it
+        could replace that member's beginning."""
         return self.awaits(request) and not self.revoking
 
     def begin_recorded(self, request: Request) -> bool:
-        """The offset of RECORD was written. False if the partition was lost or moved meanwhile, or shall be handed
-        over: the user is not told of it."""
+        """The offset of RECORD was written. Return False if the partition was lost or moved meanwhile, or is to be
+        handed over: then the user is not told of it."""
         with self.lock:
             self.committed = (request.offset, UNKNOWN_MESSAGE_ID)
             if not self.may_record(request):

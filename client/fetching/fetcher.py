@@ -1,14 +1,14 @@
-"""Sends what the core wants to ask (core.py) over connections, and gives it the answers.
+"""Send the core's requests (core.py) over connections, and give it the answers.
 
-There is no thread per partition and no loop that asks: the answer to a pull is taken on the thread that reads the
-connection, which stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker
-that is the thread that waits in poll(), and the next answer comes into the socket's buffer while the user works; with
-several it is a background thread for each broker. What must wait for a time (an error's pause, the text protocol's
-empty answers) is on the timer thread, what must wait for a broker (to connect, to ask it something else) on a thread of
-that broker, so that a hung one holds up nobody else.
+There is no thread per partition and no request loop. The thread that reads a connection takes the answer to a pull,
+stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker this is the
+thread that waits in poll(), and the next answer arrives in the socket's buffer while the user works. With several
+brokers it is a background thread per broker. Work that must wait for a time (an error's pause, the text protocol's
+empty answers) is on the timer thread. Work that must wait for a broker (to connect, to ask it something else) is on a
+thread of that broker, so that a hung broker blocks no other.
 
-A user's thread that is interrupted (interrupts.py) may leave any line. If it had noted that a request is under way, the
-timer thread sends that (`_ask_anew`), and the answer to another one, if there is one, is dropped.
+A user's thread may be interrupted at any line (interrupts.py). If it had noted that a request is in flight, the timer
+thread sends that (`_ask_anew`), and the answer to another one, if there is one, is dropped.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = get_log(__name__)
 
 
 class Fetcher:
-    """Keeps the buffers of a consumer's partitions filled, and wakes the thread that waits for that. Any thread.
+    """Keep the buffers of a consumer's partitions filled, and wake the thread that waits for data. Any thread.
 
-    endpoint_of: where a partition is read. nearest: chooses another node of its broker set for that. record: has the
-    group commit where a partition begins, and calls `go_on` then.
+    endpoint_of: where a partition is read. nearest: chooses another node of its broker set to read from. record:
+    commits where the group begins in a partition, then calls `go_on`.
     """
 
     def __init__(
@@ -66,37 +66,37 @@ class Fetcher:
         self._nearest = nearest
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self._asides: dict[Endpoint, Aside] = {}  # what may wait for a broker is done on a thread of that broker
+        self._asides: dict[Endpoint, Aside] = {}  # work that may wait for a broker is on a thread of that broker
         self._bell_lock = threading.Lock()
-        self._bell = Bell()  # in front of it `_rung`
+        self._bell = Bell()  # before it `_rung`
         self._rung = False
         self._waiter: Waiter | None = None
 
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There is something for the thread in poll() to look at. A thread that waits is woken at the latest at the end
-        of the system call in which it reads."""
+        """Wake the thread in poll() to look for data. A waiting thread wakes at the latest at the end of its current
+        system call."""
         with self._bell_lock:
             if not self._rung:
-                self._bell.ring()  # first: rung for nothing it wakes in vain, which is no loss
+                self._bell.ring()  # first: a needless ring wakes the thread in vain, which does no harm
                 self._rung = True
             waiter = self._waiter
         if waiter is not None:
             waiter.finish()
 
     def listen(self) -> None:
-        """Forget earlier calls of `wake`; look at what is there then, and `wait`, which a later one ends."""
+        """Forget earlier calls of `wake`; look for data after this, and `wait`, which a later `wake` ends."""
         if self._rung:
             with self._bell_lock:
                 self._rung = False
-                self._bell.wait(0.0)  # one that an exception ended has taken it
+                self._bell.wait(0.0)  # an exception may have ended the wait that took the ring
 
     def wait(self, seconds: float) -> None:
         """Until `wake` was called since `listen`, or `seconds` are over.
 
-        A single connection is read here meanwhile, if nobody else does: then data comes in on the thread that is going
-        to use it, which saves the hand-over between two threads and leaves it in that core's cache.
+        Meanwhile a single connection is read here, if nobody else does so. Then data arrive on the thread that uses
+        them, which saves the hand-over between two threads and keeps them in that core's cache.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -104,7 +104,7 @@ class Fetcher:
             return
         waiter = self._waiter = _PollWaiter()
         try:
-            if not self._rung:  # it may have rung before the waiter was there to be told
+            if not self._rung:  # it may have rung before the waiter could notice
                 connections[0].drive(waiter, time.monotonic() + seconds)
         finally:
             self._waiter = None
@@ -112,7 +112,7 @@ class Fetcher:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Send what the core wants."""
+        """Send the core's requests."""
         try:
             while (cursor := self._core.next_wanting()) is not None:
                 self.ask(cursor)
@@ -121,16 +121,17 @@ class Fetcher:
             raise
 
     def _serve_all(self) -> None:
-        """An interrupt came when a partition had left the queue: it is one of these."""
+        """An interrupt came when a partition had left the queue: ask for each of these."""
         for cursor in list(self._core.owned.values()):
             self.ask(cursor)
 
     def serve_soon(self) -> None:
-        """The same elsewhere: the caller may hold locks, or must not wait until a broker takes what is sent."""
+        """As `serve`, on another thread: the caller may hold locks, or must not wait until a broker receives the
+        request."""
         self._timers.call_later(0, self.serve)
 
     def ask(self, cursor: PartitionCursor) -> None:
-        """Send what this partition needs, if anything."""
+        """Send the request of this partition, if it needs one."""
         try:
             request = cursor.next_request(time.monotonic())
             if request is not None:
@@ -140,8 +141,8 @@ class Fetcher:
             raise
 
     def _ask_anew(self, cursor: PartitionCursor) -> None:
-        """The thread that was going to ask was interrupted. On another one, after a pause: if it was a bug instead that
-        ended it, it comes again."""
+        """Ask for a partition whose asking thread was interrupted, on another thread and after a pause: if a bug caused
+        the end, it comes again."""
 
         def ask() -> None:
             cursor.ask_anew()
@@ -150,7 +151,7 @@ class Fetcher:
         self._timers.call_later(cursor.backoff.next(), ask)
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Other nodes of a broker set are near now: read its partitions there. Any thread."""
+        """Read the partitions of a broker set from its newly near nodes. Any thread."""
         for partition, cursor in self._core.owned.items():
             if partition.broker == broker_id:
                 cursor.ask_anew()
@@ -182,7 +183,7 @@ class Fetcher:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
-        """What these RECORD was committed, or is to be asked again in `pause` seconds."""
+        """These RECORD were committed, or are to be asked again in `pause` seconds."""
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
         self.wake()
@@ -194,7 +195,7 @@ class Fetcher:
         return aside
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
-        """Broker's thread: what may wait for it."""
+        """Send requests that may wait for the broker; broker's thread."""
         try:
             if request.cursor.awaits(request):
                 self._then(request, self._asked_here(request, endpoint))
@@ -222,8 +223,8 @@ class Fetcher:
             return core.failed(request, error, time.monotonic())
 
     def _use(self, connection: Connection) -> None:
-        """If it is new: one thread in poll() can read one connection; several need their reader threads. May be
-        repeated."""
+        """Start to use a new connection: one thread in poll() can read one connection; several need their reader
+        threads. May be repeated."""
         if connection in self._connections:
             return
         connection.expects_bulk = True
@@ -233,7 +234,7 @@ class Fetcher:
                 for each in connections:
                     each.read_in_background()
             self._connections = connections
-        self.wake()  # a thread in poll() has something else to wait for
+        self.wake()  # a thread in poll() must now wait for something else
 
     def _pull(self, request: Request, connection: Connection) -> None:
         frames = connection.speaks_frames
@@ -247,7 +248,7 @@ class Fetcher:
         )
 
     def _begun(self, request: Request, head: Frame) -> None:
-        """The thread that reads the connection."""
+        """An answer begins; on the thread that reads the connection."""
         try:
             ahead = self._core.answer_begins(request, head)
             if ahead is not None:
@@ -259,7 +260,7 @@ class Fetcher:
     def _answered(
         self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """The thread that reads the connection."""
+        """An answer is there; on the thread that reads the connection."""
         cursor, core = request.cursor, self._core
         try:
             if self._nearest is not None and (reply is None or _is_refusal(reply)):
@@ -278,8 +279,8 @@ class Fetcher:
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Broker's thread: another message lies in front of this position than was read there. Say so if the one that
-        was read is lost, and others have come in its place: nobody else would know that they are passed over."""
+        """Another message is before this position than the one read there. Log it if the read message is lost and
+        others have taken its place: nobody else would know that they are skipped. Broker's thread."""
         offset, last_id = doubt
         group = self._core.group
         try:
@@ -309,7 +310,7 @@ class Fetcher:
             )
 
     def _then(self, request: Request, pause: float | None) -> None:
-        """What was asked was answered, or not: ask what comes next, in `pause` seconds."""
+        """A request was answered, or not: ask the next one in `pause` seconds."""
         cursor = request.cursor
         if cursor.has_next:
             self.wake()

@@ -1,4 +1,5 @@
-"""Which node of a broker set a consumer reads from: a live in-sync one of its own zone, else the leader."""
+"""Choose the node of a broker set from which a consumer reads: a live in-sync one of its own zone, otherwise the
+leader."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ..transport.metadata import parse_address
 __all__ = ["Nearby", "NearestNodes"]
 
 AVOIDED_SECONDS = 2.0
-"""A node that refused a pull, or is gone, is not asked again for so long; its zone's others and the leader are."""
+"""Seconds for which a node that refused a pull, or is gone, is not asked again; the zone's other nodes and the leader
+are."""
 
 
 class NearestNodes:
@@ -30,7 +32,7 @@ class NearestNodes:
         self._avoided: dict[Endpoint, float] = {}
 
     def seen(self, broker_id: int, view: SetView) -> bool:
-        """The set as it is now; whether this may change a choice."""
+        """Take the current state of the set; return whether this may change a choice."""
         names = sorted(name for name in view.in_sync_present if view.nodes[name].zone == self._zone)
         found = [_endpoint(view.nodes[name].url) for name in names if self._zone]
         near = tuple(each for each in found if each is not None)
@@ -38,11 +40,11 @@ class NearestNodes:
         return former != near
 
     def failed(self, endpoint: Endpoint) -> None:
-        """This node did not give what it was asked for."""
+        """Note that this node did not give the requested data."""
         self._avoided[endpoint] = self._clock() + AVOIDED_SECONDS
 
     def choose(self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint]) -> Endpoint | None:
-        """Where to read a partition. leader: as ZooKeeper shows it. down: nodes that cannot be reached."""
+        """Choose where to read a partition. leader: as ZooKeeper shows it. down: nodes that cannot be reached."""
         near = self._near.get(partition.broker, ())
         if not near or leader in near:
             return leader
@@ -52,7 +54,7 @@ class NearestNodes:
 
 
 class Nearby:
-    """Keeps a consumer's NearestNodes current. look() on one thread, close() on any."""
+    """Keep a consumer's NearestNodes current. look() on one thread, close() on any."""
 
     def __init__(self, session: ZkSession, zone: str, on_change: Callable[[int], None]) -> None:
         """on_change: called with the id of a broker set whose near nodes have changed, on the session's event
@@ -63,7 +65,7 @@ class Nearby:
         self._watchers: dict[int, DataWatcher] = {}
 
     def look(self, broker_ids: Collection[int]) -> None:
-        """Watch these brokers' sets, if they are sets."""
+        """Watch the sets of these brokers, if they are sets."""
         for each in broker_ids:
             if each not in self._watchers:
                 self._watchers[each] = watch_set(self._session, each, self._seen)
@@ -73,7 +75,7 @@ class Nearby:
             self._on_change(broker_id)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         for each in list(self._watchers.values()):
             each.close()
 

@@ -1,4 +1,4 @@
-"""What a consumer's user has to hear of its partitions: which it has got, and which it gives up or has lost."""
+"""Calls of a user's callbacks about partitions: assigned, revoked or lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 class Notice:
-    """Partitions that were assigned, or that are revoked. left: those that the user has not been told of.
+    """Partitions that were assigned, or that are revoked. left: partitions of which the user has not been told yet.
 
-    told: called with what the user was told of, behind the user's callback and on its thread; it may be repeated.
+    told: called with the partitions after the user's callback, on its thread; it may be repeated.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Notice:
 
 
 class Notices:
-    """Any thread puts, the polling thread tells. waiting: not empty while there is something to tell. on_assigned,
-    on_revoked: the user's callbacks.
+    """The queue of notices. Any thread puts, the polling thread tells. waiting: not empty while there is something to
+    tell. on_assigned, on_revoked: the user's callbacks.
 
-    A notice stays until the user's callback has returned, or raised what is its own. So one whose telling was
-    interrupted (interrupts.py) is told again.
+    A notice stays until the user's callback has returned, or has raised an exception of its own. So after an interrupt
+    (interrupts.py) it is told again.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Notices:
         self.waiting.append(notice)
 
     def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
-        """Call the user's callbacks, of each partition in order. Raises what they raise.
+        """Call the user's callbacks, in order for each partition. Raises their exceptions.
 
-        is_busy: whether a handler still works for a former claim of a partition that is revoked. It is told later, and
-        so is what follows for the same partition; others do not wait for it.
+        is_busy: whether a handler still works for a former claim of a revoked partition. Then this notice and later
+        ones of the same partition wait; others do not.
         """
         busy: set[TopicPartition] = set()
         for notice in list(self.waiting):

@@ -1,4 +1,4 @@
-"""poll(): what a Consumer and a PartitionReader have in common."""
+"""poll(): the common part of a Consumer and a PartitionReader."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ Taken = TypeVar("Taken", bound=Sized)
 
 
 class Poller(Closing):
-    """Takes messages from a core on the thread that polls. Use one thread at a time; close() may be called from
-    another. In a process that was forked off every call raises ClientError, but close(), which leaves the parent's
-    alone.
+    """Take messages from a core on the polling thread. Use one thread at a time; close() may be called from another.
+    In a forked process every call raises ClientError, except close(), which does not affect the parent's.
     """
 
     def __init__(self, core: ConsumerCore, fetcher: Fetcher) -> None:
@@ -44,12 +43,11 @@ class Poller(Closing):
         self._closed = False
 
     def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
-        """Return the next messages, at least one if any comes within `timeout` seconds, else [].
+        """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
-        What earlier calls returned counts as consumed now. Raises CorruptRecord for damaged bytes [position, end) of
-        a partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"),
-        ClientError (closed, or called on two threads at once), and what `accept`, on_assigned, on_revoked and
-        on_damaged raise.
+        Messages of earlier calls now count as consumed. Raises CorruptRecord for damaged bytes [position, end) of a
+        partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"), ClientError
+        (closed, or called on two threads at once), and exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
@@ -70,16 +68,16 @@ class Poller(Closing):
         return batch
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages for ever, until close(). Each counts as consumed when the next one is asked for."""
+        """Yield messages for ever, until close(). Each counts as consumed when the next one is requested."""
         while not self._closed:
             yield from self.poll(1, 1.0)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        """What `take` returns as soon as that is not empty, None if it stays so."""
+        """Return the result of `take` as soon as it is not empty, None if it stays so."""
         self._check_open()
         if self._polling:
             raise ClientError(NOT_ALONE)
-        # no lock: an exception of a signal's handler may come when acquire() returns, and nobody would release it
+        # No lock: a signal handler may raise when acquire() returns, and nobody would release the lock.
         self._polling = True
         try:
             core = self._core
@@ -96,23 +94,23 @@ class Poller(Closing):
                 if now >= deadline or self._closed:
                     return None
                 self._wait(deadline - now)
-                # an empty stretch (filtered away) may have been passed: nobody holds anything of it
+                # an empty (filtered out) range may have been passed: the user has nothing of it
                 core.acknowledge()
         finally:
             self._polling = False
 
     def _attend(self) -> None:
-        """Before each look at what there is to take."""
+        """Called before each look for messages."""
         self._fetcher.listen()
 
     def _wait(self, seconds: float) -> None:
-        """Until there may be something to take, at most `seconds`."""
+        """Wait until there may be messages, at most `seconds`."""
         self._fetcher.wait(seconds)
 
     def _settle(self) -> None:
-        """Put the positions back where the user is, if an exception ended the last poll."""
+        """Set the positions back to those of the user, if an exception ended the last poll."""
         self._guard.check()
-        if not self._polling:  # else a filter or a handler asks
+        if not self._polling:  # otherwise a filter or a handler asks
             self._core.settle()
 
     def _check_open(self) -> None:

@@ -1,8 +1,8 @@
-"""The bytes of a flight's requests, and what their answers say of its messages; both protocols. No I/O.
+"""Encode a flight's requests, and decode the answers about its messages; both protocols. No I/O.
 
 A driver (client/producer/sending.py) makes the requests of a flight, sends each under as many opaques as it has
-`answers`, and has every answer `read`. A Landing, once there is one, says what became of the request's turns; the core
-is told of that first, then its `give` gives the messages their results.
+`answers`, and has every answer `read`. A Landing, once there is one, has the outcome of the request's turns. The core
+learns it first, then the Landing's `give` gives the messages their results.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = ["FlightCodec", "FlightRequest", "Landing", "batch_frame", "encode_bat
 
 
 class Landing(NamedTuple):
-    """What became of a request's turns. give: gives the messages of the stored ones their results, and returns those
-    whose threads have parked, to be finished together."""
+    """The outcome of a request's turns. give: gives the messages of stored turns their results, and returns those whose
+    threads have parked, to be finished together."""
 
     stored: Sequence[Turn]
     failed: Sequence[FailedTurn]
@@ -56,28 +56,29 @@ class Landing(NamedTuple):
 
 
 class FlightRequest(Protocol):
-    """What carries some turns of a flight."""
+    """A request with some turns of a flight."""
 
     turns: Sequence[Turn]
     counted: bool
-    """Whether it carries their numbers."""
+    """Whether the request has the numbers of its turns."""
 
     @property
     def answers(self) -> int:
-        """How many it gets, and so the opaques it needs."""
+        """The number of answers, and so of the opaques it needs."""
 
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
-        """Its bytes."""
+        """Encode the request."""
 
     def result_alone(self, reply: Reply | None) -> object:
-        """What the only message of the request ends with, if that is all that this answer says; else None."""
+        """Return the result of the request's only message if the answer has nothing else; otherwise None."""
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        """Take the answer to the opaque `index`, or why there is none. None: others are to come. May be repeated."""
+        """Take the answer to the opaque `index`, or the error instead. None: other answers are to come. May be
+        repeated."""
 
 
 class Speaks(Protocol):
-    """What the requests to a broker depend on: its Connection."""
+    """The properties of a Connection on which requests to its broker depend."""
 
     endpoint: Endpoint
     speaks_frames: bool
@@ -86,17 +87,17 @@ class Speaks(Protocol):
 
 
 class FlightCodec:
-    """How one producer sends its flights."""
+    """Makes the requests of one producer's flights."""
 
     def __init__(self, producer: int = 0) -> None:
-        """producer: its number, if its requests are to be counted."""
+        """producer: its number, if its requests are numbered."""
         self._producer = producer
         self._headers = SendHeaders()
         self._counted = SendHeaders(producer)
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
-        """Those that carry these turns. There is more than one if the broker is older than was known, or if only some
-        turns can have numbers: those whose partition is known. now: monotonic seconds."""
+        """Return the requests for these turns. There are several if the broker is older than assumed, or if only some
+        turns can have numbers: those with a known partition. now: monotonic seconds."""
         if len(turns) > 1 and not broker.takes_many:
             return [request for turn in turns for request in self.requests([turn], broker, now)]
         if broker.speaks_frames:
@@ -128,7 +129,7 @@ class FrameRequest:
         producer: int = 0,
         now: float = 0.0,
     ) -> None:
-        """now: monotonic seconds, of a request with numbers."""
+        """now: monotonic seconds, for a request with numbers."""
         self.turns = turns
         self._now = now
         self.counted = producer > 0
@@ -167,9 +168,10 @@ class FrameRequest:
         return Landing((), [(turn, error) for turn in self.turns])
 
     def _rows(self, reply: Reply | None) -> tuple[PartRows, Sequence[int]]:
-        """What became of the parts, and their replicas (0: not said).
+        """Return the outcome of each part, and its replicas (0: unknown).
 
-        Raises MetaqError: the whole frame was refused, or, never to be sent again, what was done cannot be read.
+        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded; in the latter case the
+        frame must never be sent again.
         """
         turns = self.turns
         if type(reply) is SentReply and len(turns) == 1:
@@ -246,7 +248,7 @@ class PutRequests:
             return None
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        with self._lock:  # the reader, and the thread that ends the connection
+        with self._lock:  # for the reader, and the thread that ends the connection
             if index in self._missing:
                 if error is None:
                     try:
@@ -279,7 +281,8 @@ class PutRequests:
 
 
 def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
-    """Of a put of the text protocol. Raises RemoteProtocolError (it is no such answer), and a refusal's error."""
+    """Return the result of a put of the text protocol. Raises RemoteProtocolError (not such an answer), and a refusal's
+    error."""
     if not isinstance(reply, Result):
         raise _unreadable(endpoint, repr(reply))
     if reply.code != Status.SUCCESS:
@@ -299,7 +302,7 @@ def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
 
 
 def _age_ms(queue: PartitionQueue, now: float) -> int:
-    """How long ago what goes again was sent first, milliseconds, rounded up."""
+    """Milliseconds, rounded up, since a repeated request was first sent."""
     return max(0, math.ceil((now - queue.sent_at) * 1000))
 
 
@@ -312,7 +315,7 @@ def _repeated_frame(
     sequence: int,
     repeat_ms: int,
 ) -> Sequence[Buffer]:
-    """The SEND frame of a message that goes again. record: its flag and checksum."""
+    """Return the SEND frame of a repeated message. record: its flag and checksum."""
     ext = SendRequest(partition.topic, partition.partition, *record, None, producer, sequence, repeat_ms).to_ext()
     return encode_frame(RequestCode.SEND, opaque, ext, len(body)), body
 
@@ -326,7 +329,7 @@ def batch_frame(
     sequence: int = 0,
     repeat_ms: int = -1,
 ) -> Sequence[Buffer]:
-    """A SEND_BATCH frame. producer: 0 = it has no number. repeat_ms: how long ago it was sent first, -1 = just now."""
+    """Return a SEND_BATCH frame. producer: 0 = no number. repeat_ms: time since it was first sent, -1 = just now."""
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
     number = (producer, sequence, repeat_ms) if producer else ()
@@ -335,7 +338,7 @@ def batch_frame(
 
 
 def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
-    """The body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
+    """Encode the body of a SEND_BATCH: count × u32 record sizes, then the records as stored, with message id 0."""
     first = batch[0]
     if len(batch) == 1 and isinstance(first, OutgoingBatch) and first.count > tuning.FEW:
         first.seal()
@@ -348,7 +351,7 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
 
 
 def _encode_many(opaque: int, turns: Sequence[Turn], producer: int, now: float) -> Sequence[Buffer]:
-    """A SEND_MANY frame with a part for each partition."""
+    """Encode a SEND_MANY frame with a part for each partition."""
     topics: dict[str, int] = {}
     table: list[tuple[int, int, int]] = []
     sizes: list[int] = []
@@ -377,10 +380,10 @@ def give_results(
     replicas: int | None,
     parked: list[Waiter],
 ) -> None:
-    """Give each of `batch` its result: ids count up from `first_id`, records lie back to back from `offset` on. Those
-    that wait for their time or their outcome have no place yet: `offset` is -1, and so is that of each.
+    """Give each message of `batch` its result: ids count up from `first_id`, records are adjacent from `offset` on.
+    Delayed and half messages have no offset yet: `offset` is -1, and so is the offset of each.
 
-    Those whose threads have parked are added to `parked`, to be finished together.
+    Messages whose threads have parked are added to `parked`, to be finished together.
     """
     ids = [first_id]
     if len(batch) > 1 and batch[0].timing:
@@ -401,5 +404,5 @@ def give_results(
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
-    """Where it was stored: some senders leave the choice to the broker."""
+    """Note the partition that the broker has chosen for senders without a choice of their own."""
     return partition if partition.partition >= 0 else partition._replace(partition=number)

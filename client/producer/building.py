@@ -1,4 +1,4 @@
-"""From the arguments of a send to the records that go out."""
+"""Turn the arguments of a send into records."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _SEPARATORS = ("\x01", "\x02")  # of the record's properties
 
 
 class SendOptions(TypedDict, total=False):
-    """What may be said of a message, or of all messages of a batch. Producer.send describes each."""
+    """Options of a message, or of all messages of a batch. Producer.send describes each."""
 
     tag: str | None
     keys: Sequence[str] | None
@@ -81,13 +81,13 @@ class SendOptions(TypedDict, total=False):
 
 
 class OwnOptions(SendOptions, total=False):
-    """With what only metaq itself says of a message. reserved: properties by their whole names."""
+    """Options that include those of metaq itself. reserved: properties by their full names."""
 
     reserved: Mapping[str, str] | None
 
 
 def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
-    """What a batch is made of. Raises TypeError: one message is no batch."""
+    """Return the items of a batch. Raises TypeError: one message is no batch."""
     if isinstance(payloads, Iterable) and not isinstance(payloads, str | bytes | bytearray | memoryview):
         return list(payloads)
     raise TypeError(f"{what} of a batch are a list or another iterable, not {type(payloads).__name__}")
@@ -96,10 +96,11 @@ def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
 def build_message(
     topic: str, payload: Buffer, deadline: float, options: SendOptions, packer: Packer | None = None
 ) -> Outgoing:
-    """One message. packer: compresses its payload.
+    """Build one message. packer: compresses its payload.
 
     Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
-    LocalProtocolError (too large, keys with blanks)."""
+    LocalProtocolError (too large, keys with blanks).
+    """
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
     return with_body(topic, payload, *build_body(payload, options, packer), deadline, options)
@@ -108,7 +109,7 @@ def build_message(
 def build_half(
     payload: bytes, options: SendOptions, terms: HalfTerms, packer: Packer | None = None
 ) -> tuple[int, bytes]:
-    """Flag and body of a half message's record. packer: compresses its payload. Raises as `build_message`."""
+    """Build flag and body of a half message's record. packer: compresses its payload. Raises as `build_message`."""
     if options:
         flag, attribute = _encode(**options, reserved=_half_properties(terms))
     else:
@@ -124,7 +125,7 @@ def build_half(
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
-    """One message of what `build_body` or `build_half` made of it."""
+    """Make one message of the result of `build_body` or `build_half`."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message = payload
     if options:
@@ -135,7 +136,7 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
 
 
 def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
-    """Flag and body of a message's record. Raises as `build_message`."""
+    """Build flag and body of a message's record. Raises as `build_message`."""
     if packer is not None:
         return _build_packed(payload, options, packer)
     flag = 0
@@ -165,11 +166,11 @@ def build_batch(
     options: SendOptions,
     packer: Packer | None = None,
 ) -> OutgoingBatch:
-    """Messages that stay together. The options are those of every payload; a Message keeps its own, but that it is
-    unpacked if this producer does not compress: its topic may not allow that.
+    """Build messages that stay together. The options apply to every payload; a Message keeps its own. Its payload is
+    decompressed if this producer does not compress, because the topic may not allow compression.
 
-    items: belongs to this call, which replaces payloads in it that are not bytes by their bytes. Raises as
-    `build_message`, and LocalProtocolError for more than one frame can carry.
+    items: owned by this call, which replaces payloads that are not bytes by their bytes. Raises as `build_message`, and
+    LocalProtocolError if a frame cannot hold them.
     """
     flag, text = _encode(**options)
     if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
@@ -229,8 +230,8 @@ def _encode(
     partition: TopicPartition | None = None,
     **more: Any,
 ) -> tuple[int, bytes]:
-    """As encode_attributes, with the words of `key` among the keys and the bits of the priority. Raises TypeError,
-    LocalProtocolError."""
+    """Encode attributes as encode_attributes, adding the words of `key` to the keys, and the bits of the priority.
+    Raises TypeError, LocalProtocolError."""
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     if key is not None and not isinstance(key, (str, bytes)):
@@ -256,7 +257,7 @@ def _encode_more(
     priority: int = 0,
     **own: Any,
 ) -> tuple[int, bytes]:
-    """As `_encode`."""
+    """As `_encode`, for rare options."""
     reserved = _own_properties(**own) if own else None
     if keys is None:
         keys = ()
@@ -273,7 +274,7 @@ def _encode_more(
 
 @lru_cache(maxsize=64, typed=True)
 def _encode_delay(delay: Duration) -> tuple[int, bytes]:
-    """As `_encode` of a delay alone: programs have few of them."""
+    """As `_encode`, for a delay alone: programs use few different ones."""
     return _encode(delay=delay)
 
 
@@ -288,7 +289,7 @@ def _half_properties(terms: HalfTerms) -> Mapping[str, str]:
 
 @lru_cache(maxsize=64)
 def _encode_half(terms: HalfTerms) -> tuple[int, bytes]:
-    """As `_encode` of these alone: programs have few of them."""
+    """As `_encode`, for a half message's options alone: programs use few different ones."""
     return _encode(reserved=_half_properties(terms))
 
 
@@ -309,7 +310,7 @@ def _own_properties(
     reserved: Mapping[str, str] | None = None,
     **unknown: object,
 ) -> Mapping[str, str]:
-    """Raises TypeError, ConfigError, LocalProtocolError."""
+    """Return the properties of metaq's own. Raises TypeError, ConfigError, LocalProtocolError."""
     for name in unknown:
         raise _no_option(name)
     own = dict(reserved or {})
@@ -330,7 +331,8 @@ def _own_properties(
 
 
 def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | None, own: Mapping[str, str]) -> None:
-    """Raises LocalProtocolError if the time to live is over when the message is delivered: nobody would get it."""
+    """Check that the time to live is not over at delivery, because nobody would get the message. Raises
+    LocalProtocolError."""
     wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
     if ttl * 1000 <= wait_ms:
         option = f"deliver_at={deliver_at}" if delay is None else f"delay={delay}"
@@ -347,7 +349,8 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """The keys by which a message sent with `key` is found; none if it is no text that a record can hold as keys."""
+    """Return the keys by which a message sent with `key` is found; none if `key` is not a text that a record can hold
+    as keys."""
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
     except UnicodeDecodeError:
@@ -356,7 +359,7 @@ def _words(key: str | bytes) -> list[str]:
 
 
 def _check_options(tag: object, keys: object, attribute: object, properties: Any) -> None:
-    """Raises TypeError for what has a wrong type, with its name, its value and what to write."""
+    """Raises TypeError for an option of a wrong type, with its name, its value and the right form."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
@@ -384,10 +387,10 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
-    """For a body above MAX_BODY_BYTES: what metaq has added does not count, up to MAX_RECORD_BODY_BYTES.
+    """Check a body above MAX_BODY_BYTES: properties added by metaq do not count, up to MAX_RECORD_BODY_BYTES.
 
-    topic: "" for one of the user's. What goes to one of ours was taken before as a user's message, and its attribute
-    may have become properties. Raises LocalProtocolError.
+    topic: "" for a user's topic. A message to a topic of metaq's was accepted before as a user's message, and its
+    attribute may have become properties. Raises LocalProtocolError.
     """
     size = len(body) - own_bytes(body, flag)
     if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:

@@ -1,4 +1,4 @@
-"""Cancelling a message that waits for its time."""
+"""Cancel a delayed message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Connect = Callable[[str, int, float], Connection]
 
 
 def cancel_at(connection: Asked, partition: TopicPartition, message_id: int, timeout: float | None = None) -> Cancelled:
-    """Ask one broker. Raises what it refuses with, BrokerUnavailable, RequestTimedOut."""
+    """Ask one broker. Raises the broker's refusal, BrokerUnavailable, RequestTimedOut."""
     ext = CancelDelayedRequest(partition.topic, partition.partition, message_id).to_ext()
     reply = ask(connection, RequestCode.CANCEL_DELAYED, ext, partition, timeout)
     return Cancelled(CancelDelayedReply.from_ext(reply.ext).state)

@@ -1,7 +1,7 @@
-"""What a producer answers to questions of brokers: what became of the transactions of its group.
+"""Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-One thread for each broker waits there for questions, on connections of its own, so that no send waits behind them. The
-producer's checks are called on these threads, one call at a time. Of its own half messages it knows more than a check
+One thread for each broker waits for its questions, on connections of its own, so that no send waits behind them. These
+threads call the producer's checks, one call at a time. The producer knows more of its own half messages than a check
 can find out (own_halves.py).
 """
 
@@ -36,7 +36,8 @@ log = get_log(__name__)
 
 
 def outcome_of(answer: object, function: str) -> HalfOutcome:
-    """What `execute` or `check` has said. Raises TypeError for anything but True, False, None and a HalfOutcome."""
+    """Return the outcome that `execute` or `check` has returned. Raises TypeError for anything except True, False, None
+    and a HalfOutcome."""
     if isinstance(answer, HalfOutcome):
         return answer
     if answer is None:
@@ -51,12 +52,12 @@ def outcome_of(answer: object, function: str) -> HalfOutcome:
 
 
 class Checker:
-    """Of one producer. Any thread."""
+    """Answers the questions for one producer. Any thread."""
 
     def __init__(
         self, metadata: Metadata, pool: Callable[[], ConnectionPool], config: ProducerConfig, clock: Callable[[], float]
     ) -> None:
-        """pool: makes the one for its connections."""
+        """pool: makes the pool for its connections."""
         self._metadata = metadata
         self._make_pool = pool
         self._config = config
@@ -65,7 +66,7 @@ class Checker:
         self._calls = threading.Lock()  # one check at a time
         self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
         self.producer = os.urandom(8).hex()
-        """Its name in half messages and questions."""
+        """The producer's name in half messages and questions."""
         self.own = OwnHalves()
         self._pool: ConnectionPool | None = None
         self._askers: dict[tuple[str, int], _Asker] = {}
@@ -74,22 +75,22 @@ class Checker:
         self._closed = False
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
-        """Answer questions for this group and topic. check: replaces the one before; None: as before, and if there is
-        none the group's other producers answer."""
-        if check is None or self._checks.get((group, topic)) is check:  # a loop gives the same for each message
+        """Answer questions for this group and topic. check: replaces the previous one; None: keeps it, and without a
+        previous one the group's other producers answer."""
+        if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
         with self._lock:
             if self._watcher is None and not self._closed:
                 self._pool = self._make_pool()
                 self._watcher = BackgroundThread(self._watch, "metaq-checks")
             is_new = (group, topic) not in self._checks
-            self._checks[group, topic] = check  # last: if an interrupt comes before, the next call does it all again
+            self._checks[group, topic] = check  # last: if an interrupt comes before, the next call repeats everything
         if is_new:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Ask for nothing any more. A check under way is waited for, at most so long; what it finds out is not told to
-        the broker, which asks another producer. Idempotent."""
+        """Stop asking. Wait at most so long for a running check; its result is not reported to the broker, which asks
+        another producer. Idempotent."""
         with self._lock:
             self._closed = True
             watcher, pool = self._watcher, self._pool
@@ -105,7 +106,7 @@ class Checker:
     # --- the watching thread ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Have one thread for each group and broker."""
+        """Keep one thread for each group and broker."""
         while not self._closed:
             try:
                 self._look()
@@ -128,7 +129,7 @@ class Checker:
         return {topic for _, topic in list(self._checks)}
 
     def endpoint(self, broker: int) -> Endpoint | None:
-        """Where the broker is now; None: nobody publishes a topic there."""
+        """The broker's current endpoint; None: nobody publishes a topic there."""
         for topic in self._all_topics():
             found = self._metadata.view(topic).endpoints.get(broker)
             if found is not None:
@@ -142,28 +143,28 @@ class Checker:
         return self._closed
 
     def connection(self, endpoint: Endpoint) -> Connection:
-        """Raises BrokerUnavailable, RequestTimedOut."""
+        """Return a connection. Raises BrokerUnavailable, RequestTimedOut."""
         assert self._pool is not None
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     def follow(self, error: NotLeader) -> float:
-        """Seconds until the node that leads can be asked."""
+        """Return the seconds until the leading node can be asked."""
         assert self._pool is not None
         pause = self._pool.follow(error)
         return tuning.CHECK_PAUSE_SECONDS[0] if pause is None else pause
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The broker is elsewhere now."""
+        """Forget the connection: the broker is elsewhere now."""
         if self._pool is not None:
             self._pool.forget(endpoint)
 
     def topics(self, group: str) -> frozenset[str]:
-        """Those that it has a check for."""
+        """The topics that have a check."""
         return frozenset(topic for each, topic in list(self._checks) if each == group)
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
-        """Wait so many seconds for questions, at most `limit`, and answer them; the seconds that each took, 0.0 without
-        any. Raises what `check_halves` does."""
+        """Wait so many seconds for questions, at most `limit`, and answer them. Return the seconds that each took, 0.0
+        without any. Raises as `check_halves`."""
         timeout = wait + self._config.connection.request_timeout_seconds
         halves = check_halves(connection, group, broker, limit, wait, timeout, self.topics(group), self.producer)
         began = self._clock()
@@ -216,14 +217,14 @@ class _Asker:
         low, high = tuning.CHECK_PAUSE_SECONDS
         self._backoff = Backoff(low, high)
         self._connection: Connection | None = None
-        self._limit = 1  # until it is known how long checks take: the broker takes who does not ask for gone
+        self._limit = 1  # until check durations are known; a producer that asks too rarely counts as gone
         self.topics: frozenset[str] = frozenset()
-        """That the last question names, or one before it."""
+        """Topics named by the last question, or an earlier one."""
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
 
     def close(self, seconds: float) -> None:
-        """The checker is closed."""
+        """Note that the checker is closed."""
         self._bell.ring()
         if not self._thread.is_current:
             self._thread.join(seconds)
@@ -240,7 +241,7 @@ class _Asker:
             self.has_ended = True
 
     def _step(self) -> float | None:
-        """Seconds until the next one; None: the broker is gone."""
+        """Return the seconds until the next step; None: the broker is gone."""
         try:
             endpoint = self._checker.endpoint(self._broker)
             if endpoint != self._endpoint and self._endpoint is not None:
@@ -267,7 +268,7 @@ class _Asker:
         return 0.0
 
     def ask_now(self) -> None:
-        """The question that waits does not name all topics any more. On the watching thread: this one ends that."""
+        """Ask again, which ends the waiting question that no longer names all topics; on the watching thread."""
         connection = self._connection
         if connection is not None and not connection.closed:
             self._checker.ask(connection, self._group, self._broker, 1, 0.0)

@@ -1,28 +1,28 @@
-"""What a producer has accepted and what becomes of it: a core without threads, sockets and timers.
+"""The messages that a producer has accepted, and their ways: a core without threads, sockets and timers.
 
-**Natural batching.** An idle partition's message goes out at once. While its request is under way further messages
-wait in the partition's queue; what answers the request lets them all go as one batch. A broker that takes SEND_MANY has
-at most `max_requests_in_flight` requests under way; the partitions that become ready meanwhile, however few messages
-each of them has, go together in the next one. So requests grow exactly as far as the broker needs, without a delay at
-low rates, and order within a partition holds across retries.
+**Natural batching.** An idle partition's message goes out at once. While its request is in flight, further messages
+wait in the partition's queue; the answer lets them all go as one batch. A broker that takes SEND_MANY has at most
+`max_requests_in_flight` requests in flight. Partitions that become ready meanwhile go together in the next request,
+even with few messages each. So requests grow exactly as far as the broker needs, without a delay at low rates, and
+order within a partition holds across retries.
 
-**Numbers.** A partition's requests are numbered. What a request held goes again as it was, with its number, as long as
-it is not known whether it is stored: the broker then stores it once. Only what certainly is not stored may go
-elsewhere, leave the batch or get company.
+**Numbers.** A partition's requests are numbered. While it is unknown whether a request is stored, it is repeated
+unchanged with its number; the broker then stores it once. Only messages that are certainly not stored may go elsewhere,
+leave the batch or be joined by others.
 
-**A driver** tells the core what happens and does what it returns:
+**A driver** reports events to the core and executes the returned actions:
 
-1. `join`, or `add`, for a message; `landed` and then `release` for what a flight ended with; `view_changed`;
+1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
 3. it sends the flights that it gets, each to the broker of its partitions (answers.py makes the bytes), and ends the
-   messages that it is told of; of the `ended` it says so with `forget`.
+   reported messages; it confirms the `ended` ones with `forget`.
 
-The threads of `Producer` are one driver. An event loop's or a simulator's needs no more: it keeps a clock, looks at
+The threads of `Producer` are one driver. For an event loop or a simulator this suffices: it keeps a clock, looks at
 `wake_at` and `expire_at` after each event, and calls all of this in one thread. Where a thread would wait for room
 `add` returns None, and the driver tries again after the next `release` or `forget`.
 
-All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of what is
-buffered, and is never held during I/O, or while a selector of the user's chooses.
+All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of
+buffered messages. It is never held during I/O, or while a user's selector chooses.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ __all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
-    """What the driver does next. flights: to be sent. ended: to be told, and then to be forgotten. late: to be told;
-    their request still has their places."""
+    """The driver's next actions. flights: to send. ended: messages to tell, and then to forget. late: messages to tell,
+    whose request still has their places."""
 
     flights: Sequence[Flight] = ()
     ended: Sequence[GivenUp] = ()
@@ -65,10 +65,10 @@ class Actions(NamedTuple):
 
 
 class ProducerCore:
-    """All messages that were accepted and whose driver was not told yet that they may be forgotten.
+    """All accepted messages whose driver has not been told yet that they may be forgotten.
 
-    interruptible: whether the caller's thread may leave any line with an exception (coordination/interrupts.py). What
-    would have to leave in several steps then leaves by a `wake`, which the driver calls elsewhere.
+    interruptible: whether an exception may interrupt the caller's thread at any line (coordination/interrupts.py).
+    Messages that would have to leave in several steps then leave by a `wake`, which the driver calls on another thread.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class ProducerCore:
         interruptible: Callable[[], bool] = lambda: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
-        """follow: as ConnectionPool.follow."""
+        """follow: as in ConnectionPool.follow."""
         self._places = places
         self._clock = clock
         self._interruptible = interruptible
         self._max_bytes = config.max_batch_bytes
-        self._max_joined = min(config.max_batch_bytes, MAX_RECORD_BODY_BYTES)  # a larger message is refused, by others
+        self._max_joined = min(config.max_batch_bytes, MAX_RECORD_BODY_BYTES)  # others refuse a larger message
         self._max_records = config.max_batch_records
         self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes
@@ -97,17 +97,17 @@ class ProducerCore:
         self._closed = False
         self._all = Queues(config.max_requests_in_flight, config.max_batch_bytes, config.max_batch_records)
         self._queues = self._all.by_partition
-        self._gathering: dict[Hashable, PartitionQueue] = {}  # where messages that nothing else distinguishes went last
+        self._gathering: dict[Hashable, PartitionQueue] = {}  # by `where`: the queue of the last plain message
         self._keys = KeyOrder(self._queues, places.partitions_for_keys)
         self._failures = Failures(config, places, clock, random, follow)
         self._rerouting = Rerouting(self._all, self._keys, places, self._failures, clock)
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """What `wake` has to do, a heap by time; None: everything. For a driver it is empty, or not."""
+        """The work for `wake`, a heap by time; None: everything. A driver only sees whether it is empty."""
         self._numbers = itertools.count()
         self.expire_at = math.inf
-        """When `expire` is to be called."""
+        """When to call `expire`."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -119,13 +119,13 @@ class ProducerCore:
 
     @property
     def wake_at(self) -> float:
-        """When `wake` is to be called."""
+        """When to call `wake`."""
         due = self.due
         return due[0][0] if due else math.inf
 
     @property
     def keys_move(self) -> bool:
-        """Whether `release` may have more to do than to count."""
+        """Whether `release` may have more work than counting."""
         return bool(self._keys.moving)
 
     # --- messages come ----------------------------------------------------------------------------------------------
@@ -133,10 +133,11 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Accept a message into the open batch of `where`, a topic or a partition; where its future looks.
-        None: there is no such batch, or it cannot take this message: `add` a GatheredBatch.
+        """Accept a message into the open batch of `where`, a topic or a partition; return where its future looks. None:
+        there is no such batch, or it cannot take this message: `add` a GatheredBatch.
 
-        A message costs as much as this function: the bars of bench's `produce-128` and `futures-128` hang on it.
+        This function determines the cost of a message: the limits of bench's `produce-128` and `futures-128` depend on
+        it.
         """
         size = HEADER_BYTES + len(body)
         with self._lock:
@@ -157,7 +158,7 @@ class ProducerCore:
                 batch.put_flag(flag)
             if batch.runs[-1][1] is not on_delivery:
                 batch.put_report(on_delivery)
-            # no call from here on but the last one: an interrupt finds all of it done or nothing
+            # The only call from here on is the last: an interrupt finds all or nothing done.
             self._buffered += size
             self._messages += 1
             batch.size += size
@@ -165,7 +166,7 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """The partition that takes the next message without a key of a topic, if there is no reason for another one."""
+        """The partition for a topic's next message without a key, unless there is a reason for another one."""
         with self._lock:
             queue = self._gathering.get(where)
             if queue is None or not queue.sticks or self._is_full(queue):
@@ -173,16 +174,16 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """One that a message of the topic was accepted for, None if none ever was."""
+        """A partition for which a message of the topic was accepted; None if there was none."""
         return self._all.first.get(topic)
 
     def has_room(self, outgoing: Outgoing) -> bool:
         """Whether `add` would not return None."""
-        with self._lock:  # so that what changes after this look finds somebody waiting
+        with self._lock:  # so that a change after this look finds somebody waiting
             return self._closed or not self._is_too_much(outgoing)
 
     def no_room(self) -> RequestTimedOut:
-        """What a call ends with that has waited for room until its deadline."""
+        """The error of a call that has waited for room until its deadline."""
         return RequestTimedOut(
             f"{self._messages} messages of {self._buffered} bytes wait for the brokers already, "
             f"max_buffered_messages={self._max_messages}, max_buffered_bytes={self._max_buffered}: they take "
@@ -196,11 +197,11 @@ class ProducerCore:
     def add(
         self, outgoing: Outgoing, partition: TopicPartition | None
     ) -> tuple[PartitionQueue | None, Sequence[Flight]] | None:
-        """Accept a message. Returns its partition's queue and what the caller must send now, mostly at most one
-        flight; if this is interrupted, they are in `outgoing.flights`. None: there is no room for it now.
+        """Accept a message. Return its partition's queue and the flights that the caller must send now, mostly at most
+        one; after an interrupt they are in `outgoing.flights`. None: there is no room for it now.
 
-        partition: None = by its key, where it goes now; the queue is None if it has to wait for earlier messages of its
-        key. Raises ClientError (closed), NoPartition.
+        partition: None = the current partition of its key; the queue is None if it must wait for earlier messages of
+        its key. Raises ClientError (closed), NoPartition.
         """
         with self._lock:
             if self._closed:
@@ -224,7 +225,7 @@ class ProducerCore:
                 batch = [outgoing]
                 flight = Flight(broker, [Turn(queue, batch)])
                 weight = outgoing.weight
-                # no call from here on: an interrupt (interrupts.py) finds all of it done or nothing
+                # No call from here on: an interrupt (interrupts.py) finds all or nothing done.
                 queue.busy = True
                 queue.under_way = batch
                 queue.sequence += 1
@@ -240,11 +241,11 @@ class ProducerCore:
     # --- flights end ------------------------------------------------------------------------------------------------
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        """As `landed` for a flight of one message, which it returns what has gathered meanwhile of, to be sent by the
-        caller; None, and nothing is done, while keys move or a partition is avoided.
+        """As `landed` for a flight of one message. Return the messages that have gathered meanwhile, for the caller to
+        send; None, with nothing done, while keys move or a partition is avoided.
 
-        For one that a thread blocks for it is `release` as well: nobody else waits for its result. It is done or not,
-        whatever interrupts; where that may be, what has gathered is a reason for None too.
+        If a thread blocks for the message, this is `release` as well: nobody else waits for its result. An interrupt
+        cannot divide it; on an interruptible thread gathered messages are a reason for None, too.
         """
         if self._places.avoids_any:
             return None
@@ -280,12 +281,12 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """These turns were acknowledged, and those failed: what has gathered meanwhile goes, what may be tried again
-        waits in front of it for `wake`.
+        """Take the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages leave;
+        messages to retry wait before them for `wake`.
 
-        answered: the broker has said so. Else it is not known whether they are stored if the flight may have left.
-        What is finished stays in the count of what is buffered until `release`. Not where interrupts come; it may be
-        repeated, as a flight that an interrupt has ended otherwise is told of again.
+        answered: whether the broker has said so. Otherwise it is unknown whether messages are stored if the flight may
+        have left. Finished messages count as buffered until `release`. Not on an interruptible thread. May be repeated,
+        because a flight that an interrupt has ended otherwise is reported again.
         """
         broker = flight.broker
         if self._places.avoids_any:
@@ -295,7 +296,7 @@ class ProducerCore:
             ended: list[GivenUp] = []
             for turn, error in failed:
                 queue, batch = turn
-                if queue.under_way is batch:  # else its request ended before its sender was interrupted
+                if queue.under_way is batch:  # otherwise its request ended before its sender was interrupted
                     lost = not answered and (flight.counted or queue.repeat is not None)
                     ended += self._failures.failed(turn, error, lost, flight.sent_at)
                     self._wake_at(queue.retry_at, queue)
@@ -314,7 +315,8 @@ class ProducerCore:
             return Actions(self._depart(broker) if broker.ready else (), ended)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
-        """The messages of these turns have got their results. Returns what may leave now. May be repeated."""
+        """Note that the messages of these turns have their results. Return the actions that are now possible. May be
+        repeated."""
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
             ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
@@ -327,34 +329,34 @@ class ProducerCore:
             return self._freed(ended) if self._keys.moving else ()
 
     def keep(self, size: int) -> None:
-        """A message of so many bytes that is about to be released goes on counting, until `let_go`: something of it is
-        still under way."""
+        """Count a message of so many bytes as buffered after its release, until `let_go`: a part of it is still in
+        flight."""
         with self._lock:
             self._buffered += size
             self._messages += 1
 
     def let_go(self, messages: int, size: int) -> None:
-        """So many that were kept, of so many bytes together, have ended."""
+        """So many kept messages, of so many bytes together, have ended."""
         with self._lock:
             self._buffered -= size
             self._messages -= messages
 
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
-        """These were told what they end with. Returns what may leave now."""
+        """Note that these were told their ends. Return the actions that are now possible."""
         with self._lock:
             return self._forget([outgoing for outgoing, _ in ended])
 
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Linger times and pauses are over. It routes anew, so that a selector of the user's may be called."""
+        """Act on ended linger times and pauses. Routes again, so it may call a user's selector."""
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
         with self._lock:
             while self.due and self.due[0][0] <= now:
                 what = heapq.heappop(self.due)[2]
                 if isinstance(what, PartitionQueue):
-                    if what.paused and what.retry_at <= now:  # else it was tried again when the cluster changed
+                    if what.paused and what.retry_at <= now:  # otherwise it was tried again when the cluster changed
                         paused.append(what)
                 elif what is None:
                     flights += self._all.call(self._queues.values())
@@ -364,12 +366,12 @@ class ProducerCore:
         return self._try_again(paused, flights)
 
     def hurry(self) -> None:
-        """Have everything that lingers go with the next `wake`, at once."""
+        """Let all lingering messages leave with the next `wake`, at once."""
         with self._lock:
             self._wake_at(-math.inf, None)
 
     def view_changed(self, topics: Iterable[str]) -> Actions:
-        """The partitions of these topics, or their brokers, have changed: what waits for them need not wait longer."""
+        """The partitions of these topics, or their brokers, have changed: end the waits for them."""
         changed = set(topics)
         with self._lock:
             paused = []
@@ -381,14 +383,14 @@ class ProducerCore:
         return self._try_again(paused, [])
 
     def expire(self, now: float) -> Actions:
-        """End messages that nobody is blocked for and whose deadlines have passed: those that were queued, and those
-        under way, which keep their place and room until their request ends. O(messages), once in LOOK_SECONDS at most.
+        """End expired messages for which no thread blocks: queued ones, and those in flight, which keep their place
+        and room until their request ends. O(messages), once in LOOK_SECONDS at most.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
         with self._lock:
             if now < self.expire_at:
-                return Actions()  # an earlier look has seen to it
+                return Actions()  # an earlier look has done it
             for each in self._queues.values():
                 under_way += [outgoing for outgoing in each.under_way if expired(outgoing, now)]
                 queued += each.take_expired(now)
@@ -404,12 +406,12 @@ class ProducerCore:
         )
 
     def stop_trying(self) -> None:
-        """`close` is to come: what fails from now on is not tried again."""
+        """Try no failed message again, because `close` follows."""
         self._failures.closing = True
 
     def close(self) -> Actions:
-        """Accept nothing any more, and try nothing again; all that has no outcome yet ends: what is queued, and, late,
-        what is under way."""
+        """Accept and retry nothing any more. Messages without an outcome end: queued ones, and, as late, those in
+        flight."""
         with self._lock:
             self._closed = self._failures.closing = True
             unknown = [outgoing for each in self._queues.values() for outgoing in each.give_up_repeat()]
@@ -419,11 +421,11 @@ class ProducerCore:
         return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """What a message ends with at its deadline."""
+        """The error of a message at its deadline."""
         return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
-        """Route everything queued of these partitions anew."""
+        """Route all queued messages of these partitions again."""
         ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
@@ -445,7 +447,7 @@ class ProducerCore:
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _put(self, outgoing: Outgoing, queue: PartitionQueue) -> Sequence[Flight]:
-        """Behind all others. Returns what may leave now."""
+        """Put a message behind all others. Return the actions that are now possible."""
         count, weight = outgoing.count, outgoing.weight
         if queue.open is not None:
             queue.close()
@@ -453,8 +455,8 @@ class ProducerCore:
         if gathered is not None:
             gathered.most = min(max(tuning.LEAST_GATHERED, queue.queued_records), self._max_records)
             if queue.gathers_for != gathered.where and self._gathering.get(queue.gathers_for) is queue:
-                del self._gathering[queue.gathers_for]  # what may go elsewhere and what may not are never in one batch
-        # no call from here on but the last one, which is not `put`: see `add`
+                del self._gathering[queue.gathers_for]  # messages bound to a partition and others never share a batch
+        # The only call from here on is the last, and not `put`: see `add`.
         self._buffered += outgoing.size
         self._messages += weight
         if gathered is None:
@@ -487,7 +489,8 @@ class ProducerCore:
         heapq.heappush(self.due, (when, next(self._numbers), what))
 
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
-        """Where a message with a key goes. Raises NoPartition if that was never known, and none of its topic was."""
+        """Choose the partition of a message with a key. Raises NoPartition if neither it nor any of
+        the topic was ever known."""
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:
             raise no_partition(outgoing.topic)
@@ -506,7 +509,7 @@ class ProducerCore:
         return self._freed(ended)
 
     def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
-        """What waited for these may go. Returns what may leave now."""
+        """Let messages leave that waited for these. Return the actions that are now possible."""
         freed: dict[TopicPartition, PartitionQueue] = {}
         for outgoing in self._keys.settled(ended):
             partition = self._by_key(outgoing)

@@ -1,4 +1,4 @@
-"""Messages that the broker keeps until their time: from the options of a send to the record, and the results."""
+"""Delayed messages: from the options of a send to the record, and the results."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ _DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK
 
 
 class Timing(IntEnum):
-    """What a record says of its time. Only records of one kind go in one batch (protocol/delays.py)."""
+    """The timing that a record states. A batch has only records of one kind (protocol/delays.py)."""
 
     NOW = 0
     DUE = 1
     DELAY = 2
     HALF = 3
-    """It waits for the outcome of its transaction (protocol/halves.py); the broker says when it asks first."""
+    """Waits for the outcome of its transaction (protocol/halves.py); the broker chooses the time of its first check."""
     CHECKED_HALF = 4
-    """The same, and the record says when. Who mixed the two in a batch would not know the ids of all."""
+    """Waits for the outcome, and the record has the time of the first check. In a batch with both kinds the ids would
+    not be known."""
 
     @property
     def is_half(self) -> bool:
@@ -51,16 +52,16 @@ class Timing(IntEnum):
 
 
 NOW = Timing.NOW
-"""For what is done per message: to look it up in its enumeration takes a call of Python."""
+"""For per-message code: a look-up in the enumeration costs a Python call."""
 
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
-"""How the property list of a message begins that says nothing else."""
+"""Beginning of a property list that only states the timing."""
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
-    """The property that says when a message is to be delivered. Raises TypeError, LocalProtocolError."""
+    """Return the property with the delivery time. Raises TypeError, LocalProtocolError."""
     if deliver_at is not None and delay is not None:
         raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
     if deliver_at is not None:
@@ -72,7 +73,7 @@ def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Map
             raise LocalProtocolError(
                 f"deliver_at={deliver_at} has no time zone: write datetime.now(UTC) + …, or add .astimezone()"
             )
-        due = -((_EPOCH - deliver_at) // _MS)  # up, so that it is never early
+        due = -((_EPOCH - deliver_at) // _MS)  # rounded up, so that it is never early
         if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
             raise _too_late(f"deliver_at={deliver_at}")
         if due <= EPOCH_MS:
@@ -81,7 +82,7 @@ def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Map
             )
         return {DUE_PROPERTY: str(due)}
     seconds = seconds_of("delay", delay)
-    if not seconds >= 0:  # NaN neither
+    if not seconds >= 0:  # also false for NaN
         raise LocalProtocolError(f"delay={delay} is not 0 or more: choose a number of seconds from now on")
     if seconds > MAX_DELAY_SECONDS:
         raise _too_late(f"delay={delay}")
@@ -95,7 +96,7 @@ def _too_late(what: str) -> LocalProtocolError:
 
 
 def refuse_delay(options: Mapping[str, object], where: str = "a transaction") -> None:
-    """where: what the message is sent in. Raises LocalProtocolError."""
+    """Refuse a delay. where: the kind of send. Raises LocalProtocolError."""
     for name in ("deliver_at", "delay"):
         if options.get(name) is not None:
             raise LocalProtocolError(
@@ -105,7 +106,7 @@ def refuse_delay(options: Mapping[str, object], where: str = "a transaction") ->
 
 
 def timing_of(flag: int, body: Buffer) -> Timing:
-    """Of a record."""
+    """Return the timing of a record."""
     if not flag & DELAYED_FLAG:
         return NOW
     if type(body) is bytes:  # the usual case
@@ -119,12 +120,12 @@ def timing_of(flag: int, body: Buffer) -> Timing:
 
 
 def due_at(pending_id: int) -> datetime:
-    """When the message is due."""
+    """Return when the message is due."""
     return _EPOCH + timedelta(milliseconds=due_ms(pending_id))
 
 
 class DelayedResults(Sequence[SendResult]):
-    """The results of one batch of messages that wait, computed when looked at."""
+    """The results of one batch of waiting messages, computed on access."""
 
     __slots__ = ("_first_id", "_ids", "_waits", "partition", "replicas")
 
@@ -143,7 +144,7 @@ class DelayedResults(Sequence[SendResult]):
 
     @property
     def message_ids(self) -> list[int]:
-        """All ids."""
+        """Return all ids."""
         if self._ids is None:
             self._ids = pending_ids(self._first_id, self._waits)
         return self._ids

@@ -40,8 +40,8 @@ log = get_log(__name__)
 
 
 class Driver:
-    """Tells the core what happens and does what it says: a caller's own thread sends, and reads its answer (see
-    client/transport/connection.py); threads of timers try again and look at deadlines. Any thread.
+    """Report events to the core and execute its actions. A caller's own thread sends, and reads its answer (see
+    client/transport/connection.py); threads of timers retry and watch deadlines. Any thread.
 
     store: of undelivered messages, if there is one.
     """
@@ -58,7 +58,8 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: messages without a key may go where the one before them went; else a selector is asked for each."""
+        """gathers: messages without a key may go to the partition of the previous one; otherwise a selector is asked
+        for each."""
         self._config = config
         self._metadata = metadata
         self._pool = pool
@@ -71,7 +72,7 @@ class Driver:
         self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
         self._arming = threading.Lock()
         self._wake_armed = self._look_armed = math.inf
-        self._freed = Bells()  # of threads that wait for room, or for all to end
+        self._freed = Bells()  # for threads that wait for room, or for the end of all messages
         self._sender = Sender(
             self.core,
             metadata,
@@ -85,19 +86,19 @@ class Driver:
             packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
-        """One for each thread that is telling what messages ended with. Those under way may leave the core meanwhile,
-        when their answer comes."""
+        """An entry for each thread that is telling the ends of messages. Messages in flight may leave the core
+        meanwhile, when their answer comes."""
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
         self._undelivered: Undelivered | None = None
         if store is not None:
-            from .resending import Undelivered  # who has no store does without
+            from .resending import Undelivered  # not imported without a store
 
             self._undelivered = Undelivered(store, self._send_again, config.recover_interval_seconds, clock)
         metadata.on_change(self._view_changed)
 
     def start(self) -> None:
-        """Begin what goes on by itself, as Resender.begin."""
+        """Start background work, as Resender.begin."""
         if self._undelivered is not None:
             self._undelivered.begin()
 
@@ -105,14 +106,14 @@ class Driver:
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
         """As Producer.send_stored."""
-        from ..records.local_store import StoredMessage  # who has no store does without
+        from ..records.local_store import StoredMessage  # not imported without a store
 
         if not isinstance(message, StoredMessage):
             raise TypeError(f"{message!r:.80} is no StoredMessage: give one that a LocalMessageStore has")
         if type(message.body) is not bytes:
             message = message._replace(body=payload_bytes(message.body))
         flag, body = message.flag, message.body
-        if flag & COMPRESSED_FLAG and self._config.compression is None:  # its topic need not allow that
+        if flag & COMPRESSED_FLAG and self._config.compression is None:  # its topic may not allow compression
             flag, body = unpacked_if_fitting(body, flag)
         outgoing = Outgoing(message.topic, flag, checksum(body), body, deadline)
         outgoing.key, outgoing.fixed, outgoing.message = message.key, message.partition, message.payload
@@ -121,11 +122,11 @@ class Driver:
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:
-        """Accept what no thread is blocked for."""
+        """Accept a message for which no thread blocks."""
         try:
             try:
                 if self._undelivered is not None and outgoing.storable and self._router.is_away(outgoing):
-                    raise no_partition(outgoing.topic)  # kept until somebody publishes it
+                    raise no_partition(outgoing.topic)  # kept until somebody publishes the topic
                 _, flights = self._accept(outgoing)
             except MetaqError as error:
                 if self._undelivered is None or not outgoing.storable or not error.retriable:
@@ -150,8 +151,8 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message that no thread is blocked for; where its future looks if on_delivery is ASKED. flag,
-        body, timing: of its record."""
+        """Accept a single message for which no thread blocks; return where its future looks if on_delivery is ASKED.
+        flag, body, timing: of its record."""
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
             where: Hashable = topic if partition is None else (topic, partition)
@@ -177,9 +178,9 @@ class Driver:
         return outcome, None
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
-        """Send, and wait for what `outgoing` is answered: a SendResult, or of a batch one for each."""
+        """Send, and wait for the answer: a SendResult, or one for each message of a batch."""
         refuse_in_callback("a blocking send")
-        try:  # with what accepts it inside: where a function begins an interrupt may come
+        try:  # accepting is inside, because an interrupt may come where a function begins
             queue, flights = self._accept(outgoing)
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
@@ -195,8 +196,8 @@ class Driver:
         return outgoing.result
 
     def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
-        """Waits for room until the message's deadline. Raises RequestTimedOut (no room), ClientError (closed, or no
-        room in a callback), NoPartition, and what a selector raises."""
+        """Accept, waiting for room until the message's deadline. Raises RequestTimedOut (no room), ClientError (closed,
+        or no room in a callback), NoPartition, and exceptions of a selector."""
         core = self.core
         partition = self._route(outgoing)
         while (accepted := core.add(outgoing, partition)) is None:
@@ -208,16 +209,16 @@ class Driver:
         return accepted
 
     def _recover(self, outgoing: Outgoing) -> None:
-        """Accepting or sending it was interrupted: do what was left. On another thread."""
+        """Finish an accept or send that was interrupted, on another thread."""
         self._sender.lose_untaken(outgoing.flights)
         self.core.hurry()
         self._arm()
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Where a message is to be queued: as Router.route, or None: by its key, which the outbox does in order.
+        """Choose where to queue a message: as Router.route, or None: by its key, which the outbox does in order.
 
-        A topic that was sent to before may be away: its only broker may be between two lives, restarted, or its
-        ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
+        A known topic may be absent: its only broker restarts, or its ZooKeeper session has just ended. Its messages are
+        queued, at most until their deadlines.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -239,9 +240,9 @@ class Driver:
         return outgoing.fixed or last
 
     def _wait(self, outgoing: Outgoing, queue: PartitionQueue | None) -> None:
-        connection = outgoing.driver  # that its flight left on; its broker may have another one by now
+        connection = outgoing.driver  # the connection of its flight; its broker may have another one by now
         if connection is None and queue is not None and queue.queued_records < tuning.CROWD:
-            # from here on a request sent for this message on this connection needs no background reader
+            # From here on a request for this message on this connection needs no background reader.
             connection = outgoing.driver = queue.broker.connection
         if connection is not None:
             connection.drive(outgoing, outgoing.deadline)
@@ -250,12 +251,12 @@ class Driver:
             outgoing.park_until_done(outgoing.deadline, self._clock)
         if not outgoing.done:
             outgoing.error = self.core.overdue(outgoing)
-            outgoing.done = True  # whoever holds it now drops it
+            outgoing.done = True  # other holders now drop it
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything has its outcome, also in the store; False at the deadline."""
+        """Wait until everything has its outcome, also in the store; return False at the deadline."""
         if not self._wait_for_all(deadline):
             return False
         if self._undelivered is not None:
@@ -270,15 +271,15 @@ class Driver:
 
     def _wait_for_all(self, deadline: float) -> bool:
         self.core.hurry()
-        self._arm()  # what lingers does not leave here: it may have to connect
+        self._arm()  # lingering messages do not leave here, which may have to connect
         return self._freed.wait_for(self._has_told_all, lambda: deadline - self._clock())
 
     def _has_told_all(self) -> bool:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Flush; give up what is left after `timeout` seconds, and accept nothing any more. Where no interrupt comes,
-        as all that follows."""
+        """Flush; end the rest after `timeout` seconds, and accept nothing any more. No interrupts here, nor in the
+        methods that follow."""
         deadline = self._clock() + timeout
         try:
             if self._undelivered is not None:
@@ -286,13 +287,13 @@ class Driver:
             self._wait_for_all(deadline)
         finally:
             self.core.stop_trying()
-            # call-backs run on this thread: on another one, a call-back that blocks would keep the messages behind it
-            # from the count of what is lost, and from the store, which ends soon
+            # Callbacks run on this thread. On another one, a blocking callback would keep later messages from the count
+            # of losses, and from the store, which ends soon.
             self._do(self.core.close())
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """As `end`, for a process that ends. Returns what is lost."""
+        """As `end`, for a process that ends. Return the losses."""
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -300,7 +301,7 @@ class Driver:
         return self._lost_at_exit.take()
 
     def close(self, left: TimeLeft) -> None:
-        """Behind `end`: end the threads, the connections and the store."""
+        """After `end`: end the threads, the connections and the store."""
         self._deadlines.close(min(1.0, left.part(0.2)))
         self._timers.close(min(1.0, left.part(0.2)))
         self._answers.close(min(1.0, left.part(0.2)))
@@ -308,15 +309,15 @@ class Driver:
         if self._undelivered is not None:
             self._undelivered.close(left.part(0.5))
 
-    # --- doing what the core says -----------------------------------------------------------------------------------
+    # --- executing the core's actions -------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
-        """Where no interrupt comes."""
+        """Execute actions. No interrupts here."""
         self._sender.transmit_all(actions.flights)
         self._telling.append(actions)  # before an outcome is decided, which may empty the core
         try:
             for outgoing, error in actions.late:
-                if not self._keeps(outgoing):  # else it may be acknowledged yet, and would be sent twice
+                if not self._keeps(outgoing):  # otherwise it may still be acknowledged, and would be sent twice
                     self._tell(self._fail, outgoing, error)
             for outgoing, error in actions.ended:
                 self._tell(self._give_up, outgoing, error)
@@ -331,17 +332,17 @@ class Driver:
     def _tell(self, tell: Callable[[Outgoing, Exception], None], outgoing: Outgoing, error: Exception) -> None:
         try:
             tell(outgoing, error)
-        except Exception:  # a log handler's, for example: the others are told all the same
+        except Exception:  # a log handler's, for example: tell the others nevertheless
             log.exception("telling what a message ended with failed")
 
     def _arm(self) -> None:
-        """Have the core's times looked at when they come."""
+        """Set the timers to the core's times."""
         with self._arming:
             when = self.core.wake_at
             if when < self._wake_armed:
                 self._timers.call_later(
                     max(0.0, when - self._clock()), self._wake
-                )  # first: a look too many does no harm
+                )  # first: a needless look does no harm
                 self._wake_armed = when
             when = self.core.expire_at
             if when < self._look_armed:
@@ -349,19 +350,19 @@ class Driver:
                 self._look_armed = when
 
     def _wake(self) -> None:
-        """Retry thread."""
+        """Wake the core; retry thread."""
         with self._arming:
             self._wake_armed = math.inf
         self._do(self.core.wake(self._clock()))
 
     def _expire(self) -> None:
-        """Deadlines' thread: end futures whose time is over, whatever their messages wait for."""
+        """End overdue futures, regardless of what their messages wait for; deadlines' thread."""
         with self._arming:
             self._look_armed = math.inf
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """Any thread. A view lists all brokers that are registered, not only those of its topic."""
+        """React to a new view; any thread. A view lists all registered brokers, not only those of its topic."""
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
         self._pool.listed(self._metadata.view(topic).endpoints)
@@ -369,7 +370,7 @@ class Driver:
             self._undelivered.send_soon()
 
     def _try_changed(self) -> None:
-        """Retry thread."""
+        """Retry after a change; retry thread."""
         topics: set[str] = set()
         while self._changed_topics:
             topics.add(self._changed_topics.pop())
@@ -377,7 +378,7 @@ class Driver:
             self._do(self.core.view_changed(topics))
 
     def _released(self) -> None:
-        """There may be room, or nothing left. May be repeated."""
+        """Wake threads that wait for room or for the end of all messages. May be repeated."""
         if self._freed.waiting:
             self._freed.ring()
 
@@ -395,11 +396,11 @@ class Driver:
         self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:
-        """Have done what an interrupt must not divide, on a thread that no signal reaches."""
+        """Do work that an interrupt must not divide on a thread that no signal reaches."""
         self._answers.call_later(0.0, action)
 
     def _give_up(self, outgoing: Outgoing, error: Exception) -> None:
-        """Nothing is tried any more: the caller gets the error, or the store the message."""
+        """Give a message up: the caller gets the error, or the store the message."""
         keeps = self._keeps(outgoing) and not outgoing.done
         if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:
             self._undelivered.keep(outgoing, error)

@@ -1,12 +1,12 @@
-"""Outcomes of transactions with check-back on their way to brokers: while one request to a partition is under way, the
-outcomes that come gather, and go together in the next one.
+"""Send outcomes of transactions with check-back to brokers. While one request to a partition is in flight, further
+outcomes gather, and go together in the next one.
 
-A thread that waits sends the first one at once; others linger for a moment, or until no local work is left to be begun.
-Whoever takes an answer sends the next request. Where a request has failed, its outcomes go again, in front of the
-others, until their deadlines: a broker decides a half message once, however often it is told.
+A waiting thread sends the first one at once; others linger for a moment, or until no local work is left to begin. The
+thread that takes an answer sends the next request. Outcomes of a failed request go again, before the others, until
+their deadlines: a broker decides a half message once, even if it is told several times.
 
-**Interrupts** (interrupts.py). A thread that is interrupted while it sends has what it left looked at elsewhere
-(`_go_on`); an answer that concerns others than the thread that reads it is taken where no interrupt comes.
+**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another one continues its work (`_go_on`). An
+answer that concerns other threads than its reader is taken where no interrupt comes.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Telling(Waiter):
         self.reply: EndHalfReply | None = None
         self.error: MetaqError | None = None
         self.cause: MetaqError | None = None  # why the last try failed
-        self.connection: Connection | None = None  # that its thread drives
+        self.connection: Connection | None = None  # which its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """These of its kind, it among them, are done, and no thread waits for them. On a thread that reads answers, so
-        this must not block."""
+        """These outcomes of its kind, including itself, are done, and no thread waits for them. Called on a thread that
+        reads answers, so it must not block."""
 
 
 class _Place:
-    """A partition. batch: what is under way, or about to be sent on behalf of `sender`; None: nothing. request: that of
-    the batch, from just before it is sent. paused: a try has failed, and the timers' thread goes on. lingers: what has
-    gathered waits for company."""
+    """The state of a partition. batch: the outcomes in flight, or about to be sent on behalf of `sender`; None:
+    nothing. request: the batch's request, from just before it is sent. paused: a try has failed, and the timers' thread
+    continues. lingers: gathered outcomes wait for more."""
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
 
@@ -78,7 +78,7 @@ class _Place:
 
 
 class Ender:
-    """Of one producer. Any thread."""
+    """Sends the outcomes of one producer. Any thread."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Ender:
         request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """connect(topic, broker id, seconds): as Transactional.connect."""
+        """connect(topic, broker id, seconds): as in Transactional.connect."""
         self._connect = connect
         self._follow = follow
         self._request_seconds = request_seconds
@@ -100,7 +100,8 @@ class Ender:
         self._closed = False
 
     def tell(self, telling: Telling) -> EndHalfReply:
-        """Wait for what became of it. Raises why that is not known, RequestTimedOut among others."""
+        """Tell an outcome and wait for the answer. Raises the reason why the result is unknown, RequestTimedOut among
+        others."""
         try:
             place = self._place(telling.partition)
             with self._lock:
@@ -129,8 +130,8 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Tell it with those that come before the next `hurry`, which is soon. Nobody is blocked for it. Where no
-        interrupt comes."""
+        """Tell an outcome together with those that come before the next `hurry`, which is soon. Nobody blocks for it.
+        No interrupts here."""
         place = self._place(telling.partition)
         with self._lock:
             if not self._closed:
@@ -146,7 +147,7 @@ class Ender:
         self._finish((telling,))
 
     def hurry(self) -> None:
-        """Send what has gathered where nothing is under way. Where no interrupt comes."""
+        """Send gathered outcomes where nothing is in flight. No interrupts here."""
         while self._lingering:
             with self._lock:
                 if not self._lingering:
@@ -158,7 +159,7 @@ class Ender:
                 self._transmit(place)
 
     def close(self) -> None:
-        """Tell nothing any more: what is not known yet ends with ClientError."""
+        """Stop telling: outcomes without an answer end with ClientError."""
         with self._lock:
             self._closed = True
             left = [each for place in self._places.values() for each in _all_of(place)]
@@ -176,7 +177,7 @@ class Ender:
         return self._places.setdefault(partition, _Place(partition)) if found is None else found
 
     def _take(self, place: _Place, sender: object) -> bool:
-        """With the lock held: the next batch is to be sent. False: there is none now."""
+        """Take the next batch, with the lock held. False: there is none now."""
         place.request = place.batch = None
         while place.gathered and not place.paused:
             batch = [each for each in place.gathered[:MAX_ENDED_HALVES] if not each.done]
@@ -187,8 +188,8 @@ class Ender:
         return False
 
     def _transmit(self, place: _Place, connection: Connection | None = None, caller: Telling | None = None) -> None:
-        """connection: to the broker, if there is one. caller: its thread is this one, and going to drive what it is
-        sent on if there is nothing else in the batch."""
+        """connection: to the broker, if there is one. caller: the outcome whose thread this is; the thread drives the
+        connection if nothing else is in the batch."""
         batch, partition = place.batch, place.partition
         assert batch is not None
         now = self._clock()
@@ -210,7 +211,7 @@ class Ender:
         connection.send((request,), buffers)
 
     def _go_on(self, partition: TopicPartition, sender: object) -> None:
-        """The thread of this sender was interrupted: send what it may have left."""
+        """The thread of this sender was interrupted: send the rest."""
         place = self._place(partition)
         with self._lock:
             if place.batch is None:
@@ -231,7 +232,7 @@ class Ender:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        """Called again after an interrupt."""
+        """Take an answer; called again after an interrupt."""
         alone = len(batch) == 1 and batch[0].blocks and not place.gathered
         if alone or not may_be_interrupted():
             self._landed(place, batch, connection, reply, error)
@@ -248,7 +249,7 @@ class Ender:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        if place.batch is not batch:  # an interrupt has come behind that
+        if place.batch is not batch:  # an interrupt has come after that
             self._finish(batch)
             self._go_on(place.partition, batch)
             return
@@ -266,8 +267,8 @@ class Ender:
         self._pass_on(place, batch, connection)
 
     def _pass_on(self, place: _Place, batch: Sequence[Telling], connection: Connection | None = None) -> None:
-        """These have ended. What has gathered goes, on an open connection at once, else from the timers' thread: it may
-        have to connect."""
+        """These have ended. Gathered outcomes go at once on an open connection, otherwise from the timers' thread,
+        because it may have to connect."""
         with self._lock:
             if place.batch is not batch:
                 return
@@ -280,7 +281,7 @@ class Ender:
         self._finish(batch)
 
     def _failed(self, place: _Place, batch: Sequence[Telling], error: MetaqError) -> None:
-        """Those that have time left go again, behind a pause."""
+        """Repeat outcomes that have time left, after a pause."""
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):
             following = self._follow(error) if isinstance(error, NotLeader) else None
@@ -297,14 +298,14 @@ class Ender:
         with self._lock:
             if place.batch is not batch:
                 return
-            self._timers.call_later(pause, partial(self._resume, place))  # first: it waits for the lock
+            self._timers.call_later(pause, partial(self._resume, place))  # first, because it waits for the lock
             place.gathered[:0] = left
             place.paused = True
             place.batch = None
         self._finish(batch)
 
     def _resume(self, place: _Place) -> None:
-        """Timers' thread."""
+        """Continue after a pause; timers' thread."""
         with self._lock:
             place.paused = False
             ready = place.batch is None and self._take(place, self)
@@ -314,7 +315,7 @@ class Ender:
     # --- the end of each ----------------------------------------------------------------------------------------------
 
     def _finish(self, tellings: Sequence[Telling]) -> None:
-        """Tell those who wait for these, if they have ended; a thread may be woken twice, others are told once."""
+        """Tell the waiters of those that have ended. A thread may be woken twice; others are told once."""
         tellings = [each for each in tellings if each.reply is not None or each.error is not None]
         with self._lock:
             ended = [each for each in tellings if not each.blocks and not each.done]
@@ -329,12 +330,12 @@ class Ender:
             ended[0].told(ended)
 
     def _arm(self, deadline: float) -> None:
-        """With the lock held: look for those whose time is over then."""
+        """Set the timer for the earliest deadline; with the lock held."""
         self._look_at = deadline
         self._timers.call_later(max(0.0, deadline - self._clock()), self._look)
 
     def _look(self) -> None:
-        """Timers' thread: end those that nobody is blocked for and whose deadlines have passed."""
+        """End overdue outcomes for which nobody blocks; timers' thread."""
         now = self._clock()
         with self._lock:
             left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]

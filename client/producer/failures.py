@@ -1,6 +1,6 @@
-"""What becomes of a request that failed: it is repeated as it was, its messages are tried anew, or they end.
+"""Handle failed requests: repeat a request unchanged, retry its messages, or end them.
 
-`ProducerCore._lock` guards everything here but `overdue`.
+`ProducerCore._lock` guards everything here except `overdue`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Closed", "Failures"]
 
 
 class Failures:
-    """Decides by the error of a request, by what may be stored of it, and by its messages' deadlines.
+    """Decide by a request's error, by whether it may be stored, and by its messages' deadlines.
 
-    closing: nothing is tried again any more.
+    closing: nothing is retried any more.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Failures:
         self._follow = follow
 
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
-        """The partition pauses until its `retry_at`. Returns what is not tried any more.
+        """Pause the partition until its `retry_at`. Return the messages that are not retried.
 
         unknown: whether the request may have reached the broker with its number, and the broker has not answered it.
         sent_at: when it was sent, monotonic seconds.
@@ -63,7 +63,7 @@ class Failures:
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """What a message ends with at its deadline. Any thread."""
+        """The error of a message at its deadline. Any thread."""
         cause = outgoing.cause
         if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
             return NoPartition(
@@ -75,20 +75,20 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Whether what is kept is to be repeated still."""
+        """Whether a kept request is still to be repeated."""
         now = self._clock()
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
-        """It is not known whether a numbered request is stored. It is repeated as it is while one of its messages has
-        time left; all of them end if none has."""
+        """It is unknown whether a numbered request is stored. Repeat it unchanged while one of its messages has time
+        left; otherwise all of them end."""
         now = self._clock()
         follows = self._note(batch, error, now)
         if queue.repeat is None:
             queue.repeat_until = now + tuning.REPEAT_SECONDS
             queue.sent_at = sent_at
-        # another list: this flight, if it is told of again, must not find its own
+        # another list: if this flight is reported again, it must not find its own
         queue.under_way = queue.repeat = list(batch)
         self._pause(queue, follows, now)
         if follows is None:
@@ -100,7 +100,7 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """It is not stored. What may be tried again goes back in front of the queue; the rest ends."""
+        """The request is not stored: put messages to retry back at the front of the queue; the others end."""
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
         now = self._clock()
@@ -124,7 +124,7 @@ class Failures:
         return ended
 
     def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
-        """The messages know why they failed. Returns the pause if only another node leads: that is no failure."""
+        """Note the error in the messages. Return the pause if merely another node leads, which is no failure."""
         follows = self._follow(error)
         for outgoing in batch:
             outgoing.attempts += follows is None
@@ -168,8 +168,8 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Which error is the cause of a failed message: its own deadline cutting a try short tells nothing, and that its
-    broker is not registered any more tells less than what the broker did before."""
+    """Which error explains a failed message: not its own deadline that cut a try short, and rather an earlier error of
+    the broker than that the broker is no longer registered."""
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):
         return error

@@ -1,22 +1,22 @@
-"""A concurrent.futures.Future that shares its state with those of the other messages of its batch.
+"""A concurrent.futures.Future that shares its state with the futures of its batch.
 
 A plain Future makes a Condition and an RLock for every message, and is set one by one. A SendFuture is a place in an
-Outcome: an Outcome is settled once for all messages of a batch, and only those futures are told that somebody waits
-for, or that have callbacks. Results are made when they are asked for.
+Outcome. An Outcome is settled once for all messages of a batch; only futures with a waiter or callbacks are notified.
+Results are made on access.
 
-It relies on what CPython's own Future keeps in `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
+It relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
-The thread that settles an Outcome reads for everybody, so nothing may hold it up. A thread that waits in `result` has a
-bell of its own. The locks of a condition, and of the standard library's `wait` and `as_completed`, may stay locked for
-ever when an interrupt (interrupts.py) comes in between: the thread that settles waits for them at most half a second,
-and leaves the rest to another one.
+The thread that settles an Outcome reads for everybody, so nothing may block it. A thread that waits in `result` has a
+bell of its own. An interrupt (interrupts.py) may leave the locks of a condition, and of the standard library's `wait`
+and `as_completed`, locked for ever. The settling thread waits for them at most half a second, and leaves the rest to
+another thread.
 
-Why no wake-up is lost, and none comes twice: a future that is watched is among its Outcome's `watched`, which changes
-only with the lock held under which the Outcome is settled. One with a condition has a state of its own, which changes
-only with the condition held, as in a plain Future. So a thread that waits (and begins with the condition) either finds
-the state final, or is told of its change.
+Why no wake-up is lost or duplicated: a watched future is in its Outcome's `watched`, which changes only under the lock
+that also guards the settling. A future with a condition has its own state, which changes only with the condition held,
+as in a plain Future. So a waiting thread, which takes the condition first, either finds the state final, or is notified
+of its change.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The state of this process's unfinished futures; those of its parent have another object, which is equal."""
+"""The state of this process's unfinished futures. Those of its parent have another object, which is equal."""
 
 
 class _Tellers:
-    """Does things in their order on a thread of its own; if one never ends, the others go on on another thread."""
+    """Runs jobs in order on its own thread; if one never ends, another thread runs the others."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: BackgroundThread | None = None
-        self._since = 0.0  # when the thread began with what it does now; 0: it waits
+        self._since = 0.0  # when the thread began its current job; 0: it waits
 
     def tell(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -86,7 +86,7 @@ _tellers = _Tellers()
 def _forked() -> None:
     global _making, _running, _tellers
     _tellers = _Tellers()
-    _making = threading.Lock()  # a thread of the parent may have had the other one
+    _making = threading.Lock()  # a thread of the parent may have held the previous lock
     _running = "".join(list(RUNNING))
 
 
@@ -101,8 +101,8 @@ _thread = _Thread()
 
 
 def refuse_in_callback(what: str) -> None:
-    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so to wait for one here
-    would be to wait for ever."""
+    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so waiting for one here
+    would never end."""
     if _thread.runs_callbacks:
         raise ClientError(
             f"{what} cannot wait in a callback of a send, whose thread reads the answers: use send_async there, "
@@ -111,14 +111,14 @@ def refuse_in_callback(what: str) -> None:
 
 
 def refuse_in_handler(what: str, producer: object) -> None:
-    """Raise ClientError in a signal's handler that has interrupted a call of `producer`, or of a transaction: that call
-    may hold a lock, and goes on only when the handler has returned."""
+    """Raise ClientError in a signal handler that has interrupted a call of `producer`, or of a transaction: that call
+    may hold a lock, and continues only when the handler has returned."""
     for depth, frame in enumerate(interrupted_frames()):
         folder, file = os.path.split(frame.f_code.co_filename)
         if folder != _FOLDER:
             continue
         if file == "futures.py":
-            inside = depth == 0  # else it waits, and holds nothing
+            inside = depth == 0  # otherwise it waits, and holds nothing
         else:
             inside = file in ("transaction.py", "xa.py") or frame.f_locals.get("self") is producer
         if inside:
@@ -129,7 +129,7 @@ def refuse_in_handler(what: str, producer: object) -> None:
 
 
 class Callbacks:
-    """In a `with` block: this thread runs callbacks of a send, and `refuse_in_callback` raises."""
+    """A `with` block in which this thread runs callbacks of a send, and `refuse_in_callback` raises."""
 
     __slots__ = ("_before",)
 
@@ -141,9 +141,9 @@ class Callbacks:
 
 
 class Outcome:
-    """What the messages of one send end with, or of several that went together. Any thread.
+    """The shared end of the messages of one send, or of several that went together. Any thread.
 
-    state: RUNNING, then FINISHED. result: a sequence for futures with a place, else what the only future returns.
+    state: RUNNING, then FINISHED. result: a sequence for futures with a place, otherwise the result of the only future.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -155,26 +155,26 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few have any
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """What comes after a result or an error changes nothing (an answer after the deadline)."""
+        """Settle once; a later result or error changes nothing (an answer after the deadline)."""
         with _making:
             if self.state == FINISHED:
                 return
             self.result, self.error, self.state = result, error, FINISHED
         for future in self.watched or ():
             future._settled()
-        self.watched = None  # which would keep them and this alive for each other
+        self.watched = None  # it would keep them and this object alive for each other
 
 
 class SendFuture(Future[T]):
-    """A future that is running from the start: `cancel()` is always False, the message may be on its way.
+    """A future that is running from the start: `cancel()` always returns False, because the message may be in flight.
 
-    place: of its message among those that share the Outcome; None: it has the whole.
+    place: index of its message in the Outcome; None: it has the whole result.
     """
 
-    # few futures have these, so that they are set only where they are needed
+    # Few futures have these, so they are set only where needed.
     _is_watched = False
     _made_condition: threading.Condition | None = None
-    _own_state: str | None = None  # of one with a condition
+    _own_state: str | None = None  # of a future with a condition
     _made_waiters: list[Any] | None = None
     _made_callbacks: list[Callable[[Future[Any]], object]] | None = None
     _bells: Bells | None = None  # of the threads that wait for the end
@@ -243,7 +243,7 @@ class SendFuture(Future[T]):
         return self.outcome.state == FINISHED
 
     def set_result(self, result: T) -> None:
-        """Once, of a future that has an Outcome to itself: as Outcome.settle."""
+        """Set the result once, for a future with its own Outcome: as Outcome.settle."""
         self.outcome.settle(None, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
@@ -257,12 +257,12 @@ class SendFuture(Future[T]):
         self._made_callbacks.append(fn)
         self._watch()
         if self.outcome.state == FINISHED:
-            self._run_callbacks(Exception)  # others are this thread's own: an interrupt, or its end
+            self._run_callbacks(Exception)  # others belong to this thread: an interrupt, or its end
 
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Be told of the end, if it has not come. May be repeated."""
+        """Register for notification of the end, if it has not come. May be repeated."""
         outcome = self.outcome
         with _making:
             if not self._is_watched and outcome.state != FINISHED:
@@ -273,7 +273,8 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Raises TimeoutError. Without the condition, which an interrupt of the waiting thread may leave locked."""
+        """Wait for the end. Raises TimeoutError. Works without the condition, which an interrupt of the waiting thread
+        may leave locked."""
         outcome = self.outcome
         if timeout is None or timeout > 0:
             refuse_in_callback(what)
@@ -290,7 +291,7 @@ class SendFuture(Future[T]):
             raise TimeoutError
 
     def _settled(self) -> None:
-        """The Outcome is settled: tell. May be repeated."""
+        """Notify after the Outcome is settled. May be repeated."""
         condition = self._made_condition
         if condition is not None and not self._end_with(condition, tuning.CONDITION_SECONDS):
             _tellers.tell(partial(self._end_late, condition))
@@ -298,10 +299,10 @@ class SendFuture(Future[T]):
             self._bells.ring()
         if self._made_callbacks:
             with Callbacks():
-                self._run_callbacks(BaseException)  # SystemExit, too: it would end what this thread does for others
+                self._run_callbacks(BaseException)  # SystemExit, too: it would end this thread's work for others
 
     def _end_with(self, condition: threading.Condition, seconds: float) -> bool:
-        """Whether its lock was free within `seconds`."""
+        """End if its lock becomes free within `seconds`; return whether it did."""
         if not condition.acquire(timeout=seconds):
             return False
         try:
@@ -311,10 +312,10 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """`wait` on very many futures holds the locks of all while it counts those that have not ended: one that ended
-        without its lock would not be among them, and it would return too early."""
+        """End a future whose lock was not free. `wait` on very many futures holds all locks while it counts unfinished
+        ones: a future that ended without its lock would not be counted, and `wait` would return too early."""
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
-            self._end()  # whoever has locked it was interrupted, and never unlocks it
+            self._end()  # the thread that locked it was interrupted, and never unlocks it
 
     def _end(self) -> None:
         if self._own_state != FINISHED:
@@ -323,7 +324,8 @@ class SendFuture(Future[T]):
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
-        """Those of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked as well."""
+        """Notify the waiters of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked,
+        too."""
         for waiter in waiters:
             if self.outcome.error is not None:
                 waiter.add_exception(self)
@@ -331,7 +333,7 @@ class SendFuture(Future[T]):
                 waiter.add_result(self)
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
-        """Each is popped, so it runs once, whoever of the setter and the adder comes first."""
+        """Run callbacks. Each is popped, so it runs once, on the setter's or the adder's thread."""
         callbacks = self._made_callbacks
         while callbacks:
             try:

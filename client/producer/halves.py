@@ -1,10 +1,10 @@
-"""Transactions with check-back: a half message, local work, and the outcome, which brokers ask for if it is missing.
+"""Transactions with check-back: a half message, local work, and the outcome. Brokers ask for a missing outcome.
 
-A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Else the
-half message goes as every asynchronous send; who reads its answer hands it to the threads of LocalWork, which do the
-work and tell the outcome (ending.py); who reads that answer ends the future.
+A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Otherwise
+the half message goes like every asynchronous send. The reader of its answer hands it to the threads of LocalWork, which
+do the work and tell the outcome (ending.py). The reader of that answer ends the future.
 
-Local work is not begun once another producer of the group may have been asked for its outcome, and has answered that
+Local work does not begin once a broker may have asked another producer of the group, which would have answered that
 nothing is committed (`check_age`).
 """
 
@@ -46,19 +46,19 @@ __all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
-"""Local work may begin so long after its send in any case: brokers ask other producers HALF_GRACE_SECONDS (3) later
-than this one. The rest of that is for clocks that do not run alike."""
+"""Local work may always begin within this time after its send: brokers ask other producers HALF_GRACE_SECONDS (3) later
+than this one. The rest allows for clocks at different speeds."""
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
 
 
 class TransactionResult(NamedTuple):
-    """What became of a transaction with check-back.
+    """The result of a transaction with check-back.
 
-    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN: `execute` could not tell, or the broker could not be told; it asks
-    later. half: of the half message. sent: of the message that consumers see; None unless committed. cause: why the
-    broker could not be told; None if it was, or there was nothing to tell.
+    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN: `execute` did not know, or the broker could not be told; the broker
+    asks later. half: of the half message. sent: of the message that consumers see; None unless committed. cause: why
+    the broker could not be told; None if it was told, or there was nothing to tell.
     """
 
     outcome: HalfOutcome
@@ -68,7 +68,7 @@ class TransactionResult(NamedTuple):
 
 
 class HalfSends(Protocol):
-    """What of a producer sends half messages: its Driver."""
+    """The methods of a producer's Driver that send half messages."""
 
     def send_and_wait(self, outgoing: Outgoing) -> SendResult:
         """As Driver.send_and_wait."""
@@ -97,8 +97,8 @@ class HalfSends(Protocol):
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
-    """Why the local work of a half message must not begin so long after the call. check_after: seconds; None: the
-    broker does not tell."""
+    """Return the error if a half message's local work must not begin so many `seconds` after the call; None if it may.
+    check_after: seconds; None: the broker does not announce it."""
     if check_after is None or seconds < (limit := max(check_after, _LEAST_LIMIT_SECONDS)):
         return None
     what = f"{half.partition.topic} {half.partition}, half message {half.message_id}"
@@ -106,9 +106,9 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """One that nobody is blocked for. end: what its future ends with. check, check_after: that were given for it.
-    began: clock time of the call. seconds: for the outcome. number: of the half message on its way. too_late: why its
-    local work is not begun. has_caller: False: the call has raised something."""
+    """A transaction for which nobody blocks. end: the end of its future. check, check_after: the call's arguments.
+    began: clock time of the call. seconds: for the outcome. number: of the half message in flight. too_late: why its
+    local work does not begin. has_caller: False: the call has raised an exception."""
 
     __slots__ = (
         "began",
@@ -160,11 +160,11 @@ class _Transaction(Telling):
 
     @property
     def is_refused(self) -> bool:
-        """Its local work is not begun: it is rolled back."""
+        """Whether its local work must not begin: it is rolled back."""
         return self.too_late is not None or not self.has_caller
 
     def sent(self, error: Exception | None, half: SendResult | None) -> None:
-        """The half message has its answer. On the thread that reads it, or that gives the message up."""
+        """Take the half message's answer. On the thread that reads it, or that gives the message up."""
         if half is None:
             self.owner.not_sent(self)
             self.end.settle(error, None)
@@ -178,12 +178,12 @@ class _Transaction(Telling):
 
     @property
     def kept_bytes(self) -> int:
-        """Of room for messages, from the answer of its half message to its end."""
+        """Bytes of buffer that it occupies, from the answer of its half message to its end."""
         return HEADER_BYTES + len(self.body)
 
 
 class _Asynchronous:
-    """The transactions of a producer that nobody is blocked for. Any thread. It does not keep the producer alive."""
+    """A producer's transactions for which nobody blocks. Any thread. It does not keep the producer alive."""
 
     def __init__(
         self,
@@ -201,18 +201,18 @@ class _Asynchronous:
         self._working: dict[_Transaction, None] = {}
 
     def not_sent(self, transaction: _Transaction) -> None:
-        """Its half message has no answer, and gets none."""
+        """End a transaction whose half message has no answer, and gets none."""
         self._own.not_sent(transaction.number, transaction.topic, transaction.body)
 
     def work(self, transaction: _Transaction) -> None:
-        """Its half message waits at the broker."""
+        """Begin: its half message waits at the broker."""
         self._own.sent(transaction.number, transaction.half_id)
         self._sends.keep(transaction.kept_bytes)
         if not self._work.add(transaction):
             self._drop(transaction)
 
     def _execute(self, transaction: _Transaction) -> None:
-        """Do its local work, and have its outcome told."""
+        """Do its local work, and tell its outcome."""
         half, check_after = transaction.half, transaction.check_after
         if check_after is None:
             check_after = self._sends.half_check_seconds(half.partition.broker)
@@ -224,7 +224,7 @@ class _Asynchronous:
             try:
                 message = _message(half, transaction.flag, transaction.body)
                 transaction.outcome = outcome_of(transaction.execute(message), "execute")
-            except BaseException as error:  # SystemExit, too: the future is who is to hear of it
+            except BaseException as error:  # SystemExit, too: it goes to the future
                 self._left_open(transaction)
                 self._end(transaction, error, None)
                 return
@@ -256,7 +256,7 @@ class _Asynchronous:
         self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
     def _left_open(self, transaction: _Transaction) -> None:
-        """Nothing is done for it any more, and its broker does not know the outcome."""
+        """Leave it open: its broker does not know the outcome, and nothing more is done for it."""
         answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
         self._own.left_open(transaction.half_id, answer)
 
@@ -266,12 +266,12 @@ class _Asynchronous:
         self._sends.let_go(1, transaction.kept_bytes)
 
     def _drop(self, transaction: _Transaction) -> None:
-        """The producer was closed."""
+        """Drop it, because the producer was closed."""
         closed = ClientError("the producer was closed before the local work of this transaction was begun")
         self._end(transaction, closed, None)
 
     def close(self, seconds: float) -> None:
-        """End all that is under way. Waits for local work that is being done at most so long."""
+        """End all transactions. Wait at most so long for running local work."""
         for each in self._work.close(seconds):
             self._drop(each)
         for each in list(self._working):
@@ -281,7 +281,7 @@ class _Asynchronous:
 
 
 class HalfTransactions:
-    """The part of a producer that its transactions with check-back share. Any thread."""
+    """The state that a producer's transactions with check-back share. Any thread."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class HalfTransactions:
         self._sends = sends
         self._ender = ender
         self._group = group
-        self._terms: HalfTerms | None = None  # the last ones: a loop gives the same for each message
+        self._terms: HalfTerms | None = None  # the last ones: a loop passes the same for each message
         self._packer = packer
         self._clock = clock
         self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
@@ -334,7 +334,7 @@ class HalfTransactions:
         own = self.checker.own
         number = own.send()
         half: SendResult | None = None
-        answer: Check | HalfOutcome | None = HalfOutcome.ROLLED_BACK  # what its broker hears if it asks behind this
+        answer: Check | HalfOutcome | None = HalfOutcome.ROLLED_BACK  # the answer if the broker asks after this
         telling = Telling()
         try:
             half = self._sends.send_and_wait(outgoing)
@@ -389,7 +389,7 @@ class HalfTransactions:
         try:
             self._sends.take_over(topic, payload, flag, body, timing, began + seconds, transaction.sent, options)
         except BaseException:
-            transaction.has_caller = False  # first: if the half message has gone all the same, it is not worked on
+            transaction.has_caller = False  # first: if the half message has gone nevertheless, its work does not begin
             self.checker.own.not_sent(number, topic, body)
             raise
         return SendFuture(transaction.end)
@@ -405,8 +405,8 @@ class HalfTransactions:
         check_after: float | None,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
-        """The payload, and flag, body and timing of the half message; the check answers from now on. call: for errors.
-        Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
+        """Return the payload, and flag, body and timing of the half message; the check answers from now on. call: for
+        errors. Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
         check_call_back("execute", execute)
         if check is not None:
             check_call_back("check", check)
@@ -427,19 +427,19 @@ class HalfTransactions:
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 
     def close(self, seconds: float) -> None:
-        """End all that is under way: what has not been told to a broker now, it asks another producer for. Waits for
-        local work that is being done at most so long."""
+        """End all transactions. Brokers ask other producers for outcomes that have not been told. Wait at most so long
+        for running local work."""
         self._asynchronous.close(seconds)
         self._ender.close()
 
 
 def _message(half: SendResult, flag: int, body: bytes) -> Message:
-    """What `execute` gets."""
+    """The message that `execute` gets."""
     return Message(half.partition, -1, half.message_id, flag & ~DELAYED_FLAG, body)
 
 
 def _result(half: SendResult, telling: Telling) -> TransactionResult:
-    """What became of a transaction whose broker was told. Raises HalfDecided."""
+    """The result of a transaction whose broker was told. Raises HalfDecided."""
     outcome, reply = telling.outcome, telling.reply
     if reply is None:
         log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, telling.error)
@@ -457,6 +457,6 @@ def _result(half: SendResult, telling: Telling) -> TransactionResult:
 def _check_after(given: Duration) -> float:
     """In seconds. Raises WrongDuration, LocalProtocolError."""
     seconds = seconds_of("check_after", given)
-    if not 0 <= seconds <= MAX_CHECK_AFTER_SECONDS:  # and so is NaN
+    if not 0 <= seconds <= MAX_CHECK_AFTER_SECONDS:  # also false for NaN
         raise LocalProtocolError(f"check_after={given}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")
     return seconds

@@ -1,9 +1,9 @@
 """The order of a key while the partitions of its topic change.
 
-Which partition a key has follows from the list of its topic's partitions. When a broker goes or comes the list changes,
-and messages of a key may still wait, or be under way, for the partition that it had before. Later ones of that key are
-held back until each of those has its outcome; then they go to the partition that the key has by then. So no message of
-a key is sent before the outcome of an earlier one that was sent elsewhere. Keys whose partition stays are not held
+The list of a topic's partitions determines the partition of a key. When a broker goes or comes, the list changes, and
+earlier messages of a key may still wait, or be in flight, for its previous partition. Later messages of that key are
+held back until each earlier one has its outcome. Then they go to the key's current partition. So no message of a key is
+sent before the outcome of an earlier one that was sent elsewhere. Keys whose partition does not change are not held
 back.
 
 `ProducerCore._lock` guards everything here.
@@ -23,22 +23,22 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""The list from which keys of a topic choose now, empty if nobody publishes it. Never blocks for a topic that was asked
-for before. Raises NoPartition if the list cannot be known."""
+"""Return the partitions from which keys of a topic choose now, empty if nobody publishes it. Never blocks for a topic
+that was asked for before. Raises NoPartition if the list cannot be known."""
 
 
 class _Move:
-    """A key on its way to another partition."""
+    """A key that moves to another partition."""
 
     __slots__ = ("before", "waiting")
 
     def __init__(self, before: set[Outgoing]) -> None:
-        self.before = before  # without an outcome, where it was
+        self.before = before  # messages without an outcome, at the previous partition
         self.waiting: deque[Outgoing] = deque()
 
 
 class KeyOrder:
-    """Says where messages with a key go. queues: all there are; read when a topic's partitions have changed.
+    """Decide where messages with a key go. queues: all queues; read when a topic's partitions have changed.
 
     Invariant: messages of a key without an outcome are in one queue, except for those that wait here.
     """
@@ -49,11 +49,11 @@ class KeyOrder:
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
         self.moving: Collection[object] = self._moves
-        """Not empty while messages wait for earlier ones of their keys. No property: it is looked at for each send."""
+        """Not empty while messages wait for earlier ones of their keys. An attribute, because each send reads it."""
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """The partition that a message's key has now, or had last if nobody publishes the topic now; None if that was
-        never known. Takes notice of a change, as `look`. Raises NoPartition."""
+        """Return the partition of a message's key, or its last one if nobody publishes the topic now; None if it was
+        never known. Handles a change like `look`. Raises NoPartition."""
         topic, key = outgoing.topic, outgoing.key
         assert key is not None
         known = self._lists.get(topic)
@@ -63,9 +63,9 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """Take notice of a change of the topic's partitions. All messages with a key must be in their queues, or under
-        way there: those that are in a caller's hand are not found. O(1), O(messages of the topic) after a change.
-        Raises NoPartition.
+        """Handle a change of the topic's partitions. All messages with a key must be in their queues, or in flight
+        from there: messages in a caller's hand are not found. O(1), O(messages of the topic) after a change. Raises
+        NoPartition.
         """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
@@ -75,20 +75,20 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """As `place`, when `look` was called last."""
+        """As `place`, at the time of the last `look`."""
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """What a new message has to be put behind, to wait for earlier ones of its key; None if it need not wait."""
+        """Return the message behind which a new one must wait, to keep its key's order; None if it need not wait."""
         if not self._moves or outgoing.key is None:
             return None
         move = self._moves.get((outgoing.topic, key_bytes(outgoing.key)))
         return None if move is None else move.waiting
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
-        """These have their outcome. Returns what waited for that, in its order; place it."""
+        """These have their outcome. Return the messages that waited for that, in their order; place them."""
         if not self._moves:
             return []
         free: list[Outgoing] = []
@@ -105,17 +105,17 @@ class KeyOrder:
         return free
 
     def waiting(self) -> Iterator[deque[Outgoing]]:
-        """What is held back, by key."""
+        """The held back messages, by key."""
         return (move.waiting for move in self._moves.values())
 
     def take_all(self) -> list[Outgoing]:
-        """What is held back, to be given up."""
+        """Take all held back messages, to end them."""
         left = [outgoing for waiting in self.waiting() for outgoing in waiting]
         self._moves.clear()
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Find the keys whose messages are not where the key goes from now on. May be repeated, if interrupted."""
+        """Find the keys whose messages are elsewhere than their new partition. May be repeated, if interrupted."""
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}
         for queue in self._queues.values():
@@ -133,6 +133,6 @@ class KeyOrder:
         for name, before in moved.items():
             move = self._moves.get(name)
             if move is None:
-                self._moves[name] = _Move(before)  # never one that nothing is before: it would not end
+                self._moves[name] = _Move(before)  # never a move without earlier messages: it would not end
             else:
                 move.before.update(before)

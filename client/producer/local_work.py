@@ -1,4 +1,4 @@
-"""The threads that do the local work of transactions for which no thread is blocked."""
+"""Threads for the local work of transactions for which no thread blocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class LocalWork(Generic[T]):
-    """Of one producer. Any thread."""
+    """The local work of one producer. Any thread."""
 
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """most: threads. do: the work. rest: called when nothing is left to be begun. Neither raises."""
+        """most: number of threads. do: does the work. rest: called when no work is left to begin. Neither raises."""
         self._most = most
         self._do = do
         self._rest = rest
@@ -28,11 +28,11 @@ class LocalWork(Generic[T]):
         self._todo: SimpleQueue[T | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[BackgroundThread] = []
-        self._idle = 0  # threads that nothing was added for; of no matter once there are all
+        self._idle = 0  # threads without work; irrelevant once all threads exist
         self._closed = False
 
     def add(self, item: T) -> bool:
-        """Have it done; False: it is closed. Does not block. Where no interrupt comes."""
+        """Add work; False: it is closed. Does not block. No interrupts here."""
         with self._lock:
             if self._closed:
                 return False
@@ -45,7 +45,7 @@ class LocalWork(Generic[T]):
         return True
 
     def close(self, seconds: float) -> list[T]:
-        """Begin with nothing any more; what was not begun. Waits for what is under way, at most so long."""
+        """Begin no more work; return the work not begun. Wait at most so long for running work."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)

@@ -1,10 +1,11 @@
-"""Messages that could not be delivered, and that nobody was told of: they are counted, and told later.
+"""Count messages that could not be delivered and that nobody was told of; report them later.
 
-A producer that nobody closed delivers what it has accepted when the program ends, and says what it could not. The
-threads that send and read are daemons, and the interpreter ends them without a word. Its order of ending: it waits
-for all other threads of the program, then runs what `atexit` knows, the youngest first, and only then stops daemons. So
-a function of `atexit` comes when nobody sends any more (threading's own exit functions would come before the other
-threads have ended), and, registered after the ZooKeeper session was begun, before kazoo's, which ends that session.
+A producer that nobody closed delivers its accepted messages when the program ends, and reports those it could not
+deliver. The threads that send and read are daemons, which the interpreter ends silently. It first waits for all other
+threads of the program, then runs the functions of `atexit`, the youngest first, and only then stops daemons. So a
+function of `atexit` runs when nobody sends any more. (Threading's own exit functions would run before the other threads
+have ended.) It is registered after the start of the ZooKeeper session, so it runs before kazoo's, which ends that
+session.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from metaq.coordination.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""When the first producer was told that the program ends: all share the time, so that many do not take many times."""
+"""When the first producer was told that the program ends. All share the time, so that many producers do not take many
+times as long."""
 
 
 class Losses:
@@ -41,16 +43,16 @@ class Losses:
             self._counts[topic, str(reason)] += count
 
     def report(self, topic: str, error: Exception | None, _result: object) -> None:
-        """What one message ended with."""
+        """Report the end of one message."""
         if error is not None:
             self.note(topic, error, 1)
 
     def __bool__(self) -> bool:
-        """Whether there are any that were not taken."""
+        """Whether there are losses that were not taken."""
         return bool(self._counts)
 
     def take(self) -> Mapping[tuple[str, str], int]:
-        """What was noted since the last call."""
+        """Return the losses since the last call."""
         with self._counting:
             counts, self._counts = self._counts, Counter()
         return counts
@@ -62,20 +64,20 @@ class _Leaving(Protocol):
         """Whether there is nothing to deliver. Takes no lock."""
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything has its outcome; False at the deadline."""
+        """Wait until everything has its outcome; return False at the deadline."""
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Deliver what was accepted within `timeout` seconds; count what was not, by topic and reason."""
+        """Deliver accepted messages within `timeout` seconds; count the others by topic and reason."""
 
 
 class AtExit:
-    """Has a producer's messages delivered when the program ends, unless `cancel` was called.
+    """Deliver a producer's messages when the program ends, unless `cancel` was called.
 
-    It keeps what delivers them (driver), but not the producer, alive. Once nobody has the producer any more, and what
-    it had accepted has its outcome, it lets go of the driver. losses: what the producer has not told yet.
+    It keeps the driver alive, but not the producer. When nobody refers to the producer any more and its
+    accepted messages have their outcomes, it releases the driver. losses: the producer's unreported losses.
 
-    A process that was forked off does nothing for its parent's producers. SIGKILL, SIGTERM without a handler and
-    os._exit end a program without this.
+    A forked process does nothing for its parent's producers. SIGKILL, SIGTERM without a handler and os._exit end a
+    program without this.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class AtExit:
         atexit.unregister(self.run)
 
     def run(self) -> None:
-        """Deliver, and say on stderr what could not be."""
+        """Deliver, and report losses on stderr."""
         global _began
         if self._is_over or self._guard.is_elsewhere:
             return
@@ -113,7 +115,7 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """Nobody has the producer any more. The collector may call this, so on any thread, with any lock held."""
+        """The producer is unreferenced. The garbage collector may call this on any thread, with any lock held."""
         if self._is_over:
             return
         if self._guard.is_elsewhere or (self._driver.rests and not self._losses):
@@ -122,7 +124,7 @@ class AtExit:
             begin_elsewhere((self._outlive,))
 
     def _outlive(self) -> None:
-        """On a thread of its own: keep the driver until all is delivered, or has failed."""
+        """Keep the driver until all messages are delivered, or have failed; on a thread of its own."""
         self._driver.flush(math.inf)
         if not self._losses:
             self.cancel()

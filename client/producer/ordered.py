@@ -42,13 +42,14 @@ T = TypeVar("T")
 
 
 class OrderedProducer(Closing):
-    """Sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store until it can.
+    """Send each message to one of the CONFIGURED partitions of its topic, or keep it in a local store until that is
+    possible.
 
-    Where a message goes never depends on which brokers are there, so a key stays in its partition. A message whose
-    partition is not registered now, is closed, or still has messages in the store is saved behind those; a thread of
-    each partition sends them in their order: when a message is sent to it, when brokers come or go, and every
-    recover_interval_seconds; what an earlier process left goes first. So of two messages to a partition, the one whose
-    `send` returned before the other's was called comes first. Any thread.
+    The choice of a partition never depends on the present brokers, so a key stays in its partition. A message is saved
+    if its partition is not registered now, is closed, or still has messages in the store. A thread per partition sends
+    saved messages in order: when a message is sent to the partition, when brokers come or go, and every
+    recover_interval_seconds. Messages of an earlier process go first. So if one `send` to a partition returned before
+    another was called, its message comes first. Any thread.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class OrderedProducer(Closing):
         metadata: Metadata | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """partitions: per topic how many each broker has, {"trades": {0: 4, 1: 4}}; all that ever write it must have
-        the same. store: for this producer alone; closed with it. selector: chooses from the configured partitions of
-        messages without a key (default: each in turn). save_failed: also save a message that a broker did not take for
-        another reason and that may be sent again, instead of raising; if only its answer was lost it is then stored
-        twice. The rest: as for Producer.
+        """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
+        ever write the topic must have the same. store: for this producer alone; closed with it. selector: chooses among
+        the configured partitions for messages without a key (default: each in turn). save_failed: if a broker did not
+        accept a message for another reason, and a retry is allowed, save the message instead of raising; if only the
+        answer was lost, the message is then stored twice. The rest: as for Producer.
 
         Raises ConfigError; CoordinationUnavailable.
         """
@@ -114,7 +115,8 @@ class OrderedProducer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Send one message, or save it; the result is `pending` then, with message id 0. Arguments as Producer.send.
+        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. Arguments as
+        Producer.send.
 
         Raises NoPartition (the topic is not configured, or the partition is not); LocalStoreFull, LocalStoreError;
         otherwise as Producer.send: the broker is registered but could not be reached in time, or refused it.
@@ -146,25 +148,25 @@ class OrderedProducer(Closing):
         return self._save(message, chosen)
 
     def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
-        """The same for values, as Producer.typed: each is made a payload when it is sent or saved. Raises
+        """Return a typed view, as Producer.typed: a value is serialised when it is sent or saved. Raises
         ConfigError."""
         return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:
-        """Messages of a partition that are in the store."""
+        """Number of saved messages of a partition."""
         return self._store.count(_queue(partition))
 
     @property
     def failures(self) -> Mapping[TopicPartition, MetaqError]:
-        """Why the first saved message of a partition could not be sent when it was tried last.
+        """Why the last try to send a partition's first saved message failed.
 
-        One that a broker refuses for good stops its partition, as in 1.x: take it out of the store.
+        A message that a broker refuses for good blocks its partition, as in 1.x: remove it from the store.
         """
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
     def flush(self, timeout: Duration | None = None) -> bool:
-        """Try to send all saved messages now; whether none was left within `timeout` seconds. Raises ClientError as
-        close()."""
+        """Try to send all saved messages now; return whether none was left within `timeout` seconds. Raises ClientError
+        as close()."""
         self._guard.check()
         refuse_in_handler("flush()", self)
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -175,11 +177,11 @@ class OrderedProducer(Closing):
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Wait at most `timeout` seconds for what is under way, and close the store with what is in it. Takes twice
-        END_SECONDS more at most, whatever hangs. Idempotent. Raises ClientError in a signal's handler that has
-        interrupted a call of this producer, and closes nothing then.
+        """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. If
+        something hangs, takes at most twice END_SECONDS more. Idempotent. In a signal handler that has interrupted a
+        call of this producer, raises ClientError and closes nothing.
 
-        In a process that was forked off it only closes that process's copies of the sockets.
+        In a forked process it only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
@@ -190,7 +192,7 @@ class OrderedProducer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Where no interrupt comes."""
+        """Close. No interrupts here."""
         left = TimeLeft(timeout, self._clock)
         self._resender.close(left.seconds)
         self._producer.close(left.seconds)
@@ -222,7 +224,8 @@ class OrderedProducer(Closing):
         return chosen
 
     def _may_send(self, partition: TopicPartition) -> bool:
-        """Whether it is there and nothing is in front. A few messages in front are waited for, more are not."""
+        """Whether the partition is there and no saved message is before this one. Wait for a few earlier ones, but not
+        for more."""
         if not self._is_available(partition):
             return False
         queue = _queue(partition)
@@ -243,12 +246,12 @@ class OrderedProducer(Closing):
         queue = _queue(partition)
         self._store.append(queue, [message])
         if self._is_available(partition):
-            self._resender.trigger(queue)  # which may just have looked for the last time
+            self._resender.trigger(queue)  # it may just have looked for the last time
         return SendResult(0, partition, -1)
 
 
 def _listed(topic: str, counts: Mapping[int, int]) -> tuple[TopicPartition, ...]:
-    """Ordered by the numbers, as a Producer's view is. Raises ConfigError, InvalidName."""
+    """Return partitions ordered by their numbers, as in a Producer's view. Raises ConfigError, InvalidName."""
     check_topic(topic)
     listed = tuple(TopicPartition(topic, broker, p) for broker in sorted(counts) for p in range(counts[broker]))
     if not listed or min(counts) < 0 or min(counts.values()) < 0:

@@ -1,4 +1,4 @@
-"""Messages on their way: what one call of send(), send_async() or send_batch() handed over."""
+"""Messages in flight: the messages of one call of send(), send_async() or send_batch()."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ _pack = HEADER.pack
 ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
-"""Gets (None, result) for a message that was stored, (error, None) for one that was not: confluent-kafka's order."""
+"""Called with (None, result) for a stored message, (error, None) for a failed one: confluent-kafka's order."""
 OnSent = Callable[[Exception | None, Any], object]
-"""The same for whatever one call sent."""
+"""The same for all messages of one call."""
 
 _deciding = threading.Lock()
 
 
 def _forked() -> None:
     global _deciding
-    _deciding = threading.Lock()  # a thread of the parent may have had the other one
+    _deciding = threading.Lock()  # a thread of the parent may have held the previous lock
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResult | None) -> None:
-    """Call an on_delivery of the user's. Where no interrupt comes."""
+    """Call a user's on_delivery. No interrupts here."""
     with Callbacks():
         try:
             on_delivery(error, result)
-        except BaseException:  # SystemExit, too: it would end what this thread does for others
+        except BaseException:  # SystemExit, too: it would end this thread's work for others
             log.exception(ON_DELIVERY_FAILED)
 
 
@@ -73,22 +73,22 @@ _Report = TypeVar("_Report", bound="OnDelivery | Losses")
 
 
 def check_on_delivery(given: _Report) -> _Report:
-    """Raises TypeError for an on_delivery that cannot be called. For each run of messages that have the same one."""
+    """Check that an on_delivery is callable, once per run of messages with the same one. Raises TypeError."""
     if not (callable(given) or isinstance(given, Losses)):
         raise TypeError(f"on_delivery={given!r} is no function but {type(given).__name__}: name one, or leave it out")
     return given
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """The OnDelivery of messages whose futures look at the Outcome of their batch themselves; never called."""
+    """The OnDelivery of messages whose futures look at their batch's Outcome themselves; never called."""
 
 
 class Outgoing(Waiter):
-    """One message. Owned by the calling thread until it is enqueued, then by whoever holds its partition's turn.
+    """One message. The calling thread owns it until it is enqueued, then the holder of its partition's turn.
 
     size: bytes of its record (header and body). report: None if a thread is blocked for it; that thread sets `driver`
-    to the connection it is going to drive. result/error: set once, before `done`. once: it is tried once only.
-    timing: what its records say of their time, all of them the same.
+    to the connection it will drive. result/error: set once, before `done`. once: it is tried only once. timing: the
+    common timing of its records.
     """
 
     __slots__ = (
@@ -114,9 +114,9 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """What it counts for in max_buffered_messages: a batch that was made as one is one object, whatever its size."""
+    """Its share of max_buffered_messages: a batch built as one counts as one object, regardless of its size."""
     is_single = True
-    """Whether it is one message, which a SEND can carry."""
+    """Whether it is a single message, which a SEND can carry."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = self.answered = False
@@ -137,14 +137,15 @@ class Outgoing(Waiter):
         self.message: Any = None
         self.once = False
         self.driver: Connection | None = None
-        self.flights: Sequence[Any] = ()  # Flights that its thread must send; after an interrupt others see to that
+        self.flights: Sequence[Any] = ()  # Flights that its thread must send; other threads do so after an interrupt
         self.report: OnSent | None = None
         self.result: Any = None
         self.error: Exception | None = None
 
     @property
     def storable(self) -> bool:
-        """Whether a store for undelivered messages can take it. No half message: its producer would not know of it."""
+        """Whether a store for undelivered messages can take it. Not a half message: its producer would not know of
+        it."""
         return not self.timing.is_half
 
     @property
@@ -153,7 +154,7 @@ class Outgoing(Waiter):
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
-        """Nothing happens if it has ended: its time was over, or its caller has given up."""
+        """Set the result, unless it has ended: at its deadline, or because its caller has given up."""
         if self.report is not None:
             if self._decide():
                 self.result = result
@@ -173,8 +174,8 @@ class Outgoing(Waiter):
             self.finish()
 
     def _decide(self) -> bool:
-        """Whether the calling thread decides what this ends with, and is the one to tell: True once only. An answer may
-        come while the deadlines' thread, or a close, tells that the time is over."""
+        """Whether the calling thread decides the end, and must tell it: True only once. An answer may come while the
+        deadlines' thread, or a close, ends the message."""
         with _deciding:
             decides, self.done = not self.done, True
         return decides
@@ -182,34 +183,34 @@ class Outgoing(Waiter):
     # --- for the two protocols --------------------------------------------------------------------------------------
 
     def records(self) -> Iterable[tuple[int, int, Buffer]]:
-        """(flag, checksum, body) of each message that has no result yet."""
+        """Yield (flag, checksum, body) of each message without a result."""
         return ((self.flag, self.checksum, self.body),)
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
-        """Add the size of each record, and their bytes as stored, with message id 0."""
+        """Append the size of each record to a table, and the records as stored, with message id 0."""
         sizes.append(self.size)
         parts += (_pack(len(self.body), self.checksum, 0, self.flag), self.body)
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
-        """For what the broker stored from `offset` on, with ids counting up from `first_id`."""
+        """Return the results of messages stored from `offset` on, with ids counting up from `first_id`."""
         if self.timing and not self.timing.is_half:
             return SendResult(first_id, partition, offset, replicas, due_at(first_id))
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """`wait_of` each record, of one that waits."""
+        """Return `wait_of` each record of a waiting message."""
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
-        """All that `records` returned were put, in this order."""
+        """All messages that `records` returned were put, in this order."""
         self.succeed(results[0])
 
     def keep(self, results: list[SendResult | None]) -> None:
-        """Some of what `records` returned were put and some (None) were not: only these are to be sent again."""
+        """Some messages that `records` returned were put and some (None) were not: send only the latter again."""
 
 
 GivenUp = tuple[Outgoing, Exception]
-"""A message that is not tried any more, and why."""
+"""A message that is not retried, and the reason."""
 
 
 class OutgoingBatch(Outgoing):
@@ -228,7 +229,7 @@ class OutgoingBatch(Outgoing):
         bodies: Sequence[Buffer],
         deadline: float,
     ) -> None:
-        """flags: of each body, or of all. checksums: as record.checksum."""
+        """flags: one for each body, or one for all. checksums: as record.checksum."""
         super().__init__(topic, 0, 0, b"", deadline)
         self.count = len(bodies)
         self.bodies = bodies
@@ -241,18 +242,18 @@ class OutgoingBatch(Outgoing):
         self._encoded: list[Buffer] | None = None
 
     def pieces(self, count: int) -> Iterator[OutgoingBatch]:
-        """The same messages in batches of at most `count`."""
+        """Return the same messages in batches of at most `count`."""
         for start in range(0, self.count, count):
             stop = start + count
             flags = self.flags if isinstance(self.flags, int) else self.flags[start:stop]
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Make what `encoded` returns now, on this thread, so that it is there when the partition's turn comes."""
+        """Compute the result of `encoded` now, on this thread, so that it is ready at the partition's turn."""
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
-        """The records as stored, with message id 0, in one buffer; large ones are left where they are."""
+        """Return the records as stored, with message id 0, in one buffer; large ones are not copied."""
         if self._encoded is not None:
             return self._encoded
         length = len(self.bodies[0])
@@ -262,7 +263,7 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Records of one size are the rows of a table, which numpy fills without a step for each."""
+        """Return the table of records of one size, which numpy fills without a step for each."""
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
         headers["length"], headers["checksum"], headers["id"], headers["flag"] = length, self.checksums, 0, self.flags
@@ -279,7 +280,7 @@ class OutgoingBatch(Outgoing):
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
 
     def seal(self) -> None:
-        """No message joins it any more: make what is made once for all. Before it is encoded; may be repeated."""
+        """Close the batch: compute its common data. Before encoding; may be repeated."""
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
         sizes.extend(self.sizes.tolist())
@@ -313,14 +314,14 @@ _ALL_ASKED: _Runs = ((0, ASKED),)
 
 
 class GatheredBatch(OutgoingBatch):
-    """Single messages without a key that go to one partition, gathered while the partition has a request under way.
+    """Single messages without a key for one partition, gathered while the partition has a request in flight.
 
-    Of a message there is nothing but its place in the columns: `bodies`; `flags`, one for all or a list; and `runs`,
-    the places where another OnDelivery begins. `ProducerCore.join` adds to them, with the core's lock held, as long as
-    this is its queue's open batch. All its futures share `outcome`.
+    A message is only an index into the columns: `bodies`; `flags`, one for all or a list; and `runs`, the indexes where
+    another OnDelivery begins. `ProducerCore.join` appends to them, with the core's lock held, as long as this is its
+    queue's open batch. All its futures share `outcome`.
 
-    where: as in `ProducerCore.join`. most: messages it may have. latest: deadline of a message up to which it may join;
-    all of them end at the batch's own, which is the first one's.
+    where: as in `ProducerCore.join`. most: the most messages. latest: the latest deadline of a message that may join.
+    All end at the batch's deadline, which is the first message's.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -336,7 +337,7 @@ class GatheredBatch(OutgoingBatch):
     ) -> None:
         Outgoing.__init__(self, topic, flag, 0, body, deadline)
         self.where = where
-        self.report = ASKED  # nobody is blocked for it; `succeed` and `fail` tell
+        self.report = ASKED  # nobody blocks for it; `succeed` and `fail` tell
         self.bodies: list[Buffer] = [body]
         self.flags: list[int] | int = flag
         self.message = self.bodies
@@ -364,14 +365,14 @@ class GatheredBatch(OutgoingBatch):
         return len(self.bodies) == 1
 
     def put_flag(self, flag: int) -> None:
-        """Of the next message, if it is another one than all before it have. May be repeated."""
+        """Set the flag of the next message, if it differs from all before. May be repeated."""
         count = len(self.bodies)
         if isinstance(self.flags, int):
             self.flags = [self.flags] * count
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Of the next message, if it is another one than that of the last run. May be repeated. Raises TypeError."""
+        """Set the report of the next message, if it differs from the last run's. May be repeated. Raises TypeError."""
         run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):
             self.runs = list(self.runs)
@@ -434,7 +435,7 @@ class GatheredBatch(OutgoingBatch):
             self._tell(error, repeat(None))
 
     def _tell(self, error: Exception | None, results: Iterator[SendResult | None]) -> None:
-        """Call for each message, or note the losses of a run. Where no interrupt comes."""
+        """Call the callback of each message, or note the losses of a run. No interrupts here."""
         ends = [start for start, _ in self.runs[1:]] + [len(self.bodies)]
         with Callbacks():
             for (start, on_delivery), end in zip(self.runs, ends, strict=True):
@@ -450,16 +451,16 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """What `pending_ids` asks for of each record (flag, body), all of them of this kind."""
+    """Return the arguments of `pending_ids` for each record (flag, body); all are of this kind."""
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
-        from metaq.protocol.halves import half_of  # who sends none does without
+        from metaq.protocol.halves import half_of  # not imported by a producer without half messages
 
         return [half_of(flag, body).check_after_ms or 0 for flag, body in records]
     return [wait_of(flag, body) for flag, body in records]
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    """In one buffer, unless they are large."""
+    """Join in one buffer, unless they are large."""
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts

@@ -13,7 +13,7 @@ __all__ = ["Packer"]
 
 
 class Packer:
-    """What ProducerConfig.compression says, for one payload after the other. Any thread."""
+    """Compress payloads as ProducerConfig.compression says. Any thread."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self._level = config.compression_level
@@ -21,11 +21,11 @@ class Packer:
 
     @classmethod
     def of(cls, config: ProducerConfig) -> Packer | None:
-        """None if nothing is compressed."""
+        """Return a packer; None if nothing is compressed."""
         return None if config.compression is None else cls(config)
 
     def pack(self, payload: bytes) -> tuple[int, bytes]:
-        """The payload as it goes out, and its flag: compressed if that makes it smaller. Raises LocalProtocolError."""
+        """Return the payload to send, and its flag: compressed if that makes it smaller. Raises LocalProtocolError."""
         if len(payload) < self._least:
             return 0, payload
         if len(payload) > MAX_PAYLOAD_BYTES:

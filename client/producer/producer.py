@@ -1,4 +1,4 @@
-"""The producer: what users call, and what becomes of a message whose broker fails."""
+"""The producer API for users, and the handling of messages whose broker fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .outgoing import ASKED, OnDelivery
 from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 
-if TYPE_CHECKING:  # what not every producer needs is loaded where it is used first
+if TYPE_CHECKING:  # rarely used modules are imported at their first use
     from ..questions.zookeeper import ZooKeeperMetadata
     from ..records.local_store import LocalMessageStore, StoredMessage
     from ..records.message import Message
@@ -63,11 +63,11 @@ T = TypeVar("T")
 
 
 class Producer(Closing):
-    """Sends messages. Safe to share between threads. A process that was forked off makes one of its own: with this one
-    every call raises ClientError there, but close(), which leaves the parent's alone.
+    """Send messages. Safe to share between threads. A forked process must create its own producer: there every call
+    raises ClientError, except close(), which does not affect the parent's producer.
 
     At least once: a message whose answer is lost (its broker died, the request timed out) is sent again and may then be
-    stored twice. Order holds within a partition for messages of one thread that share a key or a partition.
+    stored twice. Messages of one thread with the same key or partition keep their order.
     """
 
     _made: Transacting | None = None
@@ -90,11 +90,12 @@ class Producer(Closing):
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
-        asynchronous message waits for company. protocol: "auto", or "text" for the metaq 1.x commands only.
-        default_topic: whose partitions a message goes to, under its own topic, while nobody publishes that (brokers
-        with a pattern in server.ini publish a topic with its first message). undelivered: where asynchronous messages
-        go that could not be delivered in time, to be sent again every recover_interval_seconds; for this producer
-        alone, closed with it.
+        asynchronous message waits for others to share its batch. protocol: "auto", or "text" for the metaq 1.x commands
+        only. default_topic: while nobody publishes a message's topic, the message goes to this topic's partitions under
+        its own topic (brokers with a pattern in server.ini publish a topic with its first message). undelivered: a
+        store for asynchronous messages that could not be delivered in time; they are sent again every
+        recover_interval_seconds. For this producer alone, closed with it.
+
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
         config = config_or_default(config, ProducerConfig)
@@ -136,7 +137,7 @@ class Producer(Closing):
             self._config, self._metadata, self._pool, self._router, undelivered, clock, random, gathers=selector is None
         )
         self._core = self._driver.core
-        # what compresses its payloads has each built, and none joins a batch as it is
+        # A producer that compresses builds each payload, and none joins a batch unchanged.
         self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
         self._aside = Aside("metaq-producer-close")
@@ -160,11 +161,12 @@ class Producer(Closing):
         undelivered: LocalMessageStore | None = None,
         config: ProducerConfig | None = None,
     ) -> Self:
-        """A producer for one broker, without ZooKeeper (1.x's serverUrl).
+        """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
 
-        address: `host:port`, also with 1.x's `meta://` in front. partitions: how many a topic has; for other topics the
-        broker chooses one for each message, and `key`, `partition` and transactions are not possible. broker_id: what
-        partitions call the broker; only for you. The rest: as for Producer. Raises ConfigError.
+        address: `host:port`, also with 1.x's `meta://` in front. partitions: the number of partitions per topic; for
+        other topics the broker chooses one for each message, and `key`, `partition` and transactions are not possible.
+        broker_id: the broker's id in the names of partitions; only for you. The rest: as for Producer. Raises
+        ConfigError.
         """
         return cls(
             selector=selector,
@@ -188,20 +190,20 @@ class Producer(Closing):
         """Send one message and wait until it is acknowledged.
 
         Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
-        `attribute` is metaq 1.x's. `properties` are anything else, by name: str, int (64 bits), float (finite), bool or
-        bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it is a
-        text (bytes: UTF-8). `partition`: exactly there.
-        `deliver_at`, a datetime with a time zone, or `delay`, in seconds from when the broker takes it: not before that
-        time, at most 366 days ahead; the result is `pending` then, and `cancel` takes it.
-        `ttl`: seconds from the send, by this machine's clock, after which no consumer gets the message any more; above
-        the delay, if there is one. `content_type`: of the payload, for readers; `typed` gives it by itself.
-        timeout: seconds for everything, tries on other brokers included (default delivery_timeout_seconds).
+        `attribute` is metaq 1.x's. `properties` are your own values by name: str, int (64 bits), float (finite), bool
+        or bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it
+        is a text (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with a time zone, or
+        `delay`, in seconds after the broker accepts the message: not delivered before that time, at most 366 days
+        ahead; the result is `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock,
+        after which no consumer gets the message; must exceed a delay. `content_type`: of the payload, for readers;
+        `typed` sets it. timeout: seconds for everything, including tries on other brokers (default
+        delivery_timeout_seconds).
 
-        Raises NoPartition (nobody publishes the topic; one that was sent to before is waited for), RequestTimedOut (not
-        acknowledged in time; it may or may not be stored), RequestRefused (the broker will not have it), InvalidName,
+        Raises NoPartition (nobody publishes the topic; a topic that was sent to before is waited for), RequestTimedOut
+        (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it), InvalidName,
         LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError (another
         argument of a wrong type: no bytes, attributes that are no texts, a partition that is a number),
-        RemoteProtocolError (an answer that cannot be read: it may or may not be stored, and is not sent again).
+        RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and is not sent again).
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -215,17 +217,18 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
-        """As `send`, but return a future at once; it ends with what `send` would return or raise, 0.25 s after the
-        deadline at the latest.
+        """As `send`, but return a future at once. It ends with the result or error of `send`, at most 0.25 s after the
+        deadline.
 
-        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (with further ones if
-        nobody publishes it: for the words of the error, and for up to 3 s while a broker set has no leader), and while
-        max_buffered_bytes are waiting (then raises RequestTimedOut). A topic that was sent to before and is away now is
-        no reason: its messages are queued. Callbacks of the future run on the thread that reads the answer: keep them
-        short. What waits for an answer (`send`, `flush`, a transaction) raises ClientError there.
+        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (if nobody publishes
+        it, with further looks for the words of the error, and for up to 3 s while a broker set has no leader), and
+        while max_buffered_bytes are waiting (then raises RequestTimedOut). It does not block if a topic that was sent
+        to before is absent now: its messages are queued. Callbacks of the future run on the thread that reads the
+        answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError there.
 
-        With a store for `undelivered` messages an error that may pass neither is raised nor ends the future: the result
-        is `pending` then, without an id, and the message is sent again later, behind others sent since.
+        With a store for `undelivered` messages a temporary error is not raised and does not end the future with an
+        error. Instead the result is `pending`, without an id, and the message is sent again later, after others sent
+        since.
         """
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
@@ -244,12 +247,12 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """As `send_async`, for loops of single sends: it makes no future, and costs least of all.
+        """As `send_async`, for loops of single sends: it makes no future, and is the cheapest way to send.
 
-        on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with what `send` would return or
-        raise; the order is that of confluent-kafka's on_delivery. It runs where callbacks of futures do, without a poll
-        by the caller. Without one, messages that could not be delivered are counted, and the next flush() or close()
-        raises DeliveryFailed, which tells how many and why.
+        on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
+        `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the thread of future
+        callbacks, without a poll by the caller. Without on_delivery, undelivered messages are counted, and the next
+        flush() or close() raises DeliveryFailed with their number and reasons.
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
@@ -267,9 +270,9 @@ class Producer(Closing):
     ) -> Sequence[SendResult]:
         """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
 
-        tag, keys, attribute, properties, ttl and key are given to every payload; a Message keeps its own. The results
-        are in order and computed when looked at. An empty batch returns []. Raises as `send`; LocalProtocolError if the
-        batch is larger than one frame: send it in parts.
+        tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results are
+        in order and computed on access. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch is
+        larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -286,10 +289,10 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Sequence[SendResult]]:
-        """As `send_batch`, but return a future at once; it ends with what `send_batch` would return or raise.
+        """As `send_batch`, but return a future at once; it ends with the result or error of `send_batch`.
 
-        For bulk: the next batch is made while the broker stores the one before. The batches of one thread to one
-        partition keep their order. Blocks as `send_async` does; a store for `undelivered` messages has no part in it.
+        For bulk: the next batch is built while the broker stores the previous one. Batches of one thread to one
+        partition keep their order. Blocks as `send_async` does; does not use a store for `undelivered` messages.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -312,17 +315,17 @@ class Producer(Closing):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """Send a message that asks for a reply, and return a future at once, which ends with the reply.
+        """Send a message that asks for a reply, and return a future of the reply at once.
 
-        Whoever consumes the topic answers with `reply`. Options as of `send`; with `ttl` nobody takes the request when
-        its time is over. timeout: seconds until the reply is here (default delivery_timeout_seconds): then the future
-        ends with RequestTimedOut, 0.25 s later at the most, and a reply that comes after that is dropped and counted
-        (`late_replies`). The future ends with what `send` raises if the request cannot be stored, and with ClientError
-        when the producer is closed. deserializer: reads the reply's `value`, as a Consumer's does.
+        A consumer of the topic answers with `reply`. Options as for `send`; with `ttl` nobody gets the request after
+        that time. timeout: seconds until the reply (default delivery_timeout_seconds). Then the future ends with
+        RequestTimedOut, at most 0.25 s later; a later reply is dropped and counted (`late_replies`). If the request
+        cannot be stored, the future ends with the error of `send`; when the producer is closed, with ClientError.
+        deserializer: decodes the reply's `value`, like a Consumer's.
 
-        Replies come on one partition of ProducerConfig.reply_topic, which a thread reads that the first request
-        starts. That request blocks until the partition's end is known. Call-backs of futures run on this thread: keep
-        them short. Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
+        Replies come on one partition of ProducerConfig.reply_topic. The first request starts a thread that reads it,
+        and blocks until the partition's end is known. Callbacks of the futures run on this thread: keep them short.
+        Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
         """
         self._guard.check()
         from ..serializers.base import deserializers
@@ -340,7 +343,7 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Answer a request, and wait until the reply is stored. Options as of `send`, but for tag, key and partition.
+        """Answer a request, and wait until the reply is stored. Options as for `send`, except tag, key and partition.
 
         Raises ClientError (the message is no request), ConfigError (such an option), and as `send`.
         """
@@ -353,7 +356,7 @@ class Producer(Closing):
 
     @property
     def late_replies(self) -> int:
-        """Replies that came when nobody waited for them any more, duplicates among them."""
+        """Replies that came too late for their requests, including duplicates."""
         return 0 if self._requester is None else self._requester.late
 
     def _make_requester(self) -> Requester:
@@ -372,22 +375,22 @@ class Producer(Closing):
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
 
-        Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and whatever else the try ends with.
+        Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and any other error of the try.
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
 
     def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
-        """The same producer for values, which `serializer` makes payloads of. Raises ConfigError."""
+        """Return the same producer for values, which `serializer` turns into payloads. Raises ConfigError."""
         from .typed import TypedProducer
 
         return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
-        """A transaction on one broker, to be used in a `with` block. Nothing is asked of a broker yet.
+        """Return a transaction on one broker, for use in a `with` block. Sends no request yet.
 
-        timeout_seconds: after which the broker rolls it back (default transaction_timeout_seconds; 0 = never). Raises
-        ConfigError.
+        timeout_seconds: the broker rolls it back after this time (default transaction_timeout_seconds; 0 = never).
+        Raises ConfigError.
         """
         self._guard.check()
         from .transaction import Transaction
@@ -406,25 +409,26 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> TransactionResult:
-        """Send one message that consumers see if local work is committed, and never otherwise.
+        """Send one message that consumers see only if local work is committed.
 
         The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
-        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. So does an exception,
-        which goes on to the caller: it does not tell whether the work was committed. While the outcome is open, also
-        because this process has ended, the broker asks producers of the same group: for the first time `check_after`
-        seconds from now (by default the broker's, 6), then after growing pauses, 15 times; then an operator decides
-        (`metaq halves`). So `execute` has to store what tells `check` the outcome, with the work.
+        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. An exception also
+        leaves it open, because it does not tell whether the work was committed; it propagates to the caller. While the
+        outcome is open, also because this process has ended, the broker asks producers of the same group: for the first
+        time `check_after` seconds from now (by default the broker's value, 6), then after growing pauses, 15 times;
+        then an operator decides (`metaq halves`). So `execute` must store the outcome for `check` together with the
+        work.
 
-        check: answers such questions from now on, as `check_transactions`; None: as before. A call of `check(message)`
-        returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet: work of another process may still be under
-        way. group: default ProducerConfig.producer_group. timeout: seconds for the half message, and once more for its
-        outcome. The options are those of `send`, but deliver_at and delay.
+        check: answers such questions from now on, as with `check_transactions`; None: keeps the previous one.
+        `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet, because another process may
+        still work. group: default ProducerConfig.producer_group. timeout: seconds for the half message, and again for
+        its outcome. Options as for `send`, except deliver_at and delay.
 
         The result's `outcome` is UNKNOWN if `execute` returned that or, with a warning, nothing, or the broker could
-        not be told in time: `cause` says why, and it asks. Raises HalfDecided (a check of another process has decided
-        otherwise before: choose a longer `check_after`), TypeError (`execute` returned something else), ConfigError (no
-        group). TransactionTooLate (`check_after` has passed meanwhile; the message is rolled back) and what `send`
-        raises mean that `execute` was not called.
+        not be told in time: `cause` says why, and the broker asks. Raises HalfDecided (an earlier check of another
+        process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned something else),
+        ConfigError (no group). TransactionTooLate (`check_after` has passed meanwhile; the message is rolled back) and
+        errors of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -443,28 +447,28 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[TransactionResult]:
-        """As `send_in_transaction`, but return a future at once; it ends with what that would return or raise.
+        """As `send_in_transaction`, but return a future at once; it ends with the same result or error.
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
-        this producer (4), so several are called at the same time, in any order, and may block. An exception of it ends
-        the future alone. One that waits for the future of another transaction keeps a thread from the others.
+        this producer (4), so several are called at the same time, in any order, and may block. Its exception only ends
+        the future. If it waits for the future of another transaction, it keeps a thread from the others.
 
-        Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. Close()
-        gives up what is under way when its timeout is over: the future ends with ClientError if `execute` was not
-        called yet, which then never happens, else with an UNKNOWN outcome, and the broker asks. Blocks, raises at once
-        and calls call-backs of the future as `send_async` does. `cancel()` of the future is always False.
+        Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. When its
+        timeout is over, close() ends running transactions: with ClientError if `execute` was not called yet, which then
+        never happens, otherwise with an UNKNOWN outcome, and the broker asks. Blocks, raises at once and calls
+        callbacks of the future as `send_async` does. `cancel()` of the future is always False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
         return self._transacting().halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
-        """From now on answer the questions of all brokers of these topics: what became of transactions of this group,
-        whichever of its producers began them. A process that sends nothing may do so, too.
+        """From now on answer the questions of all brokers of these topics about transactions of this group, including
+        those of its other producers. A process that sends nothing may do so, too.
 
-        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). One
-        that raises is logged, and its message asked for again. A further call for the same group and topic replaces it.
-        A transaction of this producer is answered by the check of its own call, if there was one. group: default
+        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If it
+        raises, the error is logged, and the broker asks again. A further call for the same group and topic replaces it.
+        If the call that began a transaction had a check, that one answers. group: default
         ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()
@@ -480,11 +484,11 @@ class Producer(Closing):
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | timedelta | None = None
     ) -> XaResource:
-        """The XA verbs, for a transaction coordinator of your own.
+        """Return the XA verbs, for your own transaction coordinator.
 
-        topics: all that messages will be sent to; a transaction goes to a broker that publishes every one of them.
-        qualifier: names this resource to brokers, for `recover` after a restart: unique among all programs, the same
-        after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
+        topics: all topics that you will send to; a transaction goes to a broker that publishes every one of them.
+        qualifier: the name of this resource at brokers, for `recover` after a restart: unique among all programs, the
+        same after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
         prepared transaction has none. Raises ConfigError, InvalidName.
         """
         self._guard.check()
@@ -494,7 +498,8 @@ class Producer(Closing):
         return XaResource(calls, topics, qualifier, seconds, self)
 
     def _transacting(self) -> Transacting:
-        """On any thread, and interrupted perhaps: one that was made beside another is left to nobody."""
+        """Return the transactions' part. Any thread, and perhaps interrupted: a second one that was made concurrently
+        is dropped."""
         if self._made is None:
             from .transacting import Transacting
 
@@ -515,13 +520,13 @@ class Producer(Closing):
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
 
     def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
-        """Have a message that was sent with `deliver_at` or `delay` not delivered; True once that is as safe as the
-        message was. False: its time has come before, and it is delivered.
+        """Cancel a message that was sent with `deliver_at` or `delay`. Return True once that is as safe as the message
+        was; False if the message was already due: it is delivered.
 
-        result: that of its send; any producer may cancel it. timeout: seconds, by default delivery_timeout_seconds; a
-        broker that is away is asked again. Raises MessageNotFound (the broker knows no such message: it is another
-        cluster's, or was cancelled long ago), ConfigError (the message was not delayed), RequestTimedOut,
-        RequestRefused, BrokerUnavailable.
+        result: of its send; any producer may cancel it. timeout: seconds, by default delivery_timeout_seconds; an
+        absent broker is asked again. Raises MessageNotFound (the broker does not know the message: it is of another
+        cluster, or was cancelled long ago), ConfigError (the message was not delayed), RequestTimedOut, RequestRefused,
+        BrokerUnavailable.
         """
         self._guard.check()
         refuse_in_callback("cancel()")
@@ -531,14 +536,15 @@ class Producer(Closing):
         return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The partitions of `topic` that take messages now, ordered by (broker, partition); empty if there are none."""
+        """Return the partitions of `topic` that accept messages now, ordered by (broker, partition); empty if there are
+        none."""
         self._guard.check()
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: Duration | None = None) -> None:
-        """Wait until everything sent so far is answered. Raises RequestTimedOut after `timeout` seconds; ClientError in
-        a callback of a send, and in a signal's handler that has interrupted a call of this producer; DeliveryFailed for
-        messages of `produce` without an on_delivery that could not be delivered since the last call."""
+        """Wait until all messages sent so far are answered. Raises RequestTimedOut after `timeout` seconds; ClientError
+        in a callback of a send, and in a signal handler that has interrupted a call of this producer; DeliveryFailed if
+        messages of `produce` without an on_delivery could not be delivered since the last call."""
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
         refuse_in_callback("flush()")
@@ -553,14 +559,14 @@ class Producer(Closing):
             raise DeliveryFailed(losses)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Flush for at most `timeout` seconds; what is left then fails with ClientError, or becomes undelivered. Takes
-        END_SECONDS more at most, whatever hangs except a call-back. Raises DeliveryFailed when all is closed, as
-        `flush` does.
+        """Flush for at most `timeout` seconds; the remaining messages fail with ClientError, or become undelivered.
+        Takes at most END_SECONDS more, unless a callback hangs. Raises DeliveryFailed when all is closed, as `flush`
+        does.
 
-        Every future has ended when this returns, or is being ended by the thread that reads its answer. So the
-        call-backs of messages that are given up here are waited for, one after another, however long one blocks.
-        Idempotent. Raises ClientError where flush() does, and closes nothing then. In a process that was forked off it
-        only closes that process's copies of the sockets.
+        When this returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
+        for the callbacks of messages that it ends, one after another, even if one blocks long. Idempotent. Where
+        flush() raises ClientError, this does too and closes nothing. In a forked process it only closes that process's
+        copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
@@ -575,14 +581,14 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Everything that was accepted is delivered, or has failed at its own time. What was lost is told when the
-        program ends."""
+        """Called when all accepted messages are delivered, or have failed at their own times. Losses are reported when
+        the program ends."""
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Where no interrupt comes: each step it left out would leave futures, threads or a session behind."""
+        """Close. No interrupts here: an omitted step would leave futures, threads or a session behind."""
         if self._closing:
             return
         left = TimeLeft(timeout, self._clock)
@@ -620,7 +626,7 @@ class Producer(Closing):
     def _take_over(
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
-        """A single message that no thread is blocked for; its future if on_delivery is ASKED."""
+        """Accept a single message for which no thread blocks; return its future if on_delivery is ASKED."""
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)
         timing = timing_of(flag, body)
@@ -628,11 +634,11 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """As ProducerCore.join where there is no batch to join."""
+    """As ProducerCore.join without a batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
-    """The cluster as ZooKeeper tells it, once it is started: in a `try`, so that an interrupt leaves no session."""
-    from ..questions.zookeeper import ZooKeeperMetadata  # so that a producer with metadata of its own needs no kazoo
+    """Return the cluster as seen in ZooKeeper, started in a `try`, so that an interrupt leaves no session."""
+    from ..questions.zookeeper import ZooKeeperMetadata  # not imported with other metadata, so kazoo is not needed
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)

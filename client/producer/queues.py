@@ -1,4 +1,4 @@
-"""What waits for one broker: each partition's queue, whose turn it is, and what is under way together.
+"""Messages waiting for one broker: the partitions' queues, their turns, and shared flights.
 
 `ProducerCore._lock` guards everything here.
 """
@@ -21,17 +21,17 @@ __all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "T
 
 
 class PartitionQueue:
-    """What waits for one partition. Either idle; or lingering or ready (in its broker's list); or busy (a request is
-    under way, or its sender is preparing it); or paused until `retry_at`, because its last request failed. under_way:
-    what its request holds, or what is being routed anew.
+    """The queue of one partition. Either idle; or lingering or ready (in its broker's list); or busy (a request is in
+    flight, or its sender is preparing it); or paused until `retry_at`, because its last request failed. under_way: the
+    messages of its request, or those that are being routed again.
 
-    open: the last of the queue, while more messages may join it; queued_bytes and queued_records count it when it is
-    closed. gathers_for: the `where` of the last one that was opened. sticks: messages without a key go here, until what
-    is queued is full, leaves or fails.
+    open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records count it once it
+    is closed. gathers_for: the `where` of the last opened batch. sticks: messages without a key go here, until the
+    queue is full, leaves or fails.
 
-    sequence: number of the last request's messages. repeat: what that request held, if it is not known whether they are
-    stored: they go again before all others, the same ones with the same number, until `repeat_until` (monotonic
-    seconds). While it waits it counts as under way. sent_at: when that was sent first (monotonic seconds).
+    sequence: number of the last request's messages. repeat: the messages of that request, if it is unknown whether they
+    are stored: they go again before all others, unchanged and with the same number, until `repeat_until` (monotonic
+    seconds). Meanwhile they count as in flight. sent_at: when they were first sent (monotonic seconds).
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class PartitionQueue:
         self.busy = False
         self.paused = False
         self.failures = 0  # in a row
-        self.follows = False  # it is paused because another node leads its broker set
+        self.follows = False  # paused because another node leads its broker set
         self.retry_at = 0.0  # while it is paused
         self.answered = 0  # messages of the last request
         self.under_way: Sequence[Outgoing] = ()
@@ -87,28 +87,28 @@ class PartitionQueue:
         self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
-        """In front, in their order."""
+        """Put messages back in front, in their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
 
     def stop_gathering(self) -> None:
-        """The next message without a key may go elsewhere."""
+        """Let the next message without a key go elsewhere."""
         self.sticks = False
         self.close()
 
     def close(self) -> None:
-        """No more messages join what is queued."""
+        """Close the queued batch: no more messages join it."""
         batch = self.open
         if batch is not None:
             size, count = batch.size, batch.count
-            # no call from here on: see `ProducerCore.add`
+            # No call from here on: see `ProducerCore.add`.
             self.open = None
             self.queued_bytes += size
             self.queued_records += count
 
     def take_expired(self, now: float) -> list[Outgoing]:
-        """Messages whose time is over leave the queue."""
+        """Remove overdue messages from the queue."""
         due = take_expired(self.queue, now)
         if due:
             self.close()
@@ -117,7 +117,7 @@ class PartitionQueue:
         return due
 
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
-        """The next request's messages: at least one, then as many as fit.
+        """Take the next request's messages: at least one, then as many as fit.
 
         Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
         """
@@ -141,7 +141,7 @@ class PartitionQueue:
             count = following.count
             if size + following.size > max_bytes or records + count > min(max_records, queued - left):
                 break
-            if following.timing is not first.timing:  # what waits for its time is never in a batch with other messages
+            if following.timing is not first.timing:  # delayed messages are never in a batch with others
                 break
             size += following.size
             records += count
@@ -151,15 +151,15 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Messages that the next request leaves to the one after it.
+        """Return how many messages the next request leaves to the one after it.
 
-        Who sends with a bounded number of messages under way fills that up while a request is. If nearly all of them
-        went in one request, sender and broker would wait for each other in turn; halves keep both at work.
+        A sender with a limited number of messages in flight fills that number up during a request. If nearly all of
+        them went in one request, sender and broker would wait for each other in turn; halves keep both busy.
         """
         return max(0, self.queued_records - self.answered) // 2
 
     def give_up_repeat(self) -> list[Outgoing]:
-        """What waits to be repeated is not any more; nothing if its request is under way."""
+        """Stop repeating the waiting messages; do nothing if their request is in flight."""
         if self.repeat is None or self.busy:
             return []
         batch, self.repeat = self.repeat, None
@@ -176,7 +176,7 @@ class PartitionQueue:
 
 
 class Turn(NamedTuple):
-    """What goes to one partition in one request."""
+    """Messages of one partition in one request."""
 
     queue: PartitionQueue
     batch: list[Outgoing]
@@ -186,11 +186,11 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that go to one broker together. missing: those without an outcome. taken: the sender has begun, at
-    `sent_at` (monotonic seconds). request: that of the last turn, or the one of all, from just before it is sent.
-    counted: it may have left with the numbers of its turns. failed: it could not be sent. landed, settled: turns of
-    which the outbox was told that (an interrupted handler is called again). elsewhere: its answer is taken on the
-    thread that no signal reaches, and so is what follows for it."""
+    """Turns that go to one broker together. missing: turns without an outcome. taken: the sender has begun, at
+    `sent_at` (monotonic seconds). request: of the last turn, or of all, from just before it is sent. counted: it may
+    have left with the numbers of its turns. failed: it could not be sent. landed, settled: turns already reported as
+    such to the outbox (an interrupted handler is called again). elsewhere: its answer, and all later steps, are
+    processed on the thread that no signal reaches."""
 
     __slots__ = (
         "broker",
@@ -223,21 +223,21 @@ class Flight:
 class BrokerQueue:
     """All partitions of one broker.
 
-    gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and what
-    becomes ready meanwhile goes together.
+    gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and queues
+    that become ready meanwhile go together.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None  # that was sent on last
+        self.connection: Connection | None = None  # the connection of the last send
         self.gathers = False
-        self.flights = 0  # under way
+        self.flights = 0  # in flight
         self.ready: deque[PartitionQueue] = deque()
         self.lingering: list[PartitionQueue] = []
 
     def use(self, connection: Connection) -> None:
-        """The sender's, without the lock: what goes to this broker now goes on this connection."""
+        """Use this connection for the broker from now on. Called by the sender, without the lock."""
         self.connection = connection
         self.gathers = connection.takes_many
 
@@ -246,19 +246,19 @@ class BrokerQueue:
         return self.flights < max_flights or not self.gathers
 
     def call(self, queue: PartitionQueue) -> None:
-        """Let it go with the next flight, if it may."""
+        """Let a queue go with the next flight, if it may."""
         if not queue.ready:
-            self.ready.append(queue)  # first: twice in there does no harm
+            self.ready.append(queue)  # first: twice in the list does no harm
             queue.ready = True
 
     def call_lingering(self) -> None:
-        """What lingers goes along with whatever leaves: waiting longer would save no request."""
+        """Let lingering messages go along with a leaving flight: waiting longer would save no request."""
         for queue in self.lingering:
             self.call(queue)
         self.lingering.clear()
 
     def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
-        """The flights that may leave now; their partitions are busy from here on."""
+        """Return the flights that may leave now; their partitions are busy from here on."""
         flights: list[Flight] = []
         while self.ready and self.is_open(max_flights):
             turns = self._board(max_bytes, max_records)
@@ -268,7 +268,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Partitions in the order they became ready, until the request is full or holds the only one it may."""
+        """Choose partitions in the order in which they became ready, until the request is full or holds the only one it
+        may."""
         turns: list[Turn] = []
         size = records = 0
         if self.lingering:
@@ -300,17 +301,17 @@ class BrokerQueue:
 
 
 class Queues:
-    """All of one producer. first: by topic, a partition that a message was accepted for."""
+    """All queues of one producer. first: by topic, a partition for which a message was accepted."""
 
     def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
-        """max_flights: under way to one broker. max_bytes, max_records: of one flight."""
+        """max_flights: in flight to one broker. max_bytes, max_records: of one flight."""
         self.by_partition: dict[TopicPartition, PartitionQueue] = {}
         self.first: dict[str, TopicPartition] = {}
         self._brokers: dict[int, BrokerQueue] = {}
         self._limits = max_flights, max_bytes, max_records
 
     def of(self, partition: TopicPartition) -> PartitionQueue:
-        """A partition's, made now if there was none."""
+        """Return a partition's queue; create it if there is none."""
         found = self.by_partition.get(partition)
         if found is not None:
             return found
@@ -321,7 +322,7 @@ class Queues:
         return queue
 
     def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Let those go that have something queued. Returns what may leave now."""
+        """Let those with queued messages go. Return the flights that may leave now."""
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
             if each.queue or each.repeat:
@@ -330,7 +331,7 @@ class Queues:
         return [flight for broker in brokers for flight in self.depart(broker)]
 
     def depart(self, broker: BrokerQueue) -> list[Flight]:
-        """The flights to it that may leave now."""
+        """Return the broker's flights that may leave now."""
         return broker.depart(*self._limits)
 
 
@@ -343,12 +344,12 @@ def _count(messages: Sequence[Outgoing]) -> int:
 
 
 def expired(outgoing: Outgoing, now: float) -> bool:
-    """Whether its time is over, and no thread that is blocked for it looks at that by itself."""
+    """Whether a message is overdue, and no blocked thread checks that itself."""
     return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
 
 
 def take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:
-    """Take them out of `queue`, whose others keep their order."""
+    """Take overdue messages out of `queue`; the others keep their order."""
     due = [outgoing for outgoing in queue if expired(outgoing, now)]
     if due:
         left = [outgoing for outgoing in queue if not expired(outgoing, now)]

@@ -1,10 +1,10 @@
 """Requests and replies: a message that asks for an answer, and the answer.
 
-A request says in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
-topic, and the tag that the reply gets, which is this producer's own. `metaq.correlation` numbers the requests of an
-inbox, and the reply repeats it. The requester reads that partition from the end that it had before the first request,
-with a tag filter and long polling, as a Consumer does (consumer/core.py, consumer/fetcher.py): a broker that is
-restarted or led by another node is read on. It joins no group and leaves no trace in ZooKeeper.
+A request states in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
+topic, and the tag of the reply, which is this producer's own. `metaq.correlation` numbers the requests of an inbox, and
+the reply repeats it. The requester reads that partition from its end before the first request, with a tag filter and
+long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py), also after the broker restarts or another node
+leads it. It joins no group and leaves no trace in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["ReplyTo", "Requester", "reply_options"]
 log = get_log(__name__)
 
 _TAKEN = 1000
-"""Replies handed to their futures at once."""
+"""Replies given to their futures at once."""
 _RETRY_SECONDS = 1.0
-"""Longest pause before a partition whose broker is away is read again: its replies have deadlines."""
+"""Longest pause before a partition whose broker is absent is read again: its replies have deadlines."""
 _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
 
 class ReplyTo(NamedTuple):
-    """Where the reply to a request goes. inbox: the tag that it gets."""
+    """Where the reply to a request goes. inbox: the reply's tag."""
 
     partition: TopicPartition
     inbox: str
@@ -68,8 +68,8 @@ class ReplyTo(NamedTuple):
 
 
 def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnOptions]:
-    """Where the reply to `request` goes, and its options. Raises ClientError (it is no request),
-    ConfigError, TypeError."""
+    """Return where the reply to `request` goes, and its options. Raises ClientError (it is no request), ConfigError,
+    TypeError."""
     if not hasattr(request, "attributes"):
         raise TypeError(f"{request!r:.80} is no Message: give the request that a consumer has handed out")
     own = request.attributes.reserved
@@ -84,7 +84,7 @@ def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnO
 
 
 class _Request(Outgoing):
-    """Not for a store of undelivered messages: nobody would wait for the answer."""
+    """An outgoing request; not for a store of undelivered messages, because nobody would wait for the answer."""
 
     __slots__ = ()
     storable = False
@@ -100,7 +100,7 @@ class _Pending(NamedTuple):
 class Requester:
     """The requests of one producer. Any thread.
 
-    late: replies that came when nobody waited for them any more, duplicates among them.
+    late: replies that came too late, including duplicates.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Requester:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """begin: sends a message that no thread is blocked for (Driver.begin). random: chooses among the partitions of
-        the reply topic."""
-        from ..fetching.core import ConsumerCore  # a producer that never asks does without them
+        """begin: sends a message for which no thread blocks (Driver.begin). random: chooses among the partitions of the
+        reply topic."""
+        from ..fetching.core import ConsumerCore  # not imported by a producer without requests
         from ..fetching.fetcher import Fetcher
         from ..settings.consumer_config import ConsumerConfig
 
@@ -131,7 +131,7 @@ class Requester:
         self._pending: dict[str, _Pending] = {}
         self._home: TopicPartition | None = None
         self._opening = Aside("metaq-requests-open")
-        self._lock = threading.Lock()  # of `_opened`
+        self._lock = threading.Lock()  # guards `_opened`
         self._closed = False
         reading = ConsumerConfig(connection=config.connection, damage="skip", error_max_seconds=_RETRY_SECONDS)
         self._pool = ConnectionPool(config.connection, protocol)
@@ -146,8 +146,8 @@ class Requester:
     def request(
         self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
     ) -> SendFuture[Message]:
-        """Blocks for the first connection to the broker of the replies only. reader: of the reply's value. Raises as
-        Producer.request."""
+        """Send a request. Blocks only for the first connection to the broker of the replies. reader: of the reply's
+        value. Raises as Producer.request."""
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
             home = self._opening.do(self._opened, deadline)
@@ -161,7 +161,7 @@ class Requester:
         future: SendFuture[Message] = SendFuture()
         self._pending[correlation] = _Pending(future, deadline, topic, reader)
         if len(self._pending) == 1:
-            self._fetcher.wake()  # it looks at deadlines from now on
+            self._fetcher.wake()  # it watches deadlines from now on
         if self._closed:
             self._fail_all(ClientError("this producer is closed"))
         try:
@@ -172,15 +172,15 @@ class Requester:
         return future
 
     def _sent(self, correlation: str, error: Exception | None, _result: object) -> None:
-        """The request is stored, or will not be."""
+        """Note that the request is stored, or will not be."""
         if error is not None and (pending := self._pending.pop(correlation, None)) is not None:
             pending.future.outcome.settle(error, None)
 
     # --- where replies are read -------------------------------------------------------------------------------------
 
     def _opened(self, deadline: float) -> TopicPartition:
-        """The partition that replies to the next request go to, which is read from before that on. One thread at a
-        time; where no interrupt comes."""
+        """Return the partition for replies to the next request, and read it from before the request on. One thread at a
+        time; no interrupts here."""
         from ..questions.partitions import max_offset
 
         with self._lock:
@@ -191,7 +191,7 @@ class Requester:
             if self._home is not None and self._home.broker in view.endpoints:
                 return self._home
             if not view.partitions:
-                if self._home is not None:  # its broker is the only one, and may be between two lives
+                if self._home is not None:  # its only broker may be restarting
                     return self._home
                 raise no_partition(topic)
             chosen = view.partitions[int(self._random() * len(view.partitions))]
@@ -238,7 +238,7 @@ class Requester:
                     self._expire(now)
                 if not replies:
                     fetcher.wait(max(0.0, look - now) if self._pending else tuning.IDLE_SECONDS)
-            except Exception:  # a bug, or what a log handler raises: the other requests are answered all the same
+            except Exception:  # a bug, or a log handler's error: answer the other requests nevertheless
                 log.exception("taking replies failed")
                 time.sleep(tuning.LOOK_SECONDS)
 
@@ -268,7 +268,7 @@ class Requester:
             pending.future.outcome.settle(error, None)
 
     def close(self, timeout: float = END_SECONDS) -> None:
-        """Fail what is pending, and end the thread and the connections. Where no interrupt comes. Idempotent."""
+        """Fail pending requests, and end the thread and the connections. No interrupts here. Idempotent."""
         self._closed = True
         self._fetcher.wake()
         self._fail_all(ClientError("the producer was closed before the reply came"))
@@ -280,5 +280,5 @@ class Requester:
         self._pool.close(timeout / 4)
 
     def close_elsewhere(self) -> None:
-        """In a process that was forked off: that process's copies of the sockets."""
+        """In a forked process: close that process's copies of the sockets."""
         self._pool.close()

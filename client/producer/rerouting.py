@@ -1,7 +1,7 @@
-"""What waits for a paused partition goes where it shall go now, without leaving its order.
+"""Route the messages of a paused partition again, without changing their order.
 
 Three steps: `drain` and `resume` with `ProducerCore._lock` held, and `choose` between them without it, because it may
-call a selector of the user's. Meanwhile the messages count as under way in their partition, where KeyOrder finds them.
+call a user's selector. Meanwhile the messages count as in flight in their partition, where KeyOrder finds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .routing import Routes, key_bytes
 __all__ = ["Rerouting"]
 
 Rerouted = tuple[Outgoing, TopicPartition | None]
-"""Where a message shall go; None: by its key."""
+"""The new partition of a message; None: by its key."""
 
 
 class Rerouting:
@@ -37,8 +37,8 @@ class Rerouting:
         self._clock = clock
 
     def drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
-        """Everything queued, to be routed anew; and what was to be repeated, if that is over. The partition stays
-        paused until `resume`."""
+        """Take all queued messages for routing, and messages to repeat whose time is over. The partition stays paused
+        until `resume`."""
         if not queue.paused:
             return (), ()
         overdue: Sequence[Outgoing] = ()
@@ -49,7 +49,7 @@ class Rerouting:
         return drained, overdue
 
     def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
-        """Where these go from `queue` on; and those that end."""
+        """Return where these messages of `queue` go, and those that end."""
         placed: list[Rerouted] = []
         ended: list[GivenUp] = []
         for outgoing in drained:
@@ -64,20 +64,20 @@ class Rerouting:
                     placed.append((outgoing, self._places.route(outgoing)))
                 except NoPartition:
                     placed.append((outgoing, queue.partition))  # nobody publishes the topic now: it waits here
-                except Exception as error:  # a selector of the user's: the message gets its error
+                except Exception as error:  # a user's selector: the message gets its error
                     ended.append((outgoing, error))
         return placed, ended
 
     def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
-        """Put these where they go, in front of what arrived meanwhile, and end the pause. Returns where they went."""
+        """Put these into their queues, before later messages, and end the pause. Return the queues."""
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
-            # before anything leaves its place: a look in between would not find what is in no queue
+            # before anything leaves its place: a concurrent look would not find messages in no queue
             self._keys.look(here.topic)
         placed = [*placed, *((each, None if each.goes_by_key else here) for each in queue.take_all())]
         queue.under_way = queue.repeat or ()
         touched = {here: queue}
-        # messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first
+        # Messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first.
         held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None and each.goes_by_key}
         for outgoing, partition in placed:
             if partition is not None:

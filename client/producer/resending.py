@@ -1,4 +1,4 @@
-"""Messages in a local store that wait to be sent: put there when nobody took them, and sent again later.
+"""Messages in a local store: saved when no broker took them, and sent again later.
 
 Each queue is sent in its order, by one thread at a time, until a message fails.
 """
@@ -24,15 +24,15 @@ __all__ = ["NOWHERE", "Resender", "Undelivered"]
 log = get_log(__name__)
 
 NOWHERE = -1
-"""Broker and partition of a message that went to none yet."""
+"""Broker and partition of a message that has no partition yet."""
 _PREFIX = "undelivered "
-"""With the topic behind it the name of a queue; no topic has a blank."""
+"""Followed by the topic, the name of a queue; no topic has a blank."""
 
 
 class Resender:
-    """Empties the queues of a store that `owns` says are its own. Any thread.
+    """Send the messages of a store's queues for which `owns` returns true. Any thread.
 
-    send: sends one message or raises MetaqError, which ends this round of its queue: the message stays the first, and
+    send: sends one message or raises MetaqError, which ends this round of its queue. The message stays the first, and
     the next `trigger`, or the next interval, tries it again.
     """
 
@@ -51,7 +51,7 @@ class Resender:
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = Bells()
-        self._wanted: dict[str, None] = {}  # triggered; the timers' thread starts what empties them
+        self._wanted: dict[str, None] = {}  # triggered; the timers' thread starts their threads
         self._running: dict[str, threading.Thread] = {}
         self._asked_again: set[str] = set()
         self._failures: dict[str, MetaqError] = {}
@@ -59,8 +59,8 @@ class Resender:
         self._timers = Timers("metaq-resend", clock)
 
     def begin(self) -> None:
-        """Empty the queues from now on. No constructor does that: if it were interrupted when it returns, nobody could
-        end it. An interrupt of this ends it (interrupts.py)."""
+        """Start emptying the queues. Not done by a constructor: after an interrupt on its return nobody could end it.
+        An interrupt of this method ends it (interrupts.py)."""
         try:
             self._timers.call_later(0.0, self._round)
         except BaseException:
@@ -69,20 +69,20 @@ class Resender:
 
     @property
     def failures(self) -> Mapping[str, MetaqError]:
-        """Why the first message of a queue could not be sent when it was tried last."""
+        """Why the last try to send a queue's first message failed."""
         return dict(self._failures)
 
     def trigger(self, queue: str) -> None:
-        """Have the queue emptied. Returns at once."""
+        """Request that the queue is emptied. Returns at once."""
         self._wanted[queue] = None
         self._timers.call_later(0.0, self._start_wanted)
 
     def trigger_all(self) -> None:
-        """Have every queue emptied, later: this returns at once and never waits for the file."""
+        """Request that every queue is emptied later; returns at once and never waits for the file."""
         self._timers.call_later(0.0, self._trigger_owned)
 
     def wait_until_empty(self, queue: str, seconds: float) -> bool:
-        """Whether the queue is empty, now or within `seconds`."""
+        """Return whether the queue is empty, now or within `seconds`."""
         deadline = self._clock() + seconds
         self._changed.wait_for(lambda: self._closed or not self._store.count(queue), lambda: deadline - self._clock())
         return not self._store.count(queue)
@@ -94,7 +94,7 @@ class Resender:
             return not (self._wanted or self._running)
 
     def close(self, timeout: float) -> None:
-        """Stop after the messages under way; wait for them for at most `timeout` seconds. Idempotent."""
+        """Stop after the messages in flight; wait for them at most `timeout` seconds. Idempotent."""
         deadline = self._clock() + timeout
         with self._lock:
             self._closed = True
@@ -151,7 +151,7 @@ class Resender:
             self._changed.ring()
 
     def _send_chunk(self, queue: str) -> bool:
-        """False: there was nothing to send."""
+        """Send a chunk. Return False if there was nothing to send."""
         rows = self._store.peek(queue, tuning.RESENT_TOGETHER)
         sent: list[int] = []
         try:
@@ -167,7 +167,8 @@ class Resender:
 
 
 class Undelivered:
-    """Any thread; `keep` never blocks. The queue of a topic is in the order in which its messages were given up.
+    """The store of undelivered messages. Any thread; `keep` never blocks. A topic's queue is in the order in which its
+    messages were given up.
 
     send: as for Resender.
     """
@@ -184,16 +185,16 @@ class Undelivered:
         self._given_up: dict[Outgoing, MetaqError] = {}
         self._closed = False
         self._writing = threading.Lock()
-        self._aside = Aside("metaq-undelivered")  # else what is in the store might not be known to be, and come twice
+        self._aside = Aside("metaq-undelivered")  # otherwise a stored message may not be known, and come twice
         self._timers = Timers("metaq-undelivered", clock)
 
     def begin(self) -> None:
-        """Send what the store has from now on, as Resender.begin."""
+        """Start sending the stored messages, as Resender.begin."""
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """`error` says why it was given up; its future ends once it is in the store. One that waits to be written is
-        not kept twice, whoever gives it up. After `close` its future ends with LocalStoreError."""
+        """Save a message; `error` says why it was given up. Its future ends once it is in the store. A message that
+        waits to be written is not saved twice. After `close` its future ends with LocalStoreError."""
         self._given_up.setdefault(outgoing, error)
         if self._closed:
             self.write()
@@ -202,11 +203,11 @@ class Undelivered:
 
     @property
     def is_writing(self) -> bool:
-        """Whether something was given up that is not in the store yet. Takes no lock."""
+        """Whether a given up message is not in the store yet. Takes no lock."""
         return bool(self._given_up)
 
     def write(self) -> None:
-        """Put everything that was given up into the store, now."""
+        """Write all given up messages into the store now."""
         self._aside.do(self._write)
 
     def _write(self) -> None:
@@ -214,7 +215,7 @@ class Undelivered:
             given_up = list(self._given_up.items())
             by_topic: dict[str, list[tuple[Outgoing, MetaqError]]] = {}
             for outgoing, error in given_up:
-                if not outgoing.done:  # else its answer came after all
+                if not outgoing.done:  # otherwise its answer came after all
                     by_topic.setdefault(outgoing.topic, []).append((outgoing, error))
             for topic, messages in by_topic.items():
                 self._append(topic, messages)
@@ -235,15 +236,15 @@ class Undelivered:
             outgoing.succeed_text([SendResult(0, outgoing.fixed or nowhere, -1)] * count)
 
     def send_soon(self) -> None:
-        """There may be brokers for what is in the store. Never blocks."""
+        """Send soon, because there may be brokers for stored messages. Never blocks."""
         self._resender.trigger_all()
 
     def stop_sending(self, timeout: float) -> None:
-        """Send nothing again any more; `keep` still works."""
+        """Stop sending; `keep` still works."""
         self._resender.close(timeout)
 
     def close(self, timeout: float = tuning.LAST_WAIT_SECONDS) -> None:
-        """Write what is left and close the store, after waiting `timeout` seconds at most. Idempotent."""
+        """Write the rest and close the store, after waiting at most `timeout` seconds. Idempotent."""
         self._timers.close(timeout / 2)
         self._resender.close(timeout / 2)  # its sends have failed by now
         self._closed = True

@@ -1,4 +1,4 @@
-"""Where a message goes now: its partition, its key, the user's selector, or each partition in turn."""
+"""Choose where a message goes now: by its partition, its key, the user's selector, or in turn."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ log = get_log(__name__)
 
 
 class PartitionSelector(Protocol):
-    """Your own way to choose a partition, for messages sent without a key."""
+    """Your own choice of a partition for messages without a key."""
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
         """Return one of `partitions`: never empty, ordered numerically by (broker, partition), without those that
-        cannot take messages now. Called on the sending thread, and on the producer's retry thread after a failure.
+        cannot accept messages now. Called on the sending thread, and on the producer's retry thread after a failure.
 
         message: the payload of send(), or the list of payloads of send_batch().
         """
 
 
 def check_selector(selector: PartitionSelector) -> PartitionSelector:
-    """Raises ConfigError for what is no selector."""
+    """Raises ConfigError if it is not a selector."""
     if not callable(getattr(selector, "select", None)):
         remedy = "make it an object with a method select(topic, partitions, message)"
         raise ConfigError("selector", repr(selector), remedy)
@@ -61,9 +61,9 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 
 
 class RoundRobinSelector:
-    """Every partition in turn, counted per topic (1.x counts all topics together, so that two topics used alternately
-    hit only every second partition). Each topic begins at a random partition, so that programs that send one message
-    each use all partitions (1.x always begins at the second). Any thread.
+    """Use every partition in turn, counted per topic. (1.x counts all topics together, so two topics used alternately
+    hit only every second partition.) Each topic begins at a random partition, so that programs that send a single
+    message use all partitions. (1.x always begins at the second.) Any thread.
 
     random: a number in [0, 1) for each topic; 0 is the first partition.
     """
@@ -80,7 +80,8 @@ class RoundRobinSelector:
 
 
 class Routes(Protocol):
-    """Where messages may go now: the Router. `partitions_for_keys` and `avoid` are called with the core's lock held."""
+    """The part of the Router that the core needs. `partitions_for_keys` and `avoid` are called with the core's lock
+    held."""
 
     def route(self, outgoing: Outgoing) -> TopicPartition: ...
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
@@ -93,7 +94,7 @@ class Routes(Protocol):
 
 
 class Router:
-    """Chooses partitions from the cluster as it is now, without those that failed a moment ago. Any thread."""
+    """Choose partitions from the current cluster, without those that have just failed. Any thread."""
 
     def __init__(
         self,
@@ -111,18 +112,18 @@ class Router:
         self._round_robin = RoundRobinSelector(random)
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
-        self._meant: dict[str, str] = {}  # by topic that nobody publishes: what to do, as it was told first
+        self._meant: dict[str, str] = {}  # by unpublished topic: the hint of the first error
         # broker, topic on a broker, or partition -> until when
         self._avoided: dict[int | tuple[str, int] | TopicPartition, float] = {}
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
-        """The partition for a message. Raises NoPartition, InvalidName, or what a selector raises."""
+        """Choose the partition for a message. Raises NoPartition, InvalidName, and exceptions of a selector."""
         topic = outgoing.topic
         if outgoing.fixed is not None:
             return self._check_fixed(outgoing.fixed, topic)
         view = self._metadata.view(topic)
         if not view.partitions and self._default_topic is not None:
-            check_new_topic(topic)  # a broker would make it with this message
+            check_new_topic(topic)  # a broker would create it with this message
             view = self._view(topic)
         partitions = view.partitions
         if not partitions:
@@ -134,9 +135,9 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """The `error` of a message. If its caller is told, and nobody publishes its topic, which may be misspelt, it
-        names the nearest that there is. Which topics there are is asked once for each such topic. Raises InvalidName:
-        no broker can make the topic."""
+        """Return the `error` of a message. If the caller gets it, and nobody publishes the topic, which may be
+        misspelt, it names the most similar existing topic. ZooKeeper is asked for topics once per such topic. Raises
+        InvalidName: no broker can create the topic."""
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
             return error
@@ -144,22 +145,23 @@ class Router:
         if topic not in self._meant:
             known: Collection[str] = ()
             try:
-                known = set(self._metadata.topics()) - {topic}  # it may have been registered a moment ago
-            except MetaqError as failure:  # a hint must not replace the error that it is for
+                known = set(self._metadata.topics()) - {topic}  # it may have just been registered
+            except MetaqError as failure:  # a hint must not replace its error
                 log.info("which topics there are is unknown: %s", failure)
             self._meant[topic] = topic_meant(topic, known, _new_topic(topic))
         return no_partition(topic, self._meant[topic])
 
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
-        """From which keys choose; empty if nobody publishes the topic now. Raises NoPartition if it cannot be known."""
+        """The partitions for keys; empty if nobody publishes the topic now. Raises NoPartition if they cannot be
+        known."""
         partitions = self._view(topic).partitions
         if partitions and partitions[0].partition == UNKNOWN:
             raise _unknown_partitions(topic, "a key chooses from")
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Whether what a message needs is not registered now: its partition's broker with the topic, or any that has
-        it. A broker that has just come back is registered before its topics are."""
+        """Whether a message's target is not registered now: its partition's broker with the topic, or any broker with
+        it. A restarted broker is registered before its topics are."""
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)
         if fixed is None:
@@ -194,7 +196,7 @@ class Router:
         return self._select(outgoing.topic, partitions, outgoing.message)
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
-        """A send to it failed: choose others for a while, if there are any. Returns whether there are."""
+        """Note a failed send: choose other partitions for a while, if there are any. Return whether there are."""
         what: int | tuple[str, int] | TopicPartition = partition
         if isinstance(error, TooFewNodes):
             what = partition.topic, partition.broker
@@ -205,11 +207,11 @@ class Router:
 
     @property
     def avoids_any(self) -> bool:
-        """Whether `works` would make a difference."""
+        """Whether `works` would change anything."""
         return bool(self._avoided)
 
     def works(self, partition: TopicPartition) -> None:
-        """A send to it succeeded."""
+        """Note a successful send."""
         if self._avoided:
             for what in (partition, (partition.topic, partition.broker), partition.broker):
                 self._avoided.pop(what, None)
@@ -220,7 +222,7 @@ class Router:
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
-        """The topic's, with the partitions of the default topic while it has none of its own."""
+        """The topic's view, with the partitions of the default topic while it has none of its own."""
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:
             return view
@@ -251,7 +253,7 @@ class Router:
         )
 
     def _published(self, topic: str, view: TopicView) -> frozenset[TopicPartition]:
-        """The view's partitions as a set, which finds one of thousands without a look at each."""
+        """The view's partitions as a set, for fast look-ups among thousands."""
         listed, partitions = self._listed.get(topic, (None, frozenset()))
         if listed is not view.partitions:
             partitions = frozenset(view.partitions)
@@ -259,7 +261,7 @@ class Router:
         return partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
-        """Without what failed a moment ago; everything if nothing else is left."""
+        """The partitions that have not just failed; all of them if none is left."""
         now = self._clock()
         for what, until in list(self._avoided.items()):
             if until <= now:
@@ -277,15 +279,15 @@ class Router:
 
 
 def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
-    """CRC-32 (IEEE) of the key's UTF-8 bytes modulo the number of partitions, as an index into the ordered list.
+    """Return the index in the ordered list: CRC-32 (IEEE) of the key's UTF-8 bytes modulo the number of partitions.
 
-    The same key goes to the same partition while the list is the same; when brokers come or go, keys may move.
+    A key stays in its partition while the list is the same; when brokers come or go, keys may move.
     """
     return partitions[crc32(key_bytes(key)) % len(partitions)]
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """What a key is compared and hashed by: a text and its UTF-8 bytes are one key. Raises LocalProtocolError."""
+    """Return the bytes to compare and hash a key: a text and its UTF-8 bytes are one key. Raises LocalProtocolError."""
     try:
         return key.encode("utf-8") if isinstance(key, str) else key
     except UnicodeEncodeError:
@@ -293,7 +295,7 @@ def key_bytes(key: str | bytes) -> bytes:
 
 
 def no_partition(topic: str, remedy: str = "") -> NoPartition:
-    """Nobody publishes the topic now."""
+    """The error if nobody publishes the topic now."""
     nobody = f"topic {topic!r} has no partition: no broker that is registered now publishes it"
     return NoPartition(f"{nobody}: {remedy or _new_topic(topic)}")
 

@@ -1,4 +1,4 @@
-"""Flights on their way: over a connection to their broker, and back into the core."""
+"""Send flights over a connection to their broker, and return their ends to the core."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ log = get_log(__name__)
 
 
 class Sender:
-    """Sends flights, and tells the core what became of them. Any thread.
+    """Send flights, and report their ends to the core. Any thread.
 
-    The core is told that a turn has landed on the reading thread of the connection or on the caller's own. The messages
-    get their results after that, while the broker has the next flight already; then the core may release them.
+    The core learns that a turn has landed on the connection's reading thread or on the caller's own. After that, while
+    the broker already has the next flight, the messages get their results; then the core may release them.
 
-    do: does what the core says where messages failed. on_released: called where there is room again. elsewhere: has an
-    action done, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not counted.
+    do: executes the core's actions after failures. on_released: called when there is room again. elsewhere: runs an
+    action, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not numbered.
     packs: it compresses payloads.
     """
 
@@ -65,12 +65,12 @@ class Sender:
         self._packs = packs
         self._codec = FlightCodec(producer)
         self.half_checks: dict[int, float | None] = {}
-        """Broker → the least number of seconds after which it has said to check half messages that do not say it; None:
-        it does not tell."""
+        """Broker → the lowest announced number of seconds until the first check of half messages that state none; None:
+        it does not announce it."""
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message whose thread this is, and which is going to drive the connection that this
-        chooses: its `driver`."""
+        """Send `flight`. caller: the message whose thread this is; the thread will drive the chosen connection, the
+        message's `driver`."""
         try:
             flight.taken = True
             flight.sent_at = now = self._clock()
@@ -122,8 +122,8 @@ class Sender:
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        """Send each of `flights`; one that cannot be is tried again, and keeps none behind it. Raises what interrupts
-        the thread: a caller to which that may come has those behind it sent (`lose_untaken`)."""
+        """Send each of `flights`. One that cannot be sent is retried, and does not block the following ones. Raises
+        interrupts of the thread; an interruptible caller has the following ones sent by `lose_untaken`."""
         for flight in flights:
             try:
                 self.transmit(flight)
@@ -137,18 +137,18 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """The caller of `transmit` was interrupted, maybe before it had begun with some of these. On another thread."""
+        """The caller of `transmit` was interrupted, maybe before it had begun some of these. On another thread."""
         for flight in flights:
             if not flight.taken:
                 self._lose(flight)
 
     def _lose(self, flight: Flight) -> None:
-        """The thread that was going to send it was interrupted: its messages are tried again."""
-        flight.elsewhere = True  # behind what was handed on just before the interrupt
+        """The sending thread was interrupted: retry the messages."""
+        flight.elsewhere = True  # behind actions handed on just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """The least one: a half message may have come with an earlier connection, to an earlier life of the broker."""
+        """Note the lowest: a half message may have come on an earlier connection, before a restart of the broker."""
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
 
@@ -163,7 +163,7 @@ class Sender:
     def _answered(
         self, flight: Flight, request: FlightRequest, index: int, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """Called again after an interrupt."""
+        """Take an answer; called again after an interrupt."""
         if (result := request.result_alone(reply)) is None or not self._settle_alone(flight, result):
             self._take(flight, partial(self._land, flight, request, index, reply, error))
 
@@ -171,8 +171,8 @@ class Sender:
         self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns], False))
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. The callers
-        among the senders wait for that.
+        """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. Sending
+        threads wait for that.
         """
         if not (flight.elsewhere or may_be_interrupted()):
             action()
@@ -209,13 +209,13 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """The usual answer of producers that wait for each of their sends: if it is the only message of `flight`, it is
-        done with in few steps. False: nothing was done, it needs all of them.
+        """Settle the only message of `flight` in few steps: the usual answer of producers that wait for each send.
+        False: nothing was done, the full way is needed.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
             return False
-        # before it counts as landed, so that `_settle_again` finds it if an interrupt comes between the two
+        # before it counts as landed, so that `_settle_again` finds it after an interrupt between the two
         outgoing.result = result
         try:
             following = self._core.landed_alone(flight)
@@ -232,8 +232,8 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """The handler of an answer was interrupted when turns had landed: their messages are stored, and get what
-        results there are. Where no interrupt comes."""
+        """The handler of an answer was interrupted after turns had landed: give their stored messages the available
+        results. No interrupts here."""
         for _, batch in flight.landed:
             for outgoing in batch:
                 if outgoing.result is not None:
@@ -254,12 +254,12 @@ class Sender:
 
 
 def new_producer_id() -> int:
-    """63 bits of the system's randomness, so that no fork and no seed repeats them; not 0."""
+    """Return 63 bits of the system's randomness, not 0, which no fork and no seed repeats."""
     return int.from_bytes(os.urandom(8)) >> 1 or 1
 
 
 def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]:
-    """Those whose messages are to wait at a broker that does not have them wait."""
+    """Return the turns whose messages must wait at a broker that cannot keep them."""
     refused: list[FailedTurn] = []
     for turn in turns:
         timing = turn.batch[0].timing
@@ -271,7 +271,7 @@ def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]
 
 
 def no_halves(connection: Connection) -> RequestRefused:
-    """A transaction with check-back was asked of a broker that has none."""
+    """The error if a transaction with check-back goes to a broker without them."""
     return RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         f"{connection.endpoint} keeps no half messages (its version, {connection.peer_version!r}, does not say "
@@ -295,7 +295,7 @@ def _has_gone(flight: Flight) -> bool:
 
 
 def _needs_reader(connection: Connection, flight: Flight) -> bool:
-    """Whether nobody is blocked for some of these messages who would read the connection for them."""
+    """Whether some of these messages have no blocked thread that reads the connection."""
     for _, batch in flight.turns:
         for outgoing in batch:
             if outgoing.driver is not connection:

@@ -1,5 +1,5 @@
-"""What a producer's transactions share, on one broker, for XA and with check-back. It comes with the first of them, for
-most producers send none, and what it loads takes a sixth of the time in which one is imported."""
+"""The part of a producer for all its transactions: on one broker, XA, and with check-back. It is created at the first
+use, because most producers need none, and its imports take a sixth of a producer's import time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Transacting"]
 
 
 class Transacting:
-    """Of one producer. calls: for transactions on one broker, and XA. halves: those with check-back. Any thread; it has
-    no thread and no connection before the first use."""
+    """The transactions of one producer. calls: for transactions on one broker, and XA. halves: those with check-back.
+    Any thread; it has no thread and no connection before the first use."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: makes the one for questions of brokers."""
+        """check_pool: makes the pool for questions of brokers."""
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(
             driver,
@@ -48,7 +48,7 @@ class Transacting:
         )
 
     def close(self, left: TimeLeft) -> None:
-        """End what is under way; what is begun behind this is refused. Idempotent."""
+        """End running transactions; refuse new ones. Idempotent."""
         self.calls.closed = True
         self.halves.close(left.part(0.2))
         self.halves.checker.close(left.seconds)

@@ -1,4 +1,4 @@
-"""Transactions on one broker, and what they share with XA: verbs and messages with a key, in both protocols."""
+"""Transactions on one broker, and the common part with XA: verbs and messages with a key, in both protocols."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ PENDING_OFFSET = -1
 
 
 class Transactional:
-    """The part of a producer that its transactions share. Any thread; every method blocks for one round trip a request.
+    """The state that a producer's transactions share. Any thread; every method blocks for one round trip per request.
 
-    session: names this producer to brokers, as 1.x does: `<address>-<start in ms>-<number>`.
+    session: this producer's name at brokers, as in 1.x: `<address>-<start in ms>-<number>`.
     """
 
     def __init__(
@@ -86,32 +86,32 @@ class Transactional:
         clock: Callable[[], float],
         last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
-        """last_partition: of a topic, where its last message outside of transactions went."""
+        """last_partition: the partition of a topic's last message outside of transactions."""
         self.metadata = metadata
         self.router = router
         self.config = config
         self.packer = Packer.of(config)
         self.clock = clock
-        # the process id beside 1.x's counter, so that two processes cannot share a name
+        # The process id complements 1.x's counter, so that two processes cannot share a name.
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Topics that a transaction has found a partition of."""
+        """Topics for which a transaction has found a partition."""
         self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Whether it was there before: what publishes it may be restarting."""
+        """Whether the topic existed before: its broker may be restarting."""
         return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
-        """The key of a new transaction on one connection."""
+        """Return the key of a new transaction on one connection."""
         return f"TX:{self.session}:{next(self._numbers)}"
 
     def connect(self, topic: str, broker: int, timeout: float) -> Connection:
-        """The connection to `broker` (seen through the view of `topic`).
+        """Return the connection to `broker` (according to the view of `topic`).
 
         Raises NoPartition, BrokerUnavailable, ClientError (the producer is closed).
         """
@@ -124,7 +124,7 @@ class Transactional:
         return self._pool.connection(endpoint, timeout)
 
     def deadline(self, timeout: Duration | None) -> float:
-        """Clock time at which a send with this `timeout` in seconds ends."""
+        """Return the clock time at which a send with this `timeout` in seconds ends."""
         return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
     # --- verbs ------------------------------------------------------------------------------------------------------
@@ -139,7 +139,8 @@ class Transactional:
         qualifier: str = "",
         deadline: float | None = None,
     ) -> str:
-        """Ask for `kind`; the text of the broker's answer ("" for END, which the text protocol does not answer).
+        """Send the verb `kind`; return the text of the broker's answer ("" for END, which the text protocol does not
+        answer).
 
         Raises TransactionRefused (XaRefused with a code), RequestTimedOut, BrokerUnavailable.
         """
@@ -176,7 +177,7 @@ class Transactional:
         return reply.text
 
     def outcome(self, connection: Connection, tx_key: str, first_id: int, broker: int) -> bool:
-        """Whether a local transaction is committed; after this it is so for good. first_id: of its first message.
+        """Return whether a local transaction is committed; the answer is final. first_id: of its first message.
 
         Raises NotLeader, TransactionRefused (not known any more; XaRefused with XAER_RMFAIL: not by this leader),
         RequestRefused (an older broker), RequestTimedOut, BrokerUnavailable.
@@ -199,7 +200,7 @@ class Transactional:
     def put(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """Put what `outgoing` holds into the transaction, in its order; the results have no offset.
+        """Put the messages of `outgoing` into the transaction, in order; the results have no offset.
 
         Raises TransactionRefused and the other refusals, RequestTimedOut, BrokerUnavailable.
         """
@@ -235,7 +236,7 @@ class Transactional:
     def _put_texts(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """One after the other, because a Java broker may take pipelined puts in any order."""
+        """Put one after the other, because a Java broker may take pipelined puts in any order."""
         results = []
         for record in outgoing.records():
             reply = connection.call(partial(_put_line, partition, record, tx_key), self._wait(outgoing.deadline))
@@ -289,7 +290,7 @@ class TransactionSends(ABC):
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
 
     def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
-        """The same for values, as Producer.typed."""
+        """Return the same for values, as Producer.typed."""
         return TypedSends(self, serializer)
 
     @abstractmethod
@@ -311,22 +312,23 @@ class _State(Enum):
 
 
 class Transaction(TransactionSends):
-    """Made by Producer.transaction(), used as a context manager: the end of the block commits, an exception rolls back.
+    """A transaction of Producer.transaction(), used as a context manager: the end of the block commits, an exception
+    rolls back.
 
-    The first message chooses the broker, as any send does; the others can only go to partitions of that broker. The
-    transaction lives on one connection: if that ends, it is lost. Sends of several threads take turns.
+    The first message chooses the broker, like any send; the others can only go to partitions of that broker. The
+    transaction belongs to one connection: if that ends, it is lost. Sends of several threads take turns.
 
-    `send` and `send_batch` raise NoPartition (none on this transaction's broker), LocalProtocolError and TypeError with
-    nothing sent, so that it goes on; TransactionLost (the connection ended, or nothing was answered in time),
-    TransactionRefused (it ran into its timeout, for example) and other refusals leave only the rollback.
+    `send` and `send_batch` raise NoPartition (none on this transaction's broker), LocalProtocolError and TypeError
+    before anything is sent, so the transaction continues. After TransactionLost (the connection ended, or no answer
+    came in time), TransactionRefused (for example after its timeout) and other refusals only a rollback is possible.
     """
 
     def __init__(self, calls: Transactional, timeout_seconds: int, owner: object = None) -> None:
-        """owner: is not closed, as nobody's, while this transaction is there."""
+        """owner: is kept alive, and so not closed as garbage, while this transaction exists."""
         super().__init__(calls)
         self._owner = owner
         self.key = calls.new_local_key()
-        """What names it to the broker, `TX:<session>:<number>`."""
+        """The transaction's name at the broker, `TX:<session>:<number>`."""
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._state = _State.NEW
@@ -334,21 +336,21 @@ class Transaction(TransactionSends):
         self._broker = -1
         self._topic = ""
         self._first_id = 0
-        """Of its first message."""
+        """Id of its first message."""
 
     def commit(self) -> None:
         """Make the messages visible. Without a message there is nothing to do.
 
-        A leader of a broker set that hands over refuses the commit, and nothing has happened: it is asked again if it
-        goes on, which takes 10 s at most.
+        A leader of a broker set that hands over refuses the commit without effect. If it continues to lead, it is asked
+        again; this takes at most 10 s.
 
-        Raises TransactionLost (it ended before, or a send had failed, or another node leads the broker set now: nothing
-        becomes visible), TransactionRefused (the broker rolled it back, after its timeout for example), CommitUnknown
-        (the answer was lost, or the broker does not know), CommitIncomplete (committed, but not all messages are
-        visible yet), ClientError (it is over already).
+        Raises TransactionLost (the transaction ended before, or a send had failed, or another node leads the broker set
+        now: nothing becomes visible), TransactionRefused (the broker rolled it back, for example after its timeout),
+        CommitUnknown (the answer was lost, or the broker does not know), CommitIncomplete (committed, but not all
+        messages are visible yet), ClientError (it is already over).
 
-        If the answer of a broker set's leader is lost, the set is asked what became of the transaction, for 10 s at
-        most; it knows, unless so much was committed since that its log has been shortened.
+        If the answer of a broker set's leader is lost, the set is asked for the outcome of the transaction, for at most
+        10 s. It knows the outcome, unless so much was committed since that its log has been shortened.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -379,8 +381,8 @@ class Transaction(TransactionSends):
             self._state = _State.COMMITTED
 
     def rollback(self) -> None:
-        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable (our broker drops them when
-        it loses the connection, a Java broker after the timeout); ClientError (it is committed)."""
+        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable (our broker drops the
+        messages when it loses the connection, a Java broker after the timeout); ClientError (it is committed)."""
         with self._lock:
             if self._state in (_State.COMMITTED, _State.UNKNOWN, _State.ROLLED_BACK):
                 raise ClientError(f"transaction {self.key} {self._state.value}")
@@ -406,7 +408,7 @@ class Transaction(TransactionSends):
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _commit_on(self, connection: Connection) -> None:
-        """Ask for the commit until a node that leads has answered. Raises TransactionLost and as Transactional.verb."""
+        """Ask for the commit until a leading node has answered. Raises TransactionLost and as Transactional.verb."""
         give_up = self._calls.clock() + LEADER_SECONDS
         while True:
             try:
@@ -417,7 +419,7 @@ class Transaction(TransactionSends):
                 return
 
     def _settle(self, connection: Connection, lost: MetaqError) -> None:
-        """Learn from the broker set what became of a commit without an answer. Raises CommitUnknown, TransactionLost,
+        """Ask the broker set for the outcome of a commit without an answer. Raises CommitUnknown, TransactionLost,
         CommitIncomplete."""
         calls = self._calls
         if not connection.speaks_frames or not calls.is_set(self._broker):
@@ -436,7 +438,7 @@ class Transaction(TransactionSends):
         self._state = _State.COMMITTED
 
     def _asked_for_outcome(self, give_up: float) -> bool:
-        """Ask whichever node leads until there is an answer. Raises what the last one asked has said."""
+        """Ask the leading node until there is an answer. Raises the error of the last node asked."""
         calls = self._calls
         backoff = Backoff(0.02, 0.5)
         while True:
@@ -453,10 +455,10 @@ class Transaction(TransactionSends):
                 time.sleep(pause)
 
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
-        """After a refused commit, until the node leads again, with the transaction still open.
+        """Wait after a refused commit until the node leads again, with the transaction still open.
 
-        The node is asked for its role, because a lost answer to that leaves no doubt, as one to the commit would.
-        Raises TransactionLost: the node leads no longer, so it has dropped the transaction.
+        The node is asked for its role, because a lost answer to that leaves no doubt, unlike a lost answer to the
+        commit. Raises TransactionLost if the node no longer leads: then it has dropped the transaction.
         """
         from ..questions.admin import set_status
 
@@ -476,7 +478,7 @@ class Transaction(TransactionSends):
             log.info("%s does not say whether it leads: %s", connection.endpoint, error)
         try:
             self._roll_back()
-        except MetaqError as error:  # then it ends with its connection, or by its timeout
+        except MetaqError as error:  # then the connection's end, or the timeout, ends it
             log.info("transaction %s could not be rolled back: %s", self.key, error)
         raise TransactionLost(f"transaction {self.key} is rolled back: {refusal}") from refusal
 
@@ -490,7 +492,7 @@ class Transaction(TransactionSends):
                     partition = self._calls.router.route_in_transaction(outgoing, self._broker)
                 connection = self._connection
                 assert connection is not None
-                self._state = _State.FAILED  # whatever goes wrong now
+                self._state = _State.FAILED  # valid for any error from here on
                 try:
                     results = self._calls.put(connection, self.key, partition, outgoing)
                 except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
@@ -503,7 +505,7 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Whether there is time to begin anew where the leader is: nothing has been put yet."""
+        """Whether there is time to begin again at the new leader: nothing has been put yet."""
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:
             return False
@@ -512,7 +514,7 @@ class Transaction(TransactionSends):
         return True
 
     def _usable(self) -> Connection | None:
-        """The connection it lives on, None before the first message. Raises ClientError, TransactionLost."""
+        """Return the transaction's connection, None before the first message. Raises ClientError, TransactionLost."""
         if self._state not in (_State.NEW, _State.OPEN):
             error = TransactionLost if self._state is _State.FAILED else ClientError
             raise error(f"transaction {self.key} {self._state.value}")
@@ -522,7 +524,7 @@ class Transaction(TransactionSends):
         return self._connection
 
     def _begin(self, outgoing: Outgoing) -> TopicPartition:
-        """Begin it on the broker of the first message's partition: on another one if that cannot be reached."""
+        """Begin on the broker of the first message's partition; on another broker if that cannot be reached."""
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
         while True:
@@ -539,8 +541,8 @@ class Transaction(TransactionSends):
                     deadline=outgoing.deadline,
                 )
             except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
-                # without a partition its topic is away, as a set's between two leaders: as a send, it waits if it was
-                # sent to before
+                # Without a partition its topic is absent, for example a set's between two leaders: like a send, it
+                # waits if the topic was sent to before.
                 if partition is None and not (calls.has_sent_to(outgoing.topic) and calls.router.is_away(outgoing)):
                     raise
                 follows = calls.follow(error)

@@ -1,4 +1,4 @@
-"""Senders of values: what serializers make payloads of."""
+"""Senders of values, which serializers turn into payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SendsOne(Protocol):
-    """What a transaction and every kind of producer have in common."""
+    """The common methods of a transaction and every kind of producer."""
 
     def send(
         self, topic: str, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
@@ -33,7 +33,7 @@ class SendsOne(Protocol):
 
 
 class Sends(SendsOne, Protocol):
-    """What a transaction and a Producer have in common."""
+    """The common methods of a transaction and a Producer."""
 
     def send_batch(
         self,
@@ -46,8 +46,8 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """Sends values where another object sends payloads, with the serializer's content type. It owns nothing: make one
-    wherever you need it. Each method is that of the same name there, and raises what the serializer raises, too."""
+    """Send values through an object that sends payloads, with the serializer's content type. It owns nothing: make one
+    wherever you need it. Each method is like its namesake there, and also raises the serializer's exceptions."""
 
     def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:
         if isinstance(serializer, type) or not isinstance(serializer, Serializer):
@@ -67,7 +67,7 @@ class TypedSend(Generic[T]):
 
 
 class TypedSends(TypedSend[T]):
-    """A transaction's ways to send, for values."""
+    """A transaction's methods to send, for values."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)
@@ -82,7 +82,7 @@ class TypedSends(TypedSend[T]):
 
 
 class TypedProducer(TypedSends[T]):
-    """A Producer's other ways to send, for values."""
+    """A Producer's other methods to send, for values."""
 
     def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
         super().__init__(producer, serializer)
@@ -117,7 +117,7 @@ class TypedProducer(TypedSends[T]):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """As Producer.request. deserializer: reads the reply's `value`; by default the serializer of the requests."""
+        """As Producer.request. deserializer: decodes the reply's `value`; by default the serializer of the requests."""
         payload = self._serializer.dumps(value)
         reads = self._serializer if deserializer is None else deserializer
         return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))

@@ -1,4 +1,4 @@
-"""XA: transactions that a coordinator of the user's prepares and completes, also after either side was restarted."""
+"""XA: transactions that a user's coordinator prepares and completes, also after a restart of either side."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 log = get_log(__name__)
 
 _MAX_ID_BYTES = 64
-"""Of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
+"""Length of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
 _FORBIDDEN = re.compile(r"[\s:]")
 
 
@@ -51,7 +51,7 @@ class Xid(NamedTuple):
     bqual: bytes
 
     def key(self, qualifier: str) -> str:
-        """What names it to brokers. Raises ValueError if it is no xid."""
+        """The name for brokers. Raises ValueError if it is no xid."""
         if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
             raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
         if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
@@ -70,9 +70,10 @@ class Xid(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What is in doubt: prepared, and neither committed nor rolled back (or completed by an operator, until `forget`).
+    """Transactions in doubt: prepared, and neither committed nor rolled back (or completed by an operator, until
+    `forget`).
 
-    xids: in the order of their brokers. failures: brokers, by id, that could not say; they may hold more.
+    xids: in the order of their brokers. failures: brokers, by id, that did not answer; they may hold more.
     """
 
     xids: tuple[Xid, ...]
@@ -80,7 +81,8 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """What one verb met before its answer: where requests were lost, and who refused it because it does not lead."""
+    """Troubles of one verb before its answer: the nodes at which requests were lost, and those that refused because
+    they do not lead."""
 
     def __init__(self) -> None:
         self.lost: set[Endpoint] = set()
@@ -94,22 +96,22 @@ class _Trouble:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the node that has answered is not one that may still be working on a lost request."""
+        """Whether the answering node cannot be one that still works on a lost request."""
         return self.asked not in self.lost
 
 
 class XaResource:
     """The XA verbs of one producer. Any thread; each blocks for its round trips.
 
-    A transaction lives on one broker, chosen at `start` among those that publish all of `topics`, and remembered; after
-    a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave one:
-    XAER_RMFAIL if the broker cannot be reached or does not answer a verb that decides (ask `recover` what became of
-    it), XA_RBTIMEOUT if it does not answer one that decides nothing (roll back), XAER_RMERR for its other refusals.
+    A transaction belongs to one broker, chosen at `start` among those that publish all of `topics`, and remembered;
+    after a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave
+    one: XAER_RMFAIL if the broker cannot be reached or does not answer a deciding verb (ask `recover` for the outcome),
+    XA_RBTIMEOUT if it does not answer another verb (roll back), XAER_RMERR for its other refusals.
 
-    If the broker is a broker set, a verb is repeated at the next leader, for 10 s at most, also after a lost answer.
-    The leader has the transaction log, so it tells what became of a prepared transaction. XA_RBROLLBACK: the
-    transaction was not prepared, and is gone with the former leader. Only a one-phase commit whose answer is lost
-    stays unknown.
+    If the broker is a broker set, a verb is repeated at the next leader, for at most 10 s, also after a lost answer.
+    The leader has the transaction log, so it knows the outcome of a prepared transaction. XA_RBROLLBACK: the
+    transaction was not prepared, and is gone with the former leader. Only a one-phase commit whose answer is lost stays
+    unknown.
     """
 
     def __init__(
@@ -120,7 +122,8 @@ class XaResource:
         timeout_seconds: int,
         owner: object = None,
     ) -> None:
-        """owner: is not closed, as nobody's, while this resource is there. Raises ConfigError, InvalidName."""
+        """owner: is kept alive, and so not closed as garbage, while this resource exists. Raises ConfigError,
+        InvalidName."""
         self._owner = owner
         self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self._topics:
@@ -135,7 +138,7 @@ class XaResource:
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
         self._begun: set[Xid] = set()
-        """Begun here, and no one-phase commit of theirs was lost."""
+        """Transactions begun here without a lost one-phase commit."""
         self._prepared: set[Xid] = set()
 
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
@@ -154,19 +157,19 @@ class XaResource:
             self._brokers[xid] = broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
-        except BaseException:  # also of an interrupt: if the broker has begun it, it rolls it back after the timeout
+        except BaseException:  # also for an interrupt: a broker that has begun it rolls it back after the timeout
             self._forget_broker(xid)
             raise
         self._begun.add(xid)
         return XaBranch(self, self._calls, xid, key, broker)
 
     def end(self, xid: Xid) -> None:
-        """No more messages will be sent in it."""
+        """Declare that no more messages will be sent in it."""
         self._verb(TransactionType.END, xid)
 
     def prepare(self, xid: Xid) -> XaVote:
-        """Make it ready to commit: with XaVote.OK it is on disk and stays until it is completed, whatever happens to
-        its broker. XaVote.READ_ONLY: it has no message, and is over."""
+        """Make it ready to commit. XaVote.OK: it is on disk and stays until it is completed, also if its broker fails.
+        XaVote.READ_ONLY: it has no message, and is over."""
         answer = self._verb(TransactionType.PREPARE, xid)
         try:
             vote = XaVote(int(answer))
@@ -181,23 +184,24 @@ class XaResource:
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
         """Make its messages visible. one_phase: it was not prepared, because this is the only resource.
 
-        A transaction that this resource has not begun is looked for on all brokers first.
+        If this resource has not begun the transaction, it first looks for it on all brokers.
         """
         self._verb(TransactionType.COMMIT_ONE_PHASE if one_phase else TransactionType.COMMIT_TWO_PHASE, xid)
         self._forget_broker(xid)
 
     def rollback(self, xid: Xid) -> None:
-        """Drop its messages; looked for as by `commit`."""
+        """Drop its messages; finds the transaction like `commit`."""
         self._verb(TransactionType.ROLLBACK, xid)
         self._forget_broker(xid)
 
     def forget(self, xid: Xid) -> None:
-        """Have its broker drop the note of an operator's decision on it."""
+        """Let its broker drop the note of an operator's decision."""
         self._verb(TransactionType.FORGET, xid)
         self._forget_broker(xid)
 
     def recover(self) -> Recovered:
-        """Ask every registered broker what is in doubt under this qualifier. Never raises for a broker that fails."""
+        """Ask every registered broker for transactions in doubt under this qualifier. Never raises for a failing
+        broker."""
         xids: list[Xid] = []
         failures: dict[int, MetaqError] = {}
         for broker in sorted(self._endpoints()):
@@ -208,12 +212,13 @@ class XaResource:
         return Recovered(tuple(xids), failures)
 
     def recover_from(self, broker: int) -> Sequence[Xid]:
-        """What is in doubt on one broker. Raises XaError: XAER_RMFAIL if it is not registered or does not answer."""
+        """Return the transactions in doubt on one broker. Raises XaError: XAER_RMFAIL if it is not registered or does
+        not answer."""
         with _as_xa_errors(decides=True):
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Whether the broker is a broker set: what is lost with one node can be begun anew at the next leader."""
+        """Whether the broker is a broker set: work lost with one node can be begun again at the next leader."""
         return self._calls.is_set(broker)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Waits if the only broker may be restarting. Raises XaError."""
+        """Choose a broker; waits if the only broker may be restarting. Raises XaError."""
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
@@ -236,7 +241,7 @@ class XaResource:
                 time.sleep(pause)
 
     def _reachable_broker(self) -> int:
-        """One of those that publish all topics. Raises NoPartition, BrokerUnavailable."""
+        """Return a reachable broker that publishes all topics. Raises NoPartition, BrokerUnavailable."""
         views = [self._calls.metadata.view(topic) for topic in self._topics]
         candidates = set.intersection(*({each.broker for each in view.partitions} for view in views))
         if not candidates:
@@ -256,7 +261,7 @@ class XaResource:
         return found
 
     def _broker_of(self, xid: Xid) -> int:
-        """Raises XaError: XAER_NOTA if every broker says that it does not have it."""
+        """Return the broker of a transaction. Raises XaError: XAER_NOTA if every broker denies having it."""
         if xid in self._brokers:
             return self._brokers[xid]
         failures = self.recover().failures
@@ -275,7 +280,7 @@ class XaResource:
             self._prepared.discard(xid)
 
     def _ask(self, broker: int, kind: TransactionType, xid: Xid | None, timeout_seconds: int = 0) -> str:
-        """Of a broker set, its leader. Raises as Transactional.verb."""
+        """Ask the broker, or the leader of a broker set. Raises as Transactional.verb."""
         calls = self._calls
         seconds = calls.config.connection.connect_timeout_seconds
         key = None if xid is None else xid.key(self.qualifier)
@@ -304,7 +309,7 @@ class XaResource:
                         raise
                     if error.xa_code != XaCode.XAER_RMFAIL:
                         return self._explained(broker, kind, xid, trouble, error)
-                    trouble.lost.add(trouble.asked)  # a leader that is deposed says so, too
+                    trouble.lost.add(trouble.asked)  # a deposed leader also gives this answer
                 now, pause = calls.clock(), backoff.next()
                 if give_up is None:
                     if not self.is_set(broker):
@@ -315,12 +320,12 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """The answer that a refusal stands for after some trouble.
+        """Return the answer that a refusal means after some trouble.
 
-        The leader of a set has every prepared transaction, and no other one of a leader before it. What it does not
-        have any more is completed, on every in-sync node.
+        The leader of a set has every prepared transaction, but no unprepared one of an earlier leader. A prepared
+        transaction that it no longer has is completed on every in-sync node.
 
-        Raises XaRefused; BrokerUnavailable: it may have been done or not.
+        Raises XaRefused; BrokerUnavailable: the verb may or may not have been done.
         """
         unknown = BrokerUnavailable(f"{trouble.refusal or 'an answer was lost'}; {error}")
         if kind is TransactionType.PREPARE and error.xa_code == XaCode.XAER_PROTO and trouble.lost:
@@ -355,10 +360,10 @@ class XaResource:
 
 
 class XaBranch(TransactionSends):
-    """What is sent between `start` and `end`, on the transaction's broker. As a context manager it ends itself.
+    """The messages between `start` and `end`, on the transaction's broker. As a context manager it ends itself.
 
     `send` and `send_batch` raise XaError (then roll back); NoPartition (none on this broker), LocalProtocolError and
-    TypeError with nothing sent.
+    TypeError before anything is sent.
     """
 
     def __init__(self, resource: XaResource, calls: Transactional, xid: Xid, key: str, broker: int) -> None:
@@ -417,7 +422,8 @@ class XaBranch(TransactionSends):
 
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """What the broker or the connection says, as XaError. decides: after this verb's lost answer the state is unknown.
+    """Turn errors of the broker or the connection into XaError. decides: after this verb's lost answer the state is
+    unknown.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

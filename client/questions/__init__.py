@@ -1,11 +1,11 @@
-"""Questions about partitions, asked without joining a group: of one broker, and of a whole cluster.
+"""Questions about partitions, without joining a group: to one broker, and to a whole cluster.
 
 asking.py      one question to one broker, in either protocol; the errors of all questions
 partitions.py  bounds, counts, times
 records.py     the stored records, and where they are damaged
-places.py      where to begin to read, and the offset that it means
+places.py      start positions, and their offsets
 finding.py     messages by id and by key, on all brokers that have the topic
-brokers.py     which broker a partition is read from; the same question for many partitions
-cluster.py     topics, partitions, brokers and groups: what tools and Spark's driver begin with
+brokers.py     the broker from which a partition is read; one question for many partitions
+cluster.py     topics, partitions, brokers and groups, for tools and Spark's driver
 admin.py       requests of operators
 """

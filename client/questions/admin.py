@@ -1,7 +1,7 @@
 """Requests for operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
 
-All functions block and raise as asking.py says; RequestRefused where the broker, a Java one always, does not take the
-request.
+All functions block and raise as asking.py says; also RequestRefused if the broker does not accept the request. A Java
+broker never does.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Longer than a leader tries."""
+"""Longer than a leader tries to hand over."""
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Let the broker read its server.ini again; what that changed."""
+    """Let the broker read its server.ini again; return the changes."""
     report: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
     return report
 
 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
-    """Refuse puts to and gets from the partitions start … end; all partitions of `topic` that are closed then.
+    """Refuse puts to and gets from the partitions start … end; return all partitions of `topic` that are closed then.
 
     Raises TopicNotAccepted; RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
@@ -54,7 +54,8 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
 
 
 def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
-    """Take puts and gets again for all of `topic`; the partitions that were closed. Raises TopicNotAccepted."""
+    """Accept puts and gets again for all of `topic`; return the partitions that were closed. Raises
+    TopicNotAccepted."""
     request = OpenPartitionsRequest(topic)
     return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
 
@@ -62,8 +63,8 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
 def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
-    """XA transactions that wait for their coordinator, oldest first. active: behind these, what is open and not
-    prepared, those with most bytes; an older broker leaves them out."""
+    """Return the XA transactions that wait for their coordinator, oldest first. active: then also the open, not
+    prepared transactions that have most bytes; older brokers leave these out."""
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
     return found
@@ -72,19 +73,19 @@ def prepared_transactions(
 def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: float | None = None) -> None:
     """Decide a prepared XA transaction in its coordinator's place; action: one of COMPLETE_ACTIONS.
 
-    Raises TransactionRefused for one that the broker does not know, or that is not prepared.
+    Raises TransactionRefused if the broker does not know it, or if it is not prepared.
     """
     _ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
 
 
 def replication_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """The broker's part in replication, docs/replication.md."""
+    """Return the broker's part in replication, see docs/replication.md."""
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
     return status
 
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Let the broker connect anew and check everything again; its status at that moment.
+    """Let the broker reconnect and check everything again; return its status at that moment.
 
     Raises RequestRefused for a broker without a part in replication.
     """
@@ -93,18 +94,20 @@ def restart_replication(connection: Asked, timeout: float | None = None) -> dict
 
 
 def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """What a node of a broker set is, and what its leader knows of the others (docs/replication.md): from anywhere.
+    """Return the role of a node in a broker set, and a leader's view of the others (docs/replication.md). Allowed from
+    anywhere.
 
-    Raises RequestRefused for a broker that is no node of a set.
+    Raises RequestRefused if the broker is no node of a set.
     """
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.SET_STATUS, {}, timeout))
     return status
 
 
 def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECONDS) -> dict[str, Any]:
-    """Let the leader of a broker set hand over to `node`, or to any that is in sync; `leader` and `seconds` of that.
+    """Let the leader of a broker set hand over to `node`, or to any in-sync node; return the new `leader` and the
+    `seconds`.
 
-    Raises RequestRefused if that did not happen, and says why.
+    Raises RequestRefused with the reason if that did not happen.
     """
     request = HandOverRequest(node)
     done: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.HAND_OVER, request.to_ext(), timeout))
@@ -114,9 +117,10 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
 def look_at_move(
     connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Have a broker look at the move of `broker`'s partitions from this one on, and do what is due; how far it is.
+    """Let a broker look at the move of `broker`'s partitions from this one on, and do its next step; return the
+    progress.
 
-    From anywhere. Raises RequestRefused if there is no such move, or the broker cannot look now.
+    Allowed from anywhere. Raises RequestRefused if there is no such move, or the broker cannot look now.
     """
     request = MoveRequest(topic, broker, partition)
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.MOVE, request.to_ext(), timeout))
@@ -126,7 +130,7 @@ def look_at_move(
 def _ask(
     connection: Asked, code: RequestCode, ext: Mapping[str, str | int], timeout: float | None = None, topic: str = ""
 ) -> Any:
-    """One request; the JSON value of its answer (None for an empty body)."""
+    """Send one request; return the JSON value of its answer (None for an empty body)."""
     remedy = "use the tools of metaq 1.x with its JMX port"
     need_frames(connection, "takes this by JMX only", remedy)
     reply = as_frame(connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout), connection)

@@ -1,8 +1,8 @@
-"""One question to one broker, on an open connection in whichever protocol it speaks.
+"""One question to one broker, on an open connection in either protocol.
 
 Every function of this package blocks the calling thread, at most `timeout` seconds (default: the connection's request
-timeout), and raises BrokerUnavailable, RequestTimedOut, RemoteProtocolError for an answer that is none, RequestRefused
-for what a Java broker cannot be asked, or what refusals.py makes of the broker's refusal.
+timeout), and raises BrokerUnavailable, RequestTimedOut, RemoteProtocolError for an invalid answer, RequestRefused if a
+Java broker does not support the question, or the error of refusals.py for the broker's refusal.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""ConnectionPool.follow."""
+"""As ConnectionPool.follow."""
 
 LEADER_SECONDS = 10.0
-"""How long a broker set may be without a leader before a request ends with NotLeader."""
+"""Seconds that a broker set may be without a leader before a request ends with NotLeader."""
 
 READER_GROUP = "Just_for_Browser"
-"""The group name that 1.x's own reader without a group (TopicBrowser) sends; no group state exists for it."""
+"""The group name of 1.x's own reader without a group (TopicBrowser); no group state exists for it."""
 
 
 class Asked(Protocol):
-    """What of a Connection is used here."""
+    """The members of a Connection that are used here."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -60,8 +60,8 @@ class Asked(Protocol):
 
 
 def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
-    """Raise RequestRefused on a connection with text commands. lacks: what a Java broker cannot do, as `cannot count
-    messages`."""
+    """Raise RequestRefused on a connection with text commands. lacks: the missing ability of a Java broker, such as
+    `cannot count messages`."""
     if not connection.speaks_frames:
         spoken = "is a Java broker (metaq 1.x), or is asked by text as one"
         text = f"{connection.endpoint} {spoken}, which {lacks}: {remedy}"
@@ -74,8 +74,8 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """The answer to `question`, which takes its connection from a pool, asked again where the leader of a broker set is
-    meanwhile. Raises what it raises; NotLeader if no node leads the set for 10 s."""
+    """Return the answer to `question`, which takes its connection from a pool; ask again at a new leader of the broker
+    set. Raises its errors; NotLeader if no node leads the set for 10 s."""
     give_up = clock() + LEADER_SECONDS
     while True:
         try:
@@ -95,13 +95,14 @@ def ask(
     timeout: float | None,
     fine: tuple[int, ...] = (),
 ) -> Frame:
-    """The answer to a frame without a body. partition: for errors. fine: codes beside SUCCESS that are no error."""
+    """Return the answer to a frame without a body. partition: for errors. fine: codes beside SUCCESS that are not
+    errors."""
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)
 
 
 def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
-    """The reply, if it is a frame with one of the codes."""
+    """Return the reply if it is a frame with one of the codes."""
     frame = as_frame(reply, connection)
     if not is_success(frame) and frame.code not in fine:
         raise frame_error(frame, partition, connection.endpoint)
@@ -109,14 +110,14 @@ def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: t
 
 
 def as_frame(reply: Reply, connection: Asked) -> Frame:
-    """The reply to a frame."""
+    """Return the reply to a frame."""
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
     return reply
 
 
 def as_result(reply: Reply, connection: Asked) -> Result:
-    """The reply to a text command, of those that are answered by a result line."""
+    """Return the reply to a text command whose answer is a result line."""
     if not isinstance(reply, Result):
         raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
     return reply

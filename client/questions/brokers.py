@@ -1,4 +1,4 @@
-"""From which broker a partition, or a whole topic, is read, and asking the brokers of many partitions."""
+"""Find the broker from which a partition, or a whole topic, is read, and ask the brokers of many partitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Where a partition is read: its master; while there is none, one of its slaves, always the same."""
+    """Return where to read a partition: its master; without one, always the same of its slaves."""
     nodes = brokers.get(partition.broker)
     if nodes is None:
         return None
@@ -38,8 +38,8 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """Where a topic can be read, by broker id; and the brokers that were registered once and are not now: they may
-    have it too.
+    """Where a topic can be read, by broker id; and brokers that were registered once but are not now: they may have
+    it, too.
     """
 
     endpoints: dict[int, Endpoint]
@@ -47,7 +47,7 @@ class Sources(NamedTuple):
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Raises NoPartition if the topic can be read nowhere."""
+    """Return the sources of a topic. Raises NoPartition if it can be read nowhere."""
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):
@@ -60,22 +60,22 @@ def brokers_of(view: ClusterView, topic: str) -> Sources:
 
 
 def endpoint_at(address: BrokerAddress) -> Endpoint:
-    """Where a registered broker listens."""
+    """Return the address of a registered broker."""
     return Endpoint(address.host, address.port)
 
 
 class Source(NamedTuple):
-    """Where a partition is read now. is_master: False for a slave, which may lack the newest messages."""
+    """The current source of a partition. is_master: False for a slave, which may lack the newest messages."""
 
     endpoint: Endpoint
     is_master: bool
 
 
 class Survey:
-    """Asks the broker of each partition: its master, or a slave while there is none. The answers that there are can be
-    used where other brokers are silent, and what is missing is known. One thread.
+    """Ask the broker of each partition: its master, or a slave if there is none. If some brokers are silent, the other
+    answers can be used, and the missing ones are known. One thread.
 
-    A broker that did not answer is not asked again: a caller with many partitions on one that hangs waits for it once.
+    A broker that did not answer is not asked again, so a caller with many partitions on a hanging broker waits once.
     """
 
     def __init__(
@@ -86,28 +86,28 @@ class Survey:
         self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """What is wrong with each broker that could not be asked, by its id; reads on behind its name."""
+        """The trouble of each broker that could not be asked, by its id; the text continues the broker's name."""
         self.closed: set[TopicPartition] = set()
-        """Those that an operator has closed, as their brokers answered."""
+        """Partitions that an operator has closed, according to their brokers."""
         self.refused: dict[TopicPartition, str] = {}
-        """Why a broker that answers does not say what `attempt` asked of these."""
+        """Why an answering broker did not answer `attempt` for these."""
 
     def source(self, partition: TopicPartition) -> Source | None:
-        """Where the partition is read now; None if its broker has left ZooKeeper."""
+        """The current source of the partition; None if its broker has left ZooKeeper."""
         if self._brokers is None:
             self._brokers = self._view.brokers()
         endpoint = source_of(self._brokers, partition)
         return None if endpoint is None else Source(endpoint, self._brokers[partition.broker].master is not None)
 
     def sources(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Source]:
-        """As `source`, of those that have one."""
+        """As `source`, for the partitions that have one."""
         return {each: source for each in partitions if (source := self.source(each)) is not None}
 
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
-        """The answer of a partition's broker.
+        """Return the answer of a partition's broker.
 
-        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, which are noted;
-        what else the question raises; CoordinationUnavailable.
+        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, which are
+        recorded; other errors of the question; CoordinationUnavailable.
         """
         broker, source = partition.broker, self.source(partition)
         if source is None:
@@ -130,15 +130,15 @@ class Survey:
         return found
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """As `answer`, but None where that notes the reason in `silent` or `closed`."""
+        """As `answer`, but return None after recording the reason in `silent` or `closed`."""
         try:
             return self.answer(partition, question)
         except (BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
             return None
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """As `ask`, and None where the broker refuses, too, which `refused` notes: for tables of many partitions, that
-        one of them must not hide."""
+        """As `ask`, and also None if the broker refuses, recorded in `refused`: one partition must not hide a table of
+        many."""
         self.refused.pop(partition, None)
         try:
             return self.ask(partition, question)
@@ -151,15 +151,15 @@ class Survey:
     def ask_each(
         self, partitions: Iterable[TopicPartition], question: Callable[[Connection, TopicPartition], _T]
     ) -> dict[TopicPartition, _T]:
-        """As `attempt`, for each in order: the answers that there are."""
+        """As `attempt`, for each in order: return the available answers."""
         answers = {each: self.attempt(each, question) for each in partitions}
         return {each: answer for each, answer in answers.items() if answer is not None}
 
     def leave_out(self, broker_id: int, why: str) -> None:
-        """Do not ask this one: it is known that it cannot answer. why: reads on behind its name."""
+        """Do not ask this broker, because it cannot answer. why: continues the broker's name."""
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:
-        """Forget which brokers were silent and where they are: they may be back."""
+        """Forget silent brokers and all sources: brokers may be back."""
         self.silent.clear()
         self._brokers = None

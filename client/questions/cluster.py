@@ -1,4 +1,4 @@
-"""A look at the whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
+"""View a whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
 
 For tools and for Spark's driver. One ZooKeeper session and one connection per broker, opened at first use. One thread.
 """
@@ -55,9 +55,9 @@ class Cluster:
         patience_seconds: Duration = LEADERLESS_SECONDS,
         starts: bool = True,
     ) -> None:
-        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long
-        brokers and topics are waited for while a broker set has nodes and no leader. starts: False: for a constructor,
-        which calls `start` at its end: an interrupt between this one's and its own would leave the session open."""
+        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long to
+        wait for brokers and topics while a broker set has nodes and no leader. starts: False: for a constructor that
+        calls `start` at its own end; an interrupt between the two ends would otherwise leave the session open."""
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
         self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
@@ -72,7 +72,7 @@ class Cluster:
             self.start()
 
     def start(self) -> None:
-        """Connect. If that fails or is interrupted it is closed."""
+        """Connect. On failure or interrupt the cluster is closed."""
         self._session.start(self._start_timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -84,7 +84,8 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the session and all connections, within `timeout` seconds and END_SECONDS, whatever hangs. Idempotent."""
+        """End the session and all connections, within `timeout` seconds and END_SECONDS, even if something hangs.
+        Idempotent."""
         self._ending.do(self._close, check_wait("timeout", timeout))
 
     def _close(self, timeout: float) -> None:
@@ -95,13 +96,13 @@ class Cluster:
     # --- brokers and partitions -------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of all topics that a live broker publishes, sorted."""
+        """Return the names of all topics that a live broker publishes, sorted."""
         return self.view.live_topics()
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Partitions of `topic` on live brokers, where messages can be sent, ordered numerically.
+        """Return the partitions of `topic` on live brokers that accept messages, ordered numerically.
 
-        Raises NoPartition, with the nearest topic that there is, if there is none.
+        Raises NoPartition, with the most similar existing topic, if there is none.
         """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
@@ -109,11 +110,11 @@ class Cluster:
         return found
 
     def served(self, topic: str) -> list[TopicPartition]:
-        """Partitions of `topic` that live brokers offer to producers or to readers, ordered numerically."""
+        """Return the partitions of `topic` that live brokers offer to producers or readers, ordered numerically."""
         return self.served_many([topic])[topic]
 
     def served_many(self, topics: Sequence[str]) -> dict[str, list[TopicPartition]]:
-        """As `served`, of each of these topics, in four round trips altogether."""
+        """As `served`, for each of these topics, in four round trips altogether."""
         offered = (self.view.topic_partitions_many(topics, publish) for publish in (True, False))
         return {
             topic: sorted(TopicPartition(topic, *each) for each in {*sent_to, *read})
@@ -121,11 +122,12 @@ class Cluster:
         }
 
     def no_partition(self, topic: str) -> NoPartition:
-        """What to raise for a topic that no live broker has: it names the nearest that there is."""
+        """The error for a topic that no live broker has; it names the most similar existing one."""
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """`only`, or if that is empty all of `topic` that are served. Raises NoPartition naming those there are."""
+        """Return `only`, or if that is empty all served partitions of `topic`. Raises NoPartition with the existing
+        ones."""
         there = self.served(topic)
         if not there:
             raise self.no_partition(topic)
@@ -140,7 +142,7 @@ class Cluster:
         return f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
 
     def endpoint(self, broker_id: int) -> Endpoint:
-        """Where the master of `broker_id` listens, as it was at the first call. Raises BrokerUnavailable."""
+        """Return the address of the master of `broker_id`, as of the first call. Raises BrokerUnavailable."""
         if self._brokers is None:
             self._brokers = self.view.brokers()
         nodes = self._brokers.get(broker_id)
@@ -150,69 +152,71 @@ class Cluster:
         return endpoint_at(address)
 
     def connection(self, broker_id: int) -> Connection:
-        """A connection to the master of `broker_id`. Raises BrokerUnavailable."""
+        """Return a connection to the master of `broker_id`. Raises BrokerUnavailable."""
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection], _T]) -> _T:
-        """The answer of the partition's broker, of a broker set's leader. Raises BrokerUnavailable, and what the
-        question raises."""
+        """Return the answer of the partition's broker, or of a broker set's leader. Raises BrokerUnavailable, and
+        errors of the question."""
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
-        """As `ask`, of the broker that listened there when it was looked for."""
+        """As `ask`, for the broker that listened at this address when it was looked up."""
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
 
     def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
-        """Where the present nodes of each broker set listen, by broker id. Raises CoordinationError."""
+        """Return the addresses of the present nodes of each broker set, by broker id. Raises CoordinationError."""
         return {
             broker_id: tuple(Endpoint(*node.address) for node in found.nodes.values())
             for broker_id, found in self.sets().items()
         }
 
     def sets(self) -> dict[int, SetView]:
-        """All broker sets by id, in order. Raises CoordinationError for a damaged state."""
+        """Return all broker sets by id, in order. Raises CoordinationError for a damaged state."""
         return read_sets(self._session)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def readable(self, topic: str) -> list[TopicPartition]:
-        """Partitions of `topic` that live brokers, masters or slaves, give to readers; ordered numerically."""
+        """Return the partitions of `topic` that live brokers, masters or slaves, offer to readers; ordered
+        numerically."""
         found = self.view.topic_partitions(topic, publish=False)
         return [TopicPartition(topic, broker, number) for broker, number in found]
 
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Partitions of the wanted topics that a znode names and that are not among those `offered`. registered: ids of
-        the brokers that were live before these were read."""
+        """Return the partitions of the wanted topics that a znode names and that are not among those `offered`.
+        registered: ids of the brokers that were live before these were read."""
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Moves of partitions between brokers: those under way, and what became of former ones."""
+        """Return moves of partitions between brokers: those in progress, and the outcomes of former ones."""
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Where each partition is read now: its broker's master, else a slave; those without either are left out."""
+        """Return the current source of each partition: its broker's master, otherwise a slave; partitions without
+        either are left out."""
         return self.survey().sources(partitions)
 
     def connect(self, endpoint: Endpoint) -> Connection:
-        """A connection to the broker that listens there. Raises BrokerUnavailable."""
+        """Return a connection to the broker at this address. Raises BrokerUnavailable."""
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Asks the brokers of many partitions, of which some may not answer."""
+        """Return a survey, which asks the brokers of many partitions, even if some do not answer."""
         return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
-        """Searches for messages by id and by key."""
-        from .finding import MessageFinder  # most questions do without it
+        """Return a finder, which searches for messages by id and by key."""
+        from .finding import MessageFinder  # not imported for other questions
 
         return MessageFinder(self.view, self.connect, self._pool.follow)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 
     def committed(self, group: str, partition: TopicPartition) -> Offset | None:
-        """The group's committed offset; None if it never committed this partition."""
+        """Return the group's committed offset; None if it never committed this partition."""
         return self._offsets.load(group, partition.topic, str(partition))
 
     def committed_many(self, group: str, partitions: Sequence[TopicPartition]) -> list[Offset | None]:
@@ -220,9 +224,10 @@ class Cluster:
         return self._offsets.load_many(group, [(each.topic, str(each)) for each in partitions])
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int | Offset]) -> None:
-        """Set the group's offsets; a plain number is one in bytes with the message id unknown, as 1.x's tools set it.
+        """Set the group's offsets; a plain number is an offset in bytes with an unknown message id, as set by 1.x's
+        tools.
 
-        For a group without members: a consumer that owns a partition would overwrite its offset.
+        Only for a group without members: a consumer that owns a partition would overwrite its offset.
         """
         named = {
             (each.topic, str(each)): offset if isinstance(offset, Offset) else Offset(UNKNOWN_MESSAGE_ID, offset)
@@ -231,28 +236,29 @@ class Cluster:
         self._offsets.commit(group, named, None)
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:
-        """Consumer id by partition name (`<broker>-<partition>`) of the partitions that are owned now."""
+        """Return the consumer id by partition name (`<broker>-<partition>`) of all owned partitions."""
         return self.view.owners(group, topic)
 
     def members(self, group: str) -> Sequence[str]:
-        """Ids of the live consumers of `group`, sorted."""
+        """Return the ids of the live consumers of `group`, sorted."""
         return sorted(self.view.consumers(group))
 
     def group_topics(self, group: str) -> list[str]:
-        """Topics that a live member subscribes, or for which the group has offsets, sorted."""
+        """Return the topics that a live member subscribes, or for which the group has offsets, sorted."""
         subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
         return sorted(subscribed.union(self.view.committed_topics(group)))
 
     def delete_group(self, group: str) -> None:
-        """Remove the group's offsets and its name. Raises ClientError if it has live members, or changes meanwhile."""
+        """Remove the group's offsets and its name. Raises ClientError if the group has live members, or changes
+        meanwhile."""
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Partitions of a broker for which the group has an offset or a begun message, in order."""
+        """Return the partitions of a broker for which the group has an offset or a begun message, in order."""
         found = self.view.partitions_of_groups(lambda _: True)
         named = {place for place, groups in found.items() if group in groups}
         return sorted(TopicPartition.parse(*each) for each in named if each[1].partition("-")[0] == str(broker_id))
 
     def delete_offsets(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Remove the group's offsets of partitions that no member can own, because their broker is gone."""
+        """Remove the group's offsets of partitions that no member can own because their broker is gone."""
         remove_offsets(self._session, group, [(each.topic, str(each)) for each in partitions])

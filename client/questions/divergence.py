@@ -1,9 +1,9 @@
-"""Whether a partition has the messages that a group has read of it.
+"""Find out whether a partition still has the messages that a group has read.
 
-It has not if they were lost after the group had read them: by `metaq brokers elect --unclean`, by a power cut with
-asynchronous flush, with a data directory that was restored. The group then goes on in the middle, or behind, of what
-came in their place, and passes messages over. A committed offset comes with the id of the last message in front of it,
-and that message is not in the partition.
+Messages may be lost after a group has read them: by `metaq brokers elect --unclean`, by a power cut with asynchronous
+flush, or by a restored data directory. The group then continues in the middle of the messages that replaced them, or
+after these, and skips messages. It can be detected: a committed offset has the id of the last message before it, and
+that message is not in the partition.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ __all__ = ["common_offset", "diverged_at"]
 
 
 def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
-    """Where the messages begin that a group may have missed which has committed this; None if it has missed none, or
-    if nobody can know: without an id of ours, of a Java broker, of messages that retention has taken.
+    """Return the begin of the messages that a group with this committed offset may have missed; None if it has missed
+    none, or if that is unknown: without an id of ours, on a Java broker, or if retention has deleted the message.
 
-    A group that goes on there reads everything, a few messages twice at most. Raises as every question (asking.py).
+    A group that continues there reads everything, and at most a few messages twice. Raises as every question
+    (asking.py).
     """
     if message_id <= 0 or not connection.speaks_frames:
         return None
@@ -38,8 +39,8 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """Where messages begin that were stored after the one with this id, of a partition that begins at `first` and does
-    not have it. None: it has it, or had it, or nobody knows now. Raises as every question."""
+    """Return the begin of the messages stored after the one with this id, for a partition that begins at `first` and
+    does not have that message. None: it has or had it, or that is unknown now. Raises as every question."""
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:
         return None
@@ -48,12 +49,12 @@ def common_offset(connection: Asked, partition: TopicPartition, first: int, mess
     except (CorruptRecord, OffsetOutOfRange):
         return None
     if not oldest or oldest[0].id > message_id:
-        return None  # retention may have taken it
+        return None  # retention may have deleted it
     return offset_at_time(connection, partition, stored_ms)
 
 
 def _has(connection: Asked, partition: TopicPartition, message_id: int) -> bool | None:
-    """None: not everything could be searched now."""
+    """Whether the partition has the message. None: not everything could be searched now."""
     ext = ViewMessageRequest(partition.topic, message_id, partition.partition).to_ext()
     found = (ResponseCode.QUERY_NOT_FOUND,)
     try:

@@ -1,4 +1,4 @@
-"""Finding stored messages by id and by key, on all brokers that have the topic. Any thread; a round trip a broker."""
+"""Find stored messages by id and by key, on all brokers that have the topic. Any thread; one round trip per broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check
 
 
 def check_message_id(option: str, message_id: int) -> None:
-    """Raises ConfigError unless it is a number that a message may have."""
+    """Raises ConfigError unless it is a possible message id."""
     if type(message_id) is bool or not isinstance(message_id, Integral) or not -INT64_MAX <= message_id <= INT64_MAX:
         raise ConfigError(option, repr(message_id), "give the whole number that SendResult.message_id or Message.id is")
 
@@ -54,7 +54,7 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message and when it was stored (ms since 1970); `latest`: at that time or earlier (a Java broker's message)."""
+    """A message and when it was stored (ms since 1970). `latest`: at that time or earlier (a Java broker's message)."""
 
     message: Message
     stored_ms: int
@@ -62,12 +62,12 @@ class FoundMessage(NamedTuple):
 
 
 class FoundMessages(NamedTuple):
-    """What a search has found, in the order asked for.
+    """The result of a search, in the requested order.
 
-    unsearched_bytes: data that was not looked at, because an index was being rebuilt or a bound was reached; searching
-    again goes further. more: there are further messages with the key. silent: why brokers that have the topic did not
-    answer, by their ids; only where that is allowed. damaged: why messages that would belong to it are not given.
-    absent: ids of brokers that are not registered now, so that what they may have was not searched.
+    unsearched_bytes: data that was not searched, because an index was being rebuilt or a bound was reached; another
+    search continues. more: there are further messages with the key. silent: by id, why brokers with the topic did not
+    answer; only where that is allowed. damaged: why matching messages are missing in the result. absent: ids of brokers
+    that are not registered now, so their messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -83,7 +83,7 @@ class FoundMessages(NamedTuple):
 
 
 class MessageFinder:
-    """Searches one topic on all brokers that have it, one after the other."""
+    """Search one topic on all brokers that have it, one after the other."""
 
     def __init__(
         self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
@@ -93,12 +93,11 @@ class MessageFinder:
         self._follow = follow
 
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
-        """The message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
+        """Return the message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
 
-        A broker that does not answer does not matter if another one has the message. Raises MessageNotFound;
-        SearchIncomplete if it may be in data that was not searched; CorruptRecord if it is damaged; NoPartition;
-        RequestRefused if a broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and what refusals.py makes
-        of a refusal.
+        A silent broker is no error if another one has the message. Raises MessageNotFound; SearchIncomplete if it may
+        be in data that was not searched; CorruptRecord if it is damaged; NoPartition; RequestRefused if a broker cannot
+        search (Java), BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -130,10 +129,10 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """The newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
+        """Return the newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
 
-        Nothing found is an empty answer. allow_silent: brokers that do not answer are named in it, and no error. Raises
-        ConfigError, NoPartition, and as view_message.
+        The answer is empty if nothing is found. allow_silent: silent brokers are named in the answer and are no error.
+        Raises ConfigError, NoPartition, and as view_message.
         """
         check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
         check_key("key", key)
@@ -152,7 +151,7 @@ class MessageFinder:
         return _merged(answers, max_messages, oldest_first)._replace(silent=silent, absent=sources.absent)
 
     def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
-        """The oldest message with a key. Raises as view_message."""
+        """Return the oldest message with a key. Raises as view_message."""
         found = self.query_message(topic, key, 1, oldest_first=True)
         return _first(found, f"topic {topic!r} has no message with the key {key!r}")
 
@@ -164,8 +163,8 @@ class MessageFinder:
     def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
-        """One broker's answer; of the same id it has several messages only if Java brokers gave it."""
-        from .records import decode_records  # NumPy: not for commands that decode nothing
+        """Return one broker's answer; it has several messages with the same id only if Java brokers gave it."""
+        from .records import decode_records  # it needs NumPy, which commands that decode nothing do not import
 
         connection = self._connect(endpoint)
         need_frames(connection, "cannot search for messages", "read the topic instead")
@@ -216,7 +215,7 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
 
 
 def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
-    """The error for an answer without a message. what: that there is none, as a sentence without its stop."""
+    """The error for an answer without a message. what: the statement that there is none, without a full stop."""
     left = []
     if answer.unsearched_bytes:
         left.append(f"{answer.unsearched_bytes:,} bytes are left, try again")

@@ -1,4 +1,4 @@
-"""Half messages at a broker, as producers and operators ask for them."""
+"""Questions of producers and operators about half messages at a broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
-    """Commit a half message or roll it back; what was decided, by this answer or one before."""
+    """Commit a half message or roll it back; return the decision, which may be an earlier one."""
     outcomes = ((half_id, outcome),)
     reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
     return read_ended(reply, connection, partition, 1)[0]
@@ -60,7 +60,7 @@ def end_half(
 def ends_request(
     opaque: int, partition: TopicPartition, outcomes: Sequence[tuple[int, HalfOutcome]]
 ) -> Sequence[Buffer]:
-    """The bytes that tell the outcomes of half messages, by their ids, at most MAX_ENDED_HALVES."""
+    """Return the bytes that tell the outcomes of half messages, by their ids, at most MAX_ENDED_HALVES."""
     if len(outcomes) == 1:
         ext = EndHalfRequest(partition.topic, partition.partition, *outcomes[0]).to_ext()
         return (encode_frame(RequestCode.END_HALF, opaque, ext),)
@@ -70,7 +70,7 @@ def ends_request(
 
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
-    """The answer to so many outcomes. An error may leave any undecided."""
+    """Return the answers to so many outcomes. After an error any may be undecided."""
     frame = accepted(reply, connection, partition, ())
     if count == 1:
         return (EndHalfReply.from_ext(frame.ext),)
@@ -90,17 +90,18 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Half messages of the group and of these topics whose outcome is asked for, at most `limit`, once there is one; []
-    after `wait_seconds`. producer: who asks. Older brokers know neither topics nor producer, and give those of all."""
+    """Return half messages of the group and of these topics whose outcome is wanted, at most `limit`, once there is
+    one; [] after `wait_seconds`. producer: the asker. Older brokers know neither topics nor producer, and return those
+    of all."""
     ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000), topics, producer).to_ext()
     frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
     return decode_checked(frame.body)
 
 
 class WaitingHalf(NamedTuple):
-    """id: as in SendResult.message_id. taken: when the broker took it. first_check, next_check: when a producer is
-    asked for the first time, and for the next time, None if never. asked: how often one was. size: bytes of its body.
-    preview: its keys and how its payload begins. record: its flag and body, if these were asked for.
+    """id: as in SendResult.message_id. taken: when the broker accepted it. first_check, next_check: when a producer
+    is asked first and next, None if never. asked: how often one was asked. size: bytes of its body. preview: its
+    keys and the beginning of its payload. record: its flag and body, if requested.
     """
 
     id: int
@@ -118,9 +119,9 @@ class WaitingHalf(NamedTuple):
 
 
 class HalvesPage(NamedTuple):
-    """An answer. total, states: of all half messages of the broker. groups: by producer group, of those whose first
-    check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next: what the next page is
-    asked for with, 0 if this is the last one."""
+    """An answer. total, states: of all half messages of the broker. groups: by producer group, for messages whose first
+    check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next: the `after` of the next
+    page, 0 if this is the last one."""
 
     total: int
     states: Mapping[str, int]
@@ -140,11 +141,11 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """How many half messages wait, and at most `limit` (0 … 1000) of them, in the order of their first checks. topic,
-    group, state: of these alone; "" = all. after: `next` of the page before. A page may have fewer where many are of
-    other topics or groups. whole: at most one, with its record.
+    """Return how many half messages wait, and at most `limit` (0 … 1000) of them, in the order of their first checks.
+    topic, group, state: only of these; "" = all. after: `next` of the previous page. A page may have fewer if many
+    belong to other topics or groups. whole: at most one, with its record.
 
-    Raises RequestRefused for a broker that keeps none (Java, or older than ours).
+    Raises RequestRefused if the broker keeps no half messages (Java, or older than ours).
     """
     need_frames(connection, "keeps no half messages", "ask one of ours")
     frame = ask(
@@ -164,8 +165,8 @@ def list_halves(
 
 
 def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
-    """The half message with this id and its record; None if no such one waits at this broker. Raises as `list_halves`,
-    and RequestRefused for a broker that does not give records."""
+    """Return the half message with this id and its record; None if it does not wait at this broker. Raises as
+    `list_halves`, and RequestRefused if the broker does not return records."""
     for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:  # they are in the order of ids
         if each.id == half_id:
             if each.record is None:
@@ -178,7 +179,8 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """One after the other, at most `most`, asked for as they are taken. Raises as `list_halves`."""
+    """Yield half messages one after the other, at most `most`; pages are requested as needed. Raises as
+    `list_halves`."""
     after = 0
     while most is None or most > 0:
         limit = min(MAX_LISTED_HALVES, most or MAX_LISTED_HALVES)

@@ -1,7 +1,7 @@
-"""Partitions that a znode names and that no live broker offers: who reads a whole topic would leave them out.
+"""Find partitions that a znode names and that no live broker offers: a reader of a whole topic would leave them out.
 
-A topic's own nodes are those of live brokers. While a broker is away, only what groups have written and the moves of
-partitions show what it has.
+A topic's own znodes belong to live brokers. The partitions of an absent broker only appear in znodes of groups and of
+moves.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..records.values import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""Partitions of one broker, and groups, that a message names; it counts the others."""
+"""How many partitions of one broker, and how many groups, a message names; it counts the others."""
 
 
 class LeftOut(NamedTuple):
     """A partition that a znode names and that no live broker offers.
 
-    known_from: which znode that is. why: it is not offered, in words. exists: False if its broker is registered and
-    does not offer it, so that only an old offset may name it.
+    known_from: that znode. why: the reason why it is not offered, in words. exists: False if its broker is registered
+    and does not offer it; then only an old offset may name it.
     """
 
     partition: TopicPartition
@@ -42,13 +42,15 @@ def left_out(
     wanted: Callable[[str], bool],
     offered: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """What is not in `offered` of the topics that are `wanted`, in order. Asks ZooKeeper what groups have written.
+    """Return the partitions of the `wanted` topics that are not `offered`, in order. Asks ZooKeeper for the groups'
+    znodes.
 
-    registered: ids of the brokers that were live before `offered` was read: one that comes in between counts as away.
+    registered: ids of the brokers that were live before `offered` was read; a broker that comes in between counts as
+    absent.
     """
     named: dict[TopicPartition, str] = {}
     for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):
-        with suppress(InvalidName):  # somebody else's node
+        with suppress(InvalidName):  # a foreign node
             named[TopicPartition.parse(topic, name)] = f"offsets of {_groups(groups)}"
     under_way: dict[TopicPartition, Move] = {}
     for move in moves:
@@ -67,7 +69,7 @@ def left_out(
 
 
 def why_away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
-    """`why` and `exists` of a LeftOut. move: one that is under way with it; registered: as of `left_out`."""
+    """Return `why` and `exists` of a LeftOut. move: a move in progress with it; registered: as in `left_out`."""
     broker = partition.broker
     if broker not in registered:
         return f"broker {broker} is not registered in ZooKeeper: start it", True
@@ -77,7 +79,7 @@ def why_away(partition: TopicPartition, move: Move | None, registered: Collectio
 
 
 def without(found: Iterable[LeftOut]) -> str:
-    """One sentence for these."""
+    """Return one sentence for these."""
     together: dict[tuple[str, str], list[str]] = {}
     for each in found:
         named = f"{each.partition.topic} {each.partition}"

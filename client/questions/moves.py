@@ -1,6 +1,6 @@
-"""Moves of partitions between brokers, for commands: begun, followed and cancelled.
+"""Begin, follow and cancel moves of partitions between brokers, for commands.
 
-ZooKeeper keeps them, and the target's leader drives them (docs/moving.md). All functions block, on any thread.
+ZooKeeper keeps the moves, and the target's leader drives them (docs/moving.md). All functions block, on any thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Changes of a move that others change as well."""
+"""Tries to change a move that others change as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """How far a move is. left: bytes to be copied, None if nobody knows. per_second: bytes, on average. waits_for: why
-    it does not go on now, or was cancelled; "" if nothing keeps it."""
+    """The progress of a move. left: bytes to copy, None if unknown. per_second: average bytes. waits_for: why it does
+    not continue now, or was cancelled; "" if nothing blocks it."""
 
     move: Move
     left: int | None = None
@@ -37,7 +37,7 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move to be begun, or one that is under way. former: what its znode says now, if it is to be begun."""
+    """A move to begin, or one in progress. former: the current payload of its znode, if it is to begin."""
 
     move: Move
     former: FoundMove | None = None
@@ -53,16 +53,16 @@ class MovesOfCluster:
         self._view = ClusterView(session)
 
     def all(self) -> list[Move]:
-        """Those under way, and what became of former ones."""
+        """Return moves in progress, and the outcomes of former ones."""
         return [each.move for each in self._moves.read_all()]
 
     def plan(
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
-        """What `begin` is to begin, or the move that is under way. first, last: partitions, by default all.
+        """Plan a move for `begin`, or return the one in progress. first, last: partitions, by default all.
 
-        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError for another one, for partitions that cannot
-        leave, for another move of them, and for a target that is not there.
+        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError for a rate out of range, for partitions that
+        cannot leave, if another move has them, and for an absent target.
         """
         if not 0 < rate <= INT64_MAX:
             raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")
@@ -101,7 +101,7 @@ class MovesOfCluster:
         return PlannedMove(move, former)
 
     def begin(self, planned: PlannedMove) -> Move:
-        """Begin it, unless it is under way. Raises CoordinationError if somebody else was faster."""
+        """Begin the move, unless it is in progress. Raises CoordinationError if somebody else was faster."""
         move = planned.move
         if not planned.is_under_way and not self._moves.begin(move, planned.former):
             raise CoordinationError(f"somebody else has just begun to move {move.topic} {move.name}: try again")
@@ -117,7 +117,7 @@ class MovesOfCluster:
         return count
 
     def topics_of(self, broker: int) -> list[str]:
-        """Topics of which the broker offers partitions now, sorted."""
+        """Return the topics of which the broker offers partitions now, sorted."""
         names = self._view.topics()
         offers = [self._view.replicas_many(names), self._view.replicas_many(names, publish=False)]
         return sorted(
@@ -130,7 +130,7 @@ class MovesOfCluster:
         )
 
     def partitions_by_broker(self) -> dict[int, int]:
-        """How many partitions each live broker offers."""
+        """Return the number of partitions that each live broker offers."""
         counts = {broker: 0 for broker, nodes in self._view.brokers().items() if nodes.master is not None}
         for replicas in self._view.replicas_many(self._view.topics()):
             for each in replicas:
@@ -139,7 +139,8 @@ class MovesOfCluster:
         return counts
 
     def look(self, move: Move) -> MoveProgress:
-        """How far it is. Its target is asked, which goes on with it, too. Raises ConfigError if it is gone."""
+        """Return the progress. Asks the target, which then also continues the move. Raises ConfigError if the move is
+        gone."""
         found = self._found(move)
         progress = self._ask(found.move, found.move.target)
         found = self._found(move)
@@ -154,10 +155,10 @@ class MovesOfCluster:
         )
 
     def cancel(self, move: Move) -> Move:
-        """Give a move up, and tell both brokers, also when it has been given up already.
+        """Cancel a move, and tell both brokers, also if it was already cancelled.
 
-        Raises ConfigError if the target has everything already: then it can only end. CoordinationError: it is given
-        up, but the source was not told; call this again.
+        Raises ConfigError if the target already has everything: then the move can only end. CoordinationError: it is
+        cancelled, but the source was not told; call this again.
         """
         for _ in range(_TRIES):
             found = self._found(move)
@@ -173,7 +174,7 @@ class MovesOfCluster:
         raise CoordinationError(f"the move of {move.topic} {move.name} changes all the time: try again")
 
     def _told(self, cancelled: Move) -> Move:
-        self._ask(cancelled, cancelled.target)  # it looks by itself, too
+        self._ask(cancelled, cancelled.target)  # it also looks by itself
         answer = self._ask(cancelled, cancelled.source)
         if isinstance(answer, MetaqError):
             raise CoordinationError(

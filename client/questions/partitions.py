@@ -1,4 +1,4 @@
-"""Where a partition begins and ends, how much lies in it, and which byte a time or a number of messages leads to."""
+"""Bounds and counts of a partition, and the offset for a time or a number of messages."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Bounds(NamedTuple):
 
 
 def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
-    """What can be read now. A partition that never got a message has the bounds 0 and 0."""
+    """Return the readable range. A partition that never got a message has the bounds 0 and 0."""
     return bounds_at(connection, partition, 0, timeout)[0]
 
 
 def bounds_at(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None]:
-    """What can be read now, and how many of its messages end at or before byte `offset`; None if the broker cannot
+    """Return the readable range, and how many of its messages end at or before byte `offset`; None if the broker cannot
     count."""
     return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
 
@@ -65,8 +65,8 @@ def bounds_at(
 def bounds_behind(
     connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None, int]:
-    """As `bounds_at`, and the id of the message in front of the offset if that is not `last_id`; UNKNOWN_ID if it is,
-    if there is none, and where the broker does not tell it: a Java broker's, or an older one."""
+    """As `bounds_at`, and the id of the message before the offset if it is not `last_id`. UNKNOWN_ID if it is
+    `last_id`, if there is none, and if the broker does not tell: a Java broker, or an older one."""
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
     request = MessageCountsRequest(partition.topic, partition.partition, offset, last_id)
@@ -76,28 +76,29 @@ def bounds_behind(
 
 
 def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """The first readable byte; 0 if nothing was ever stored."""
+    """Return the first readable byte; 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MIN_OFFSET, 0, partition, timeout)
 
 
 def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """The end of the readable bytes: where the next message will be; 0 if nothing was ever stored."""
+    """Return the end of the readable bytes, where the next message will be; 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MAX_OFFSET, INT64_MAX, partition, timeout)
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """What lies between `offset` and the end of the partition; its messages are None if the broker cannot count."""
+    """Return the backlog between `offset` and the end of the partition; its messages are None if the broker cannot
+    count."""
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
     try:
         bounds, before = bounds_at(connection, partition, offset, timeout)
     except (PartitionNotFound, TopicNotAccepted):
-        return Lag(0, 0)  # as one that never got a message
+        return Lag(0, 0)  # like a partition that never got a message
     return Lag(max(0, (bounds.messages or 0) - (before or 0)), max(0, bounds.end - offset))
 
 
 def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
-    """Where the first message begins that was stored at or after `time_ms` (ms since 1970), or the end.
+    """Return the offset of the first message stored at or after `time_ms` (ms since 1970), or the end.
 
     Raises RequestRefused if the broker has no index by time (Java).
     """
@@ -115,7 +116,8 @@ def offset_after(
     max_bytes: int = INT64_MAX,
     timeout: float | None = None,
 ) -> int:
-    """Where at most `messages` whole messages of at most `max_bytes` bytes lead from `offset`, where one begins.
+    """Return the offset after at most `messages` whole messages of at most `max_bytes` bytes from `offset`, where one
+    begins.
 
     Raises RequestRefused if the broker has no index by count (Java).
     """
@@ -126,7 +128,7 @@ def offset_after(
 
 
 def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) -> int:
-    """Where the last `messages` messages of a partition begin. Raises RequestRefused as `offset_after`."""
+    """Return the offset of the last `messages` messages of a partition. Raises RequestRefused as `offset_after`."""
     need_frames(connection, "has no index by count", _REMEDY)
     bounds = partition_bounds(connection, partition)
     if not messages:
@@ -135,7 +137,7 @@ def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) 
 
 
 def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
-    """The lines of the broker's `stats <item>`; "" are the broker's own figures, as `name value`."""
+    """Return the lines of the broker's `stats <item>`; "" means the broker's own figures, as `name value`."""
     if connection.speaks_frames:
         ext = StatsRequest(item).to_ext()
         frame = ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
@@ -147,7 +149,7 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
-    """beyond: an offset from which the text protocol's `offset` leads to the bound."""
+    """Return a bound. beyond: an offset from which the text protocol's `offset` leads to the bound."""
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)
         return OffsetReply.from_ext(ask(connection, code, request.to_ext(), partition, timeout).ext).offset
@@ -155,14 +157,14 @@ def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPa
     reply = connection.call(lambda opaque: (encode_offset(topic, READER_GROUP, number, beyond, opaque),), timeout)
     result = as_result(reply, connection)
     if result.code == Status.NOT_FOUND:
-        return 0  # 1.x makes a partition's store with its first message
+        return 0  # 1.x creates a partition's store with its first message
     if result.code != Status.SUCCESS or not result.text.strip().lstrip("-").isdigit():
         raise text_error(result, partition, connection.endpoint)
     return int(result.text)
 
 
 def _stats_bounds(connection: Asked, partition: TopicPartition, timeout: float | None) -> Bounds:
-    """From the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
+    """Parse the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
     wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
     for line in read_stats(connection, "offsets", timeout):
         words = line.split(" ")

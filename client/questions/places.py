@@ -1,4 +1,4 @@
-"""Where to begin to read a topic: values for users, and the offset that each means in a partition."""
+"""Start positions in a topic: values for users, and the offset that each means in a partition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Locate = Callable[[Connection, TopicPartition], int]
-"""The byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut, RequestRefused."""
+"""Return the byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut, RequestRefused."""
 
 
 class Last(NamedTuple):
@@ -41,13 +41,13 @@ class Last(NamedTuple):
 
 
 class AtMessage(NamedTuple):
-    """The message with this id, and in other partitions what was stored when it was, or later."""
+    """The message with this id; in other partitions, the messages stored from the same time on."""
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The oldest message with this key, and in other partitions what was stored when it was, or later."""
+    """The oldest message with this key; in other partitions, the messages stored from the same time on."""
 
     key: str
 
@@ -57,7 +57,7 @@ Position = int | str | Place
 """A byte offset, "earliest", "latest", or a place."""
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
-"""The byte offset in a partition whose readable bytes are the bounds, and that lies in them; asks its broker. Raises
+"""Return the byte offset in a partition, within the given bounds of its readable bytes; asks its broker. Raises
 ClientError for a byte offset outside of them, and as Locate.
 """
 
@@ -68,10 +68,10 @@ _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
 def locate(
     position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
 ) -> int | Locate:
-    """The byte offset, or how to find it in any partition. A message is searched for here, in each of `topics` until it
-    is found; without a finder there are no messages to name. option: what errors call it.
+    """Return the byte offset, or a function that finds it in any partition. A message is searched for here, in each of
+    `topics` until it is found; without a finder a message is not allowed. option: its name in errors.
 
-    Raises ConfigError, and for a message what MessageFinder raises.
+    Raises ConfigError, and for a message the errors of MessageFinder.
     """
     if is_number(position):
         check_offset(option, position)
@@ -108,7 +108,7 @@ def _find(place: AtMessage | AtKey, topics: Sequence[str], finder: MessageFinder
             nothing = nothing or error
         except SearchIncomplete as error:
             if error.unsearched_bytes:
-                raise  # asking again goes further
+                raise  # another search goes further
             nothing = error  # a broker is absent: another topic may have it
     assert nothing is not None
     raise nothing
@@ -121,7 +121,7 @@ def _find_in(topic: str, place: AtMessage | AtKey, finder: MessageFinder) -> Fou
 
 
 def offset_in(position: Position, topic: str, finder: MessageFinder) -> OffsetIn:
-    """How to find `position` in the partitions of `topic`. Raises as `locate`."""
+    """Return a function that finds `position` in the partitions of `topic`. Raises as `locate`."""
     find = locate(position, [topic], finder)
     if isinstance(find, int):
         return lambda connection, partition, bounds: _inside(find, partition, bounds)
@@ -138,9 +138,9 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
-    """Raises ClientError if byte `offset`, which is among the readable ones, is inside a message; it names the nearest
-    offsets that are not. Damaged bytes pass, which readers tell of, and so does all that a Java broker has:
-    it cannot say where messages begin. Raises also as Locate.
+    """Raises ClientError if the readable byte `offset` is inside a message; the error names the nearest valid
+    offsets. Damaged bytes pass, because readers report them. All bytes of a Java broker pass, because it cannot tell
+    where messages begin. Raises also as Locate.
     """
     if not connection.speaks_frames:
         return

@@ -1,5 +1,5 @@
-"""Stored records as they are, and where they are damaged. Our brokers search for the end of damage themselves; of a
-Java broker's data the bytes behind the damage are read here.
+"""Read stored records unchanged, and find damage. Our brokers search for the end of damage themselves; for a Java
+broker the client reads the bytes after the damage.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-"""Answers to a pull that are no refusal."""
+"""Answers to a pull that are not refusals."""
 
 
 class Pulled(NamedTuple):
-    """Runs of adjacent stored records, each with its byte offset, and where to go on; None in the text protocol. sizes:
-    of the records, headers included, if there is one run and the broker told them.
+    """Runs of adjacent stored records, each with its byte offset, and the next offset; None in the text protocol.
+    sizes: of the records, headers included, if there is one run and the broker sent them.
     """
 
     runs: list[tuple[int, memoryview]]
@@ -58,10 +58,10 @@ class Pulled(NamedTuple):
 
 
 class BegunPull:
-    """A pull whose request is sent: the broker reads and answers while the caller does something else.
+    """A pull in flight: the broker reads and answers while the caller does something else.
 
-    Of stored records from byte `offset` on, only those with one of `tags` (a few others may be among them) if there are
-    any; the text protocol has no such filter and gives all. One thread, nothing else on the connection meanwhile.
+    It reads stored records from byte `offset` on. With `tags` only those with one of them (a few others may be among
+    them); the text protocol has no such filter and returns all. One thread; nothing else on the connection meanwhile.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: as of `read_chosen`; messages for which it does not hold may be among the others."""
+        """where: as in `read_chosen`; messages that do not match may be among the others."""
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer, so many seconds at most: whether `result` has it, or an error, at once."""
+        """Wait at most so many seconds for the answer; return whether `result` has it, or an error, at once."""
         self._connection.drive(self._call, time.monotonic() + seconds)
         return self._call.done
 
     def result(self) -> Pulled:
-        """Wait for the answer, as long as a request may take. Without runs: no record is there before next_offset.
+        """Wait for the answer, as long as a request may take. Without runs: there is no record before next_offset.
 
         Raises as `read_bytes`.
         """
@@ -94,10 +94,10 @@ class BegunPull:
 def read_bytes(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
-    """Stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
+    """Return stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
 
-    Raises OffsetOutOfRange with the readable bounds as far as the broker tells them; CorruptRecord if our broker knows
-    that no message begins at `offset` (a Java broker does not look).
+    Raises OffsetOutOfRange with the readable bounds that the broker reports; CorruptRecord if our broker knows that no
+    message begins at `offset` (a Java broker does not check).
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes), timeout)
     runs = _pulled(reply, connection, partition, offset, max_bytes, timeout).runs
@@ -107,10 +107,10 @@ def read_bytes(
 def read_messages(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> list[Message]:
-    """The messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
+    """Return the messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
 
-    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged (a later one ends
-    the list: the next read begins with it).
+    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged (a later damaged
+    one ends the list, and the next read begins with it).
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
@@ -126,8 +126,8 @@ def read_chosen(
     where: Where | None = None,
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
-    """As `read_messages`, but only messages for which the filter holds (None: all), and where to go on: at `offset` at
-    the end. A broker that filters by content leaves the others out itself."""
+    """As `read_messages`, but only messages that match the filter (None: all), and the next offset: `offset` at the
+    end. A broker that filters by content leaves the others out itself."""
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
     messages: list[Message] = []
@@ -145,7 +145,7 @@ def read_chosen(
 
 
 def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
-    """The complete records of `data`, which begins at byte `offset` of `partition`.
+    """Return the complete records of `data`, which begins at byte `offset` of `partition`.
 
     Raises CorruptRecord for a first record that is damaged (a later one ends the list), and for bytes without one
     complete record, because brokers send the first whole.
@@ -159,10 +159,10 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
 
 
 class Waiting(NamedTuple):
-    """What lies between a position and the end of a partition.
+    """The backlog between a position and the end of a partition.
 
     bytes: of stored messages. messages: None if the broker cannot count them (Java). seconds: how long ago the oldest
-    of them was stored; 0.0 if there is none, None if it is damaged or its id is no clock (Java). id_before: as
+    was stored; 0.0 if there is none, None if it is damaged or its id has no time (Java). id_before: as in
     `bounds_behind`.
     """
 
@@ -176,8 +176,8 @@ class Waiting(NamedTuple):
 def waiting_from(
     connection: Asked, partition: TopicPartition, position: int, now: float, last_id: int = UNKNOWN_ID
 ) -> Waiting:
-    """What is readable behind byte `position`. now: seconds since 1970. last_id: of the message that is expected in
-    front of it."""
+    """Return the backlog after byte `position`. now: seconds since 1970. last_id: id of the message expected before the
+    position."""
     bounds, before, id_before = bounds_behind(connection, partition, position, last_id)
     begin = min(max(position, bounds.first), bounds.end)
     if begin == bounds.end:
@@ -198,10 +198,10 @@ def waiting_from(
 def locate_damage(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> CorruptRecord | None:
-    """The damage at byte `offset` of a partition, with its end; None if a good record is there.
+    """Return the damage at byte `offset` of a partition, with its end; None if there is an intact record.
 
-    Our broker searches itself, and keeps the result. Over the text protocol this reads the bytes up to the next good
-    record or the end, and blocks for as long as that takes.
+    Our broker searches itself, and keeps the result. Over the text protocol this reads the bytes up to the next intact
+    record or the end, and blocks for that time.
     """
     if connection.speaks_frames:
         request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
@@ -213,7 +213,8 @@ def locate_damage(
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        """Fewer bytes only at the end: asks as often as the broker's maxTransferSize and its segments need."""
+        """Read; returns fewer bytes only at the end. Asks as often as the broker's maxTransferSize and its segments
+        need."""
         data = b""
         while len(data) < size:
             more = _get_once(connection, partition, position + len(data), size - len(data), timeout)
@@ -233,12 +234,12 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """What `locate_damage` finds where a reader has found an error, or that error itself."""
+    """Return the damage that `locate_damage` finds at a reader's error, or that error itself."""
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
-    """The error for bytes [start, end) of a partition that hold no good record."""
+    """The error for bytes [start, end) of a partition without an intact record."""
     return CorruptRecord.of(partition, start, "no good record is there", end)
 
 
@@ -270,10 +271,10 @@ def _pulled(
     max_bytes: int,
     timeout: float | None = None,
 ) -> Pulled:
-    """The answer to a pull or `get` from `offset` on. Raises as `read_bytes`."""
+    """Return the answer to a pull or `get` from `offset` on. Raises as `read_bytes`."""
     if not connection.speaks_frames:
         data = _got(reply, connection, partition, offset)
-        # a `get` cuts even its first record at the size asked for: then it is asked for more
+        # a `get` cuts even its first record at the requested size: then ask for more
         while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
             max_bytes *= 2
             data = _get_once(connection, partition, offset, max_bytes, timeout)
@@ -304,14 +305,14 @@ def _build_get(connection: Asked, partition: TopicPartition, offset: int, max_by
 
 
 def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:
-    """The bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange, and what text_error makes."""
+    """Return the bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange, and errors of text_error."""
     if isinstance(reply, Value):
         return reply.data
     result = as_result(reply, connection)
     if result.code == Status.NOT_FOUND:
         return memoryview(b"")
     if result.code == Status.MOVED and result.text.isdigit():
-        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x tells the nearer bound only
+        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x only reports the nearer bound
     raise text_error(result, partition, connection.endpoint)
 
 

@@ -1,4 +1,4 @@
-"""What brokers have of shared groups."""
+"""The state of shared groups at brokers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["SharedPartition", "forget_shared_group", "shared_status"]
 class SharedPartition(NamedTuple):
     """A shared group on one partition.
 
-    left: messages that are not acknowledged, leased ones too. delayed: released ones that wait for their time.
-    most_attempts: of those that are leased or were released. oldest_ms: how long ago the first that is not acknowledged
-    was stored; None: there is none, or its broker does not know. ordered: messages of a key come one at a time.
+    left: unacknowledged messages, including leased ones. delayed: released messages that wait for their time.
+    most_attempts: of leased or released messages. oldest_ms: how long ago the first unacknowledged message was stored;
+    None: there is none, or its broker does not know. ordered: messages with the same key are leased one at a time.
     members: those that have asked within a minute, or have leased messages, and how many each has.
     """
 
@@ -43,7 +43,8 @@ class SharedPartition(NamedTuple):
 def shared_status(
     connection: Connection, broker_id: int, group: str = "", timeout: float | None = None
 ) -> list[SharedPartition]:
-    """Those of one broker; group: "" = all. Raises RequestRefused if the broker has no shared groups."""
+    """Return the shared groups of one broker; group: "" = all. Raises RequestRefused if the broker has no shared
+    groups."""
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_STATUS, SharedStatusRequest(group).to_ext(), _none(broker_id), timeout)
     try:
@@ -53,8 +54,8 @@ def shared_status(
 
 
 def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
-    """Have one broker forget a group; of how many partitions. Raises SharedRefused if it has members there, or is not
-    there."""
+    """Let one broker forget a group; return the number of partitions. Raises SharedRefused if the group has members
+    there, or does not exist there."""
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)
     count = simplejson.loads(bytes(frame.body))

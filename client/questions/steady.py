@@ -1,4 +1,4 @@
-"""A cluster's brokers and topics as they are while no broker set is between two leaders. Any thread."""
+"""A cluster's brokers and topics, read while no broker set is changing its leader. Any thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """Waits where a broker set has a node and no leader that has registered its topics. Otherwise the set's partitions
-    would be missing for a moment, and a query that is planned in it would leave them out.
+    """Wait if a broker set has a node and no leader that has registered its topics. Otherwise the set's partitions
+    would be missing for a moment, and a query planned at that time would leave them out.
 
-    A set that nobody leads for `patience_seconds` is waited for no more until it has been seen with a leader: then
-    what there is is told.
+    After `patience_seconds` without a leader, a set is not waited for until it has been seen with a leader: the view
+    then returns the present state.
     """
 
     def __init__(

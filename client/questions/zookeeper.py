@@ -1,4 +1,4 @@
-"""The producer's picture of the cluster, kept current by ZooKeeper watches."""
+"""The producer's view of the cluster, kept current by ZooKeeper watches."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = get_log(__name__)
 
 _RETRY_MIN_SECONDS = 0.5
 _RETRY_MAX_SECONDS = 10.0
-"""Pause before a topic is tried to be watched again."""
+"""Pause before the next try to watch a topic."""
 
 
 class ZooKeeperMetadata:
-    """One ZooKeeper session, of its own unless one is given, which is left open then; a topic is read and watched from
-    the first time it is asked for.
+    """One ZooKeeper session: its own, or a given one, which is left open. A topic is read and watched from the first
+    request on.
 
-    Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, read on any.
+    Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, and read on any thread.
     """
 
     def __init__(self, connect: str, root: str, session_timeout: float, *, session: ZkSession | None = None) -> None:
@@ -82,15 +82,15 @@ class ZooKeeperMetadata:
                 if not self._views:
                     self._cluster.watch_brokers(self._brokers_changed)
                 found = self._read(topic, self._cluster)
-                if not found.partitions:  # a broker set may be between two leaders: see Absences, for later looks
+                if not found.partitions:  # a broker set may be changing its leader: see Absences, for later looks
                     found = self._read(topic, self._steady)
                 self._use(topic, found)
                 self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Watch the topic; later, on the event thread, if that fails now. What was read is used meanwhile, and the
-        watch begins with reading it again."""
+        """Watch the topic; if that fails now, later on the event thread. Meanwhile the last view is used, and the watch
+        begins by reading it again."""
         try:
             self._cluster.watch_topic(topic, self._changed)
         except CoordinationError as error:
@@ -101,7 +101,7 @@ class ZooKeeperMetadata:
             self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
     def _read(self, topic: str, cluster: ClusterView) -> TopicView:
-        """Blocks for a few round trips."""
+        """Read the topic; blocks for a few round trips."""
         endpoints = _endpoints(cluster)
         partitions = (
             TopicPartition(topic, broker, number)
@@ -126,7 +126,8 @@ class ZooKeeperMetadata:
         self._session.events.post_once(self._look_at_brokers)
 
     def _look_at_brokers(self) -> None:
-        """A broker set's leader has moved, for example, and has not registered its topics yet."""
+        """React to a change of brokers, for example a broker set's new leader that has not registered its topics
+        yet."""
         try:
             endpoints = _endpoints(self._cluster)
         except CoordinationError as error:
@@ -138,7 +139,7 @@ class ZooKeeperMetadata:
             self._use(topic, TopicView(with_own_partitions(topic, view.partitions, endpoints), endpoints))
 
     def _use(self, topic: str, view: TopicView) -> None:
-        """Any thread."""
+        """Use a new view. Any thread."""
         if view == self._views.get(topic):
             return
         self._views[topic] = view
@@ -151,5 +152,5 @@ def _endpoints(cluster: ClusterView) -> dict[int, Endpoint]:
     return {
         broker_id: Endpoint(nodes.master.host, nodes.master.port)
         for broker_id, nodes in cluster.brokers().items()
-        if nodes.master is not None  # a slave takes no messages
+        if nodes.master is not None  # a slave accepts no messages
     }

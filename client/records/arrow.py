@@ -1,9 +1,9 @@
 """Messages as Arrow record batches. Imports pyarrow, of the extra `spark`.
 
-Consumers and Spark share the decoder: `decode_columns` makes Columns of a whole answer by numpy and Arrow, and each
-chooses its own table from them. Only records with attributes cost a step of the interpreter each, and those with the
-same attributes are decoded once. `columns_of` is the plain way, message by message; both agree, and bench/decoding.py
-says what the fast one gains.
+Consumers and Spark share the decoder: `decode_columns` turns a whole answer into Columns by numpy and Arrow, and each
+chooses its own table from them. Only records with attributes cost an interpreter step each, and equal attributes are
+decoded once. `columns_of` is the plain way, message by message, with the same result; bench/decoding.py measures the
+gain.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ SCHEMA = pa.schema(
 _NO_ATTRIBUTES = Attributes()
 
 MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Compressed payloads of one batch, unpacked: a few megabytes of an answer may stand for gigabytes."""
+"""Limit for decompressed payloads of one batch: an answer of a few megabytes may stand for gigabytes."""
 
 
 class Columns(NamedTuple):
-    """Fields of the same messages, in order. attributes: what stands in front of the payloads; None if nothing does in
-    any message. flags: of their records.
+    """Fields of the same messages, in order. attributes: the bytes before the payloads; None if no message has any.
+    flags: of their records.
     """
 
     topic: pa.Array
@@ -84,7 +84,7 @@ class Columns(NamedTuple):
     flags: npt.NDArray[np.int32]
 
     def timestamp(self, unit: Literal["ms", "us"]) -> pa.Array:
-        """When each message was stored, in UTC; null if a Java broker took it, whose ids are no clock."""
+        """When each message was stored, in UTC; null if a Java broker took it, because its ids have no time."""
         mask = self.ids <= 0
         times = store_times_ms(self.ids)
         if unit == "us":
@@ -92,14 +92,15 @@ class Columns(NamedTuple):
         return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMPS[unit])
 
     def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
-        """`value` of each message's attributes. It must be the same function at each call: it is a cache's key."""
+        """Apply `value` to each message's attributes. It must be the same function at each call, because it is a
+        cache's key."""
         if self.attributes is None:
             count = len(self.ids)
             return _without_attributes(value, kind, _power_of_two(count)).slice(0, count)
         return pa.array(map(value, self.attributes), kind, size=len(self.attributes))
 
     def slice(self, start: int, limit: int) -> Columns:
-        """Those from number `start` on, at most `limit`."""
+        """Return at most `limit` messages from index `start` on."""
         if not start and limit >= len(self.ids):
             return self
         end = start + limit
@@ -115,7 +116,7 @@ class Columns(NamedTuple):
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """As SCHEMA says."""
+        """Return the batch, see SCHEMA."""
         tag, attribute, keys = (self.of_attributes(*each) for each in _OF_ATTRIBUTES)
         place = (self.topic, self.broker, self.partition, self.offset)
         columns = [*place, pa.array(self.ids), self.timestamp("ms"), tag, attribute, keys, self.payload]
@@ -127,9 +128,8 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """As decoding.Decoded, with columns in place of messages. expires: Unix ms from which on each is
-    handed out no more, INT64_MAX for never; None if none has such a time. packed: which payloads are compressed;
-    None: not one."""
+    """As decoding.Decoded, with columns in place of messages. expires: Unix ms of each message's expiry, INT64_MAX for
+    never; None if none expires. packed: which payloads are compressed; None: none."""
 
     columns: Columns
     end: int
@@ -138,10 +138,10 @@ class DecodedColumns(NamedTuple):
     packed: npt.NDArray[np.bool_] | None
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
-        """The messages from number `start` on, at most `limit` and at least one, with payloads as they were sent. Fewer
-        if they would take more than MAX_UNPACKED_BYTES. end: as of all.
+        """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Fewer if
+        they would take more than MAX_UNPACKED_BYTES. end: as for all.
 
-        Raises CorruptRecord, with its end, for a first one that cannot be unpacked; a later one ends them.
+        Raises CorruptRecord, with its end, if the first one cannot be decompressed; a later one ends the result.
         """
         columns, expires, packed = self.columns, self.expires, self.packed
         if packed is None:
@@ -172,7 +172,7 @@ def _slice(numbers: npt.NDArray[np.int64] | None, start: int, count: int) -> npt
 
 
 def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """As DecodedColumns.expires."""
+    """Return the expiries as in DecodedColumns.expires."""
     expires = np.full(len(attributes), INT64_MAX, np.int64)
     for index in np.flatnonzero(flags & EXPIRES_FLAG).tolist():
         milliseconds = attributes[index].expires_ms
@@ -182,7 +182,7 @@ def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt
 
 
 def columns_of(messages: Sequence[Message]) -> Columns:
-    """The messages, in order."""
+    """Return the columns of these messages, in order."""
     partitions = [message.partition for message in messages]
     return Columns(
         pa.array([each.topic for each in partitions], pa.string()),
@@ -197,12 +197,12 @@ def columns_of(messages: Sequence[Message]) -> Columns:
 
 
 def record_batch(messages: Sequence[Message]) -> pa.RecordBatch:
-    """One row per message, in order."""
+    """Return a batch with one row per message, in order."""
     return columns_of(messages).to_batch()
 
 
 EMPTY = record_batch(())
-"""No message at all."""
+"""The batch without a message."""
 
 
 def decode_columns(
@@ -212,8 +212,8 @@ def decode_columns(
     limit: int | None = None,
     where: Where | None = None,
 ) -> DecodedColumns:
-    """The records that begin before byte `limit` of the partition (None: all), up to the first that is damaged. where:
-    only those for which this filter holds."""
+    """Decode the records that begin before byte `limit` of the partition (None: all), up to the first damaged one.
+    where: only those that match this filter."""
     data = records.data
     good = good_records(records, limit)
     payload: pa.Array | None = None
@@ -225,7 +225,7 @@ def decode_columns(
     if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
         good = good.only(wanted)
         payload = None
-    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one look at all: most answers have none
+    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one look at all: most answers have no bits
     attributes, begins = _attributes(data, good, bits)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
@@ -248,18 +248,18 @@ def decode_columns(
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """The slices data[start : start + size], which lie one behind the other, as a binary column: one copy, no object
-    per row.
+    """Copy the slices data[start : start + size], which are in ascending order, into a binary column: one copy, no
+    object per row.
 
-    Slices of one size at one distance are one strided copy; others are the even elements of an array that has what
-    lies between them too, taken by Arrow.
+    Slices of equal size and distance are one strided copy. Others are the even elements of an array that includes the
+    bytes between them, taken by Arrow.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():
         size = int(sizes[0])
         rows = np.ndarray((count, size), np.uint8, data, int(starts[0]), (int(strides[0]), 1))
         offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32) if size else np.zeros(count + 1, np.int32)
-        values = pa.allocate_buffer(count * size)  # Arrow's pool gives back memory that is mapped already
+        values = pa.allocate_buffer(count * size)  # Arrow's pool reuses memory that is already mapped
         np.ndarray((count, size), np.uint8, values)[...] = rows
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), values])
     bounds = np.empty(2 * count, np.int32)
@@ -275,7 +275,7 @@ def _power_of_two(count: int) -> int:
 
 @lru_cache(maxsize=64)
 def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """topic, broker and partition, `count` times each."""
+    """Return topic, broker and partition, `count` times each."""
     topic, broker, number = partition
     return (
         pa.repeat(pa.scalar(topic, pa.string()), count),
@@ -286,13 +286,13 @@ def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Arra
 
 @lru_cache(maxsize=64)
 def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, count: int) -> pa.Array:
-    """What `value` is of a message without attributes, `count` times."""
+    """Return `value` of a message without attributes, `count` times."""
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 
 def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
-    """What stands in front of each payload, None if nothing does anywhere, and where the payloads begin. bits: those
-    that any flag has."""
+    """Return the bytes before each payload, None if there are none at all, and where the payloads begin. bits: those
+    set in any flag."""
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]
     if not bits & ATTRIBUTE_FLAG:

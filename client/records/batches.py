@@ -1,4 +1,4 @@
-"""Cutting many payloads into batches that fit one request."""
+"""Split many payloads into batches that fit one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from metaq.protocol.arrays import np
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
-"""Most payload bytes of a batch: far below what a frame can carry, and enough to pay for the request."""
+"""Most payload bytes of a batch: far below the limit of a frame, and enough to pay for the request."""
 
 Item = TypeVar("Item", bound=Sized)
 
@@ -21,9 +21,9 @@ def split_batches(
     max_bytes: int = MAX_BATCH_PAYLOAD_BYTES,
     size_of: Callable[[Any], int] = len,
 ) -> Iterator[list[Item]]:
-    """`payloads` in order, in lists of at most `max_records` and `max_bytes` in sum.
+    """Yield `payloads` in order, in lists of at most `max_records` and `max_bytes` in sum.
 
-    A payload larger than that makes a list of its own: whether it fits a message is the producer's to say.
+    A larger payload forms its own list: the producer checks whether it fits a message.
     """
     ends = np.cumsum(np.fromiter(map(size_of, payloads), np.int64, len(payloads)))
     start, sent = 0, 0

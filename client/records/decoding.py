@@ -1,8 +1,8 @@
-"""From fetched records to messages: the tight loop of every reader.
+"""Decode fetched records into messages: the tight loop of every reader.
 
-With a table of sizes no step is taken from record to record: where they begin is a running sum, the headers are one
-numpy array, and bodies and messages are made by chains of C functions (struct, map, zip) without bytecode per message.
-Without one (few records, a filtered answer, the text protocol) the records are walked. Both find the same.
+With a table of sizes there is no step from record to record: a running sum gives their beginnings, the headers are one
+numpy array, and chains of C functions (struct, map, zip) make bodies and messages without bytecode per message. Without
+a table (few records, a filtered answer, the text protocol) the records are walked. Both give the same result.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ ZEROS = "there are zeros instead of it"
 
 _LENGTH = Struct(">i")  # the first field of a record
 _make = tuple.__new__
-"""Message(…) without its Python-level __new__; bench/decoding.py."""
+"""Message(…) without its Python-level __new__; see bench/decoding.py."""
 
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Stored records that lie back to back in a partition, from its byte `offset` on: data[start:end], where `data` is
-    what was received. sizes: of all records, headers included, which fill [start, end). None if they are not known:
-    then the last record may be cut. runs: they are back to back in `data` only; None: in the partition, too.
+    """Adjacent stored records of a partition, from its byte `offset` on: data[start:end] of the received `data`.
+    sizes: of all records, headers included, which fill [start, end). None if unknown: then the last record may be
+    cut. runs: they are adjacent in `data` only; None: in the partition, too.
     """
 
     data: bytes
@@ -75,13 +75,14 @@ class Records:
     runs: Runs | None = field(default=None, kw_only=True)
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Byte offsets in the partition of places in the data; where two runs meet, that of the later one."""
+        """Return the partition offsets for places in the data; where two runs meet, the offset in the later one."""
         if self.runs is None:
             return places + (self.offset - self.start)
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """The place in the data that `offset` has or, where it lies between two runs, would have; `start` … `end`."""
+        """Return the place of `offset` in the data or, between two runs, the place that it would have; `start` …
+        `end`."""
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
         run = int(np.searchsorted(self.runs.places + self.runs.shifts, offset, "right")) - 1
@@ -92,16 +93,16 @@ class Records:
 
 
 class Runs(NamedTuple):
-    """Records that are apart in a partition and back to back in an answer: where each run of adjacent ones begins in
-    the data, and how much more its offset in the partition is."""
+    """Records that are adjacent in an answer, but not in the partition: where each run of adjacent ones begins in the
+    data, and how much greater its partition offset is."""
 
     places: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64]
 
 
 def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
-    """The records of an answer's runs, each with its offset, if they lie back to back in what was received; else None.
-    Nothing is copied."""
+    """Join the records of an answer's runs, each with its offset, if they are adjacent in the received data; otherwise
+    None. Nothing is copied."""
     first_offset, first = runs[0]
     data, start, _ = in_bytes(first)
     lengths = np.array([len(each) for _, each in runs], np.int64)
@@ -114,7 +115,7 @@ def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
 
 
 def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
-    """The object that was received, and where in it the records begin and end. A view into bytes is not copied."""
+    """Return the received object, and where the records begin and end in it. A view into bytes is not copied."""
     if isinstance(records, bytes):
         return records, 0, len(records)
     whole = records.obj
@@ -125,18 +126,18 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Where a buffer lies in memory. A memoryview does not tell its position inside its object in another way."""
+    """Return a buffer's address. There is no other way to find the position of a memoryview inside its object."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 
 
 class Decoded(NamedTuple):
-    """`total` messages, and what they end at: byte offset `end` of the partition, where `damage` says what is wrong, if
-    it is not "". Behind the end of the messages there may be a cut record. flags: the bits that any of them has,
-    or any that the filters have left out.
+    """`total` messages, and their end: byte offset `end` of the partition. `damage` says what is wrong there; "":
+    nothing. A cut record may follow the end. flags: the bits set in any message, including messages that the filters
+    have left out.
 
-    messages: an iterator, so that they are made when they are taken. Thousands that wait would be what the garbage
-    collector goes through again and again; some hundred that are used up soon it never sees.
+    messages: an iterator, so that messages are made when they are taken. The garbage collector would traverse thousands
+    of waiting messages again and again; it never sees some hundred that are soon used up.
     """
 
     messages: Iterator[Message]
@@ -157,8 +158,8 @@ def decode_walking(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """All whole records up to the first that is damaged; with `tags` the messages that have one of them, with `where`
-    those for which it holds."""
+    """Decode all whole records up to the first damaged one; with `tags` only messages that have one of them, with
+    `where` only matching ones."""
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
@@ -183,7 +184,7 @@ def decode_walking(
         if check and crc(body) & 0x7FFFFFFF != checksum:
             damage = WRONG_CHECKSUM
             break
-        if flag != last:  # seldom: what goes to one topic is mostly of one kind
+        if flag != last:  # seldom: messages of a topic are mostly of one kind
             last = flag
             flags |= flag
             kind = Message if flag else PlainMessage
@@ -198,8 +199,8 @@ def decode_walking(
 
 
 class Good(NamedTuple):
-    """Records in front of the first damaged one: where each begins in the data, its size, and its header
-    (`header_dtype`). `damage` says what is wrong with that one; "" if there is none.
+    """Intact records before the first damaged one: where each begins in the data, its size, and its header
+    (`header_dtype`). `damage` says what is wrong with the damaged one; "" if there is none.
     """
 
     starts: npt.NDArray[np.int64]
@@ -208,28 +209,29 @@ class Good(NamedTuple):
     damage: str
 
     def end_offset(self, records: Records) -> int:
-        """Byte offset in the partition at which the damaged record begins, or, if there is none, the last one ends:
-        what lies between two runs was not given."""
+        """Byte offset in the partition where the damaged record begins, or otherwise where the last one ends: bytes
+        between two runs were not returned."""
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
         return int(records.offsets(np.array([end - last]))[0]) + last
 
     def up_to(self, count: int, damage: str) -> Good:
-        """The first `count`, in front of a record with this damage."""
+        """Return the first `count` records, before a record with this damage."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Some of them; `end_offset` is not told of these."""
+        """Return some of them; `end_offset` does not apply to the result."""
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Those in front of the first whose checksum does not match. bodies: theirs, in order."""
+        """Return those before the first checksum mismatch. bodies: their bodies, in order."""
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
 
 
 def good_records(records: Records, limit: int | None = None) -> Good:
-    """What is good, but for checksums, of the records that begin before byte `limit` of the partition (None: all)."""
+    """Return the records that begin before byte `limit` of the partition (None: all) and are intact, apart from
+    checksums."""
     stop = records.end if limit is None else records.place(limit)
     sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)
     starts = np.cumsum(sizes) - sizes + records.start
@@ -245,9 +247,9 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 
 
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
-    """The sizes of the whole records that begin before `stop`, up to a wrong length; and what is wrong there.
+    """Return the sizes of the whole records that begin before `stop`, up to a wrong length, and the error there.
 
-    The first record and those of its size behind it cost no bytecode each (bench/decoding.py).
+    The first record and following ones of its size cost no bytecode each (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end
     sizes = np.empty(0, np.int64)
@@ -276,7 +278,7 @@ def _length_at(data: bytes, position: int) -> int:
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
-    """How many are true in front of the first false one."""
+    """Return the number of true values before the first false one."""
     return len(good) if good.all() else int(np.argmin(good))
 
 
@@ -287,7 +289,7 @@ def decode_sized(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """As decode_walking, for records of known sizes. bench/decoding.py says what it gains."""
+    """As decode_walking, for records of known sizes. bench/decoding.py measures the gain."""
     good = good_records(records)
     bodies = split_bodies(records.data, records.start, good.sizes)
     if check:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalMessageStore", "StoredMessage"]
 
 _LAYOUT = 1
-"""Of the tables below, kept in the file's `user_version`."""
+"""Version of the tables below, kept in the file's `user_version`."""
 
 _TABLES = """
 CREATE TABLE messages (
@@ -55,11 +55,10 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 
 
 class StoredMessage(NamedTuple):
-    """A message with all that sending or delivering it again takes.
+    """A message with everything needed to send or deliver it again.
 
-    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: what
-    chooses its partition. partition: where it belongs, or where it came from. offset, id: -1 and 0 until a broker
-    stored it.
+    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: chooses
+    its partition. partition: its target or its origin. offset, id: -1 and 0 until a broker stored it.
     """
 
     topic: str
@@ -72,18 +71,18 @@ class StoredMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """A consumed message."""
+        """Return the stored form of a consumed message."""
         return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
 
     def to_message(self) -> Message:
-        """The consumed message again. Raises ValueError if this one never came from a partition."""
+        """Return the consumed message again. Raises ValueError if this one never came from a partition."""
         if self.partition is None:
             raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
         return Message(self.partition, self.offset, self.id, self.flag, self.body)
 
     @property
     def payload(self) -> bytes:
-        """What the user sent. Raises PayloadUnreadable if it is compressed and damaged."""
+        """The user's payload. Raises PayloadUnreadable if it is compressed and damaged."""
         return payload_of(self.body, self.flag)
 
     @property
@@ -96,19 +95,19 @@ class LocalMessageStore:
     """Named queues of messages in one SQLite file. All methods may be called on any thread; each is one transaction.
 
     An `append` or `remove` that returned survives the end of the process and of the machine: the write-ahead log is
-    synced at every commit (`synchronous=FULL`, one fsync a call, so append many messages in one call). The file belongs
-    to one process at a time and is locked until `close` or the end of that process: two that emptied the same queue
-    would send its messages twice. It does not shrink; the room of removed messages is used again. A process that was
-    forked off can neither use nor close its parent's: every method but close() raises ClientError there.
+    synced at every commit (`synchronous=FULL`, one fsync per call, so append many messages in one call). The file
+    belongs to one process at a time and is locked until `close` or the end of that process: two processes that empty
+    the same queue would send its messages twice. The file does not shrink; space of removed messages is reused. A
+    forked process can neither use nor close its parent's store: every method except close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
 
     def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
-        """path: the file, made with its directory if it is not there (`~` is your home; two more files lie beside it
-        while it is open). max_per_queue: messages per queue.
+        """path: the file, created with its directory if missing (`~` is your home; two more files exist beside it while
+        it is open). max_per_queue: messages per queue.
 
-        Raises LocalStoreInUse if another store has it open; LocalStoreError if it is no such file; ConfigError.
+        Raises LocalStoreInUse if another store has it open; LocalStoreError if the file is not a store; ConfigError.
         """
         check_number("max_per_queue", max_per_queue, unit="messages")
         self._path = in_home(path, "path", "give LocalMessageStore a path that begins with /")
@@ -131,7 +130,7 @@ class LocalMessageStore:
     # --- queues -----------------------------------------------------------------------------------------------------
 
     def append(self, queue: str, messages: Iterable[StoredMessage]) -> None:
-        """Put `messages` behind what the queue holds: all of them or, with an error, none.
+        """Append `messages` to the queue: all of them or, with an error, none.
 
         Raises LocalStoreFull if the queue would hold more than max_per_queue.
         """
@@ -152,7 +151,7 @@ class LocalMessageStore:
                 self._counts[queue] = held + len(rows)
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
-        """The first `limit` messages behind the id `after` in the order they were appended, each with its id for
+        """Return the first `limit` messages after the id `after` in the order of appending, each with its id for
         `remove`. Ids are above 0.
         """
         check_number("limit", limit, most=INT64_MAX)
@@ -165,7 +164,7 @@ class LocalMessageStore:
             return db.execute(_PEEK, (queue, after, limit)).fetchall()
 
     def remove(self, queue: str, ids: Iterable[int]) -> None:
-        """Forget these messages; ids that are not in the queue (any more) are passed over."""
+        """Remove these messages; unknown ids are ignored."""
         self._guard.check()
         self._aside.do(self._remove, queue, [(queue, number) for number in ids])
 
@@ -180,20 +179,20 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """How many messages the queue holds, with those that an interrupted call of this thread began to append;
-        without a look at the file."""
+        """Return the number of messages in the queue, including those that an interrupted call of this thread began to
+        append; without reading the file."""
         self._settle()
         return self._counts.get(queue, 0)
 
     def queues(self) -> list[str]:
-        """Names of the queues that hold a message, sorted; as `count`."""
+        """Return the names of the non-empty queues, sorted; counted as in `count`."""
         self._guard.check()
         self._settle()
         with self._lock:
             return sorted(self._counts)
 
     def _settle(self) -> None:
-        """Wait for what an interrupted call of this thread began."""
+        """Wait for the rest of an interrupted call of this thread."""
         if may_be_interrupted() and self._aside.is_behind:
             self._aside.do(_nothing)
 
@@ -218,18 +217,18 @@ class LocalMessageStore:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
-        import sqlite3  # a client that keeps nothing does without
+        import sqlite3  # not imported by a client without a store
 
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch(0o600)  # opens no file that is there, which would drop the lock of another store on it
+            self._path.touch(0o600)  # opens no existing file, which would drop the lock of another store on it
             return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error
 
     def _take_over(self, db: sqlite3.Connection) -> None:
-        """Lock the file for this store, make the tables if it is new, and count what it holds."""
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that no other may share the log
+        """Lock the file for this store, create the tables if it is new, and count its messages."""
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that no other can share the log
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("BEGIN EXCLUSIVE")
@@ -247,8 +246,8 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Where no interrupt comes: one in its beginning would keep the lock locked, and one behind a commit the counts
-        wrong."""
+        """Run a transaction. No interrupts here: one at the beginning would keep the lock locked, and one after a
+        commit would make the counts wrong."""
         with self._lock:
             if self._db is None:
                 raise LocalStoreError(f"{self._path}: this store is closed")
@@ -274,8 +273,8 @@ class LocalMessageStore:
 
 
 def _forked() -> None:
-    """SQLite in the child believes that it holds the parent's lock: closing the file, also by garbage collection, would
-    remove the write-ahead log that the parent goes on to write."""
+    """In the child, SQLite believes that it holds the parent's lock: closing the file, also by garbage collection,
+    would remove the write-ahead log that the parent continues to write."""
     for store in _stores:
         keep_for_ever(store._db)
 
@@ -284,7 +283,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Done once all that was asked for before is done."""
+    """Does nothing; done once all earlier jobs are done."""
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""A message as a consumer gets it."""
+"""A consumed message."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""With neither bit a payload is the whole body."""
+"""Without both bits a payload is the whole body."""
 
 
 class Message(NamedTuple):
-    """One stored message. Only what every message needs is computed when it is made; the rest when it is looked at.
-    (A tuple because that is made fastest.)
+    """One stored message. Fields that not every message needs are computed on access. (A tuple, because it is the
+    fastest to make.)
 
     partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
     the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0
@@ -64,8 +64,8 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """What the producer sent. A compressed one is unpacked at each look. Raises CorruptRecord, with `partition` and
-        `end` for a seek, if that cannot be done: its producer made it wrongly."""
+        """The producer's payload. A compressed one is decompressed at each access. Raises CorruptRecord, with
+        `partition` and `end` for a seek, if that fails because its producer compressed it wrongly."""
         flag = self.flag
         if not flag & _BESIDE:
             return self.body
@@ -82,7 +82,8 @@ class Message(NamedTuple):
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     def _failed_payload(self) -> bytes:
-        """That of a message of a topic of our own, which may be compressed although its flag cannot say so."""
+        """Return the payload of a message of one of our own topics, which may be compressed although its flag cannot
+        say so."""
         try:
             return payload_in(self.flag, self.body)
         except PayloadUnreadable as error:
@@ -98,7 +99,7 @@ class Message(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties together: decoded once, where each of them alone decodes again."""
+        """Attribute, tag, keys and properties together, decoded once; each single property decodes them again."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
@@ -116,17 +117,17 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        """The user's properties: str, int, float, bool or bytes, as they were sent."""
+        """The user's properties, with the types sent: str, int, float, bool or bytes."""
         return self.attributes.properties
 
     @property
     def content_type(self) -> str | None:
-        """What the producer says of the payload's type; None if it says nothing."""
+        """The payload's type as stated by the producer; None if it states none."""
         return self.attributes.reserved.get(TYPE)
 
     @property
     def correlation(self) -> str | None:
-        """Of a request, and of its reply: what tells the requester which request was answered. None of any other."""
+        """Of a request and its reply: identifies the request that was answered. None for other messages."""
         return self.attributes.reserved.get(CORRELATION)
 
     @property
@@ -136,26 +137,27 @@ class Message(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What the consumer's deserializer reads of the payload; read at each look. Raises ValueUnreadable: it has
-        another content type, or is no such value; ClientError: the consumer has no deserializer."""
+        """The payload, decoded by the consumer's deserializer at each access. Raises ValueUnreadable: it has another
+        content type, or is no such value; ClientError: the consumer has no deserializer."""
         raise ClientError(
             "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
         )
 
     def decode(self, deserializer: Deserializer) -> Any:
-        """What this deserializer, or one of several, reads of the payload. Raises ConfigError, and as `value`."""
+        """Decode the payload by this deserializer, or by one of several. Raises ConfigError, and as `value`."""
         from ..serializers.base import deserializers
 
         return deserializers("deserializer", deserializer).value_of(self)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When no consumer gets it any more, by the clock of its producer, as an aware datetime in UTC; None: never."""
+        """The time from which no consumer gets it, by its producer's clock, as an aware datetime in UTC; None:
+        never."""
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
         return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
 
     def has_expired(self, now_ms: int) -> bool:
-        """now_ms: since 1970."""
+        """Whether it has expired. now_ms: since 1970."""
         if not self.flag & EXPIRES_FLAG:
             return False
         milliseconds = self.attributes.expires_ms
@@ -163,15 +165,15 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """Which attempt at handling it this is, from 1 on, where `Consumer.run` sends what fails back to the broker.
-        Of a message that is read from the group's dead letters: how many there were."""
+        """The number of this attempt at handling it, from 1 on, if `Consumer.run` sends failed messages back to the
+        broker. For a dead letter: the number of attempts made."""
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
 
     @property
     def origin(self) -> Origin:
-        """Where it was stored first: `topic`, `partition`, `offset`, `id`. This is its own place, unless it is read
-        from a group's dead letters."""
+        """Where it was first stored: `topic`, `partition`, `offset`, `id`. This is its own place, unless it is a dead
+        letter."""
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
 
@@ -182,7 +184,7 @@ class Message(NamedTuple):
 
     @property
     def timestamp_ms(self) -> int | None:
-        """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids are no clock)."""
+        """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids have no time)."""
         return store_time_ms(self.id)
 
     @property
@@ -201,8 +203,8 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message of a consumer that has a deserializer. Equal to a Message with the same fields, and pickled as one,
-    without the deserializer. It is made of a Message when that is handed out."""
+    """A message of a consumer with a deserializer. Equal to a Message with the same fields, and pickled as one, without
+    the deserializer. It is made from a Message at delivery."""
 
     _reader: ValueReader
 
@@ -221,8 +223,8 @@ class ValueMessage(Message):
 
 
 class PlainMessage(Message):
-    """A message known to have no attribute and no compression, whose payload is its body: found without a call of
-    Python. Equal to a Message with the same fields, and pickled as one.
+    """A message known to have no attribute and no compression: its payload is its body, found without a Python call.
+    Equal to a Message with the same fields, and pickled as one.
     """
 
     __slots__ = ()
@@ -234,9 +236,9 @@ class PlainMessage(Message):
 
 
 class RetriedMessage(Message):
-    """A message that a handler gets once more: place, id, flag and body are those of the original.
+    """A message that a handler gets again: place, id, flag and body are the original's.
 
-    copy: what the consumer read, which its position is about. tries: how often the handler has failed on the copy.
+    copy: the message that the consumer read, at its position. tries: how often the handler has failed on the copy.
     """
 
     copy: Message
@@ -261,7 +263,7 @@ class RetriedMessage(Message):
 
 
 def failure_in(message: Message) -> Failure | None:
-    """What a message of a topic of our own says of its failures; None for any other, and one that is damaged."""
+    """Return the failure recorded in a message of one of our own topics; None for any other, and a damaged one."""
     if message.partition.topic[:1] != OWN_MARK:
         return None
     try:
@@ -272,8 +274,8 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """What a handler gets of a message that has failed `tries` times where it is, and may have waited for another
-    attempt before; one that never failed is returned as it is."""
+    """Return a message for a handler after `tries` failures in place; it may have waited for another attempt before. A
+    message that never failed is returned unchanged."""
     failure = failure_in(copy)
     if failure is None and not tries:
         return copy

@@ -1,4 +1,4 @@
-"""What the client's calls return: partitions, send results, lag."""
+"""Results of the client's calls: partitions, send results, lag."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ __all__ = ["BatchResults", "Lag", "SendResult", "TopicPartition"]
 class SendResult(NamedTuple):
     """An acknowledged message: its id, its partition, and the byte position of its record there.
 
-    offset is -1 while it has none: in a transaction that is not committed, or kept in a local store (message_id is 0
-    then).
+    offset is -1 while the message has none: in an uncommitted transaction, or in a local store (message_id is then 0).
 
-    replicas: on how many nodes of a broker set the message was when it was acknowledged: on their disks with
-    `ack=disk`, otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not
-    say: it is no node of a set, or speaks the text protocol.
+    replicas: how many nodes of a broker set had the message when it was acknowledged: on disk with `ack=disk`,
+    otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not report it: it
+    is no node of a set, or speaks the text protocol.
 
-    due: when the broker delivers a message that was sent with `deliver_at` or `delay`, in UTC; None for all others. Its
-    offset is -1, and the message that is delivered then has another id. `Producer.cancel` takes this result.
+    due: when the broker delivers a message sent with `deliver_at` or `delay`, in UTC; None for all others. The offset
+    of such a message is -1, and the delivered message has another id. `Producer.cancel` accepts this result.
     """
 
     message_id: int
@@ -45,11 +44,11 @@ class SendResult(NamedTuple):
 
 
 _make = partial(tuple.__new__, SendResult)
-"""As SendResult._make, without a call of Python for each."""
+"""As SendResult._make, without a Python call for each."""
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of one batch, computed when looked at: ids and offsets follow from the first and the record sizes."""
+    """The results of one batch, computed on access: ids and offsets follow from the first one and the record sizes."""
 
     __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
 
@@ -95,7 +94,7 @@ class BatchResults(Sequence[SendResult]):
     def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if self._listed is None:  # at first: numpy makes a number at a time far more slowly than all at once
+        if self._listed is None:  # numpy converts one number at a time far more slowly than all at once
             self._listed = self.message_ids.tolist(), self._offsets.tolist()
         ids, offsets = self._listed
         return SendResult(ids[index], self.partition, offsets[index], self.replicas)
@@ -109,10 +108,10 @@ class BatchResults(Sequence[SendResult]):
 
 
 class Lag(NamedTuple):
-    """What lies between a consumer's position and the end of a partition.
+    """The backlog between a consumer's position and the end of a partition.
 
-    messages is None if the broker cannot count them (a Java broker). Both are None if it is not known yet where the
-    partition begins (a start at its end, or at a message that is searched for).
+    messages is None if the broker cannot count them (a Java broker). Both are None while the consumer's begin is
+    unknown (a start at the partition's end, or at a message still searched for).
     """
 
     messages: int | None

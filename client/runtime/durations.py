@@ -1,4 +1,4 @@
-"""Durations that users give: numbers of seconds, or timedeltas. Every public argument and setting is checked here."""
+"""Durations given by users: numbers of seconds, or timedeltas. Every public argument and setting is checked here."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
 ]
 
 Duration = float | timedelta
-"""Seconds, unless its name says otherwise."""
+"""Seconds, unless the name states another unit."""
 
 LONGEST_WAIT_SECONDS = 2_000_000.0
-"""Longer waits, infinite ones among them, count as this one, 23 days: no socket waits for more than 2³¹ ms."""
+"""Longer waits, including infinite ones, are cut to this, 23 days: no socket waits for more than 2³¹ ms."""
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
-"""Longest time to live of a message, a hundred years: what shall never expire has none."""
+"""Longest time to live of a message, a hundred years. Omit it for a message that never expires."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -37,7 +37,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def seconds_of(option: str, given: object) -> float:
-    """In seconds; it may still be below 0, infinite or NaN. Raises WrongDuration, which is a TypeError, too."""
+    """Return seconds, which may still be below 0, infinite or NaN. Raises WrongDuration, which is also a TypeError."""
     if type(given) is float or type(given) is int or is_number(given):
         return given
     if isinstance(given, timedelta):
@@ -46,28 +46,28 @@ def seconds_of(option: str, given: object) -> float:
 
 
 def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remedy: str = "") -> float:
-    """How long to wait, in seconds, at most LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration."""
+    """Return a wait in seconds, at most LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration."""
     seconds = seconds_of(option, given)
-    if not (seconds > 0 if more_than_0 else seconds >= 0):  # and so is NaN
+    if not (seconds > 0 if more_than_0 else seconds >= 0):  # also false for NaN
         raise ConfigError(option, given, f"choose {'more than 0' if more_than_0 else '0 or more'} seconds{remedy}")
     return seconds if seconds < LONGEST_WAIT_SECONDS else LONGEST_WAIT_SECONDS
 
 
 def check_timeout(given: Duration) -> float:
-    """A `timeout` that may be left out, as check_wait."""
+    """As check_wait, for a `timeout` that may be omitted."""
     return check_wait("timeout", given, remedy=", or leave it out")
 
 
 def check_ttl(given: Duration) -> float:
-    """The `ttl` of a send, in seconds. Raises WrongDuration, ConfigError unless it is above 0 and finite."""
+    """Return the `ttl` of a send, in seconds. Raises WrongDuration, and ConfigError unless it is above 0 and finite."""
     seconds = seconds_of("ttl", given)
-    if not 0 < seconds <= MAX_TTL_SECONDS:  # and so is NaN
+    if not 0 < seconds <= MAX_TTL_SECONDS:  # also false for NaN
         raise ConfigError("ttl", given, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
     return seconds
 
 
 def whole_seconds(option: str, given: int | timedelta) -> int:
-    """Of a transaction. Raises ConfigError."""
+    """Return the seconds of a transaction's timeout. Raises ConfigError."""
     seconds = _whole(given, timedelta(seconds=1))
     if type(seconds) is not int or seconds < 0:
         raise ConfigError(option, given, "choose a whole number of seconds, 0 for never")
@@ -75,8 +75,8 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 
 
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
-    """A timedelta as a number in the unit of the setting's name, a wait at most the longest; everything else as it is,
-    for the check of the setting."""
+    """Return a timedelta as a number in the unit of the setting's name, a wait cut to the longest. Return anything else
+    unchanged, for the check of the setting."""
     if name.endswith("_ms"):
         return milliseconds_of(given)
     if name.endswith("_seconds"):
@@ -88,7 +88,8 @@ def as_setting(name: str, given: Any, *, whole: bool) -> Any:
 
 
 def milliseconds_of(given: int | timedelta) -> int:
-    """A timedelta as a whole number, if it is one; everything else as it is, for the check of the setting."""
+    """Return a timedelta as whole milliseconds, if possible. Return anything else unchanged, for the check of the
+    setting."""
     return _whole(given, timedelta(milliseconds=1))
 
 

@@ -1,4 +1,4 @@
-"""The nearest existing name to one that does not exist, for messages to users."""
+"""Find the most similar existing name, for messages to users."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
-    """`did you mean 'trades'?`, or `otherwise` if no name is near."""
-    from difflib import get_close_matches  # only a mistake needs it
+    """Return `did you mean 'trades'?`, or `otherwise` if no name is similar."""
+    from difflib import get_close_matches  # only needed after a mistake
 
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
-    """That no live broker has `topic`, with the pattern that takes it, or the nearest of the topics that one has."""
+    """Say that no live broker has `topic`, with the pattern that takes it, or the most similar existing topic."""
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
     if not known:
         new += "; no topic at all is published there, so check ZooKeeper's address with its chroot, and metaq's root"
@@ -25,7 +25,7 @@ def published_nowhere(topic: str, known: Collection[str]) -> str:
 
 
 def topic_meant(topic: str, known: Collection[str], otherwise: str) -> str:
-    """The pattern among `known` that takes `topic`, or the nearest topic, or `otherwise`."""
+    """Return the pattern among `known` that takes `topic`, or the most similar topic, or `otherwise`."""
     patterns = [each for each in known if "*" in each]
     takes = next((each for each in patterns if fnmatchcase(topic, each)), None)
     if takes is not None:

@@ -1,4 +1,4 @@
-"""Modules that gevent or eventlet has replaced: with these the client's threads and sockets wait otherwise."""
+"""Detect modules replaced by gevent or eventlet: with these the client's threads and sockets wait differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATCHERS = ("gevent", "eventlet")
 
 
 def refuse_patched() -> None:
-    """Raises ClientError, which names who has replaced what."""
+    """Raises ClientError, which names the replaced module and its replacer."""
     looked_at = {
         "socket": socket.socket,
         "thread": _thread.start_new_thread,

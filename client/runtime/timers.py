@@ -1,4 +1,4 @@
-"""Things to do later, on one thread that is started with the first of them; and what is left of a time limit."""
+"""Delayed actions, on one thread that starts with the first of them; and the rest of a time limit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""What close() takes at most beyond its timeout, to end connections and sessions when it was needed for messages."""
+"""What close() takes at most beyond its timeout, to end connections and sessions after messages have used the timeout
+up."""
 
 _Entry = tuple[float, int, Callable[[], None]]
 
 
 class Timers:
-    """Runs each action once, at or soon after its time, one after another on a thread of its own. Any thread may add.
+    """Run each action once, at or soon after its time, one after another on one thread. Any thread may add.
 
-    Cost of adding: one wake-up of that thread, O(log waiting) there. An interrupt (interrupts.py) comes before it or
-    after it.
+    Cost of adding: one wake-up of that thread, O(log waiting) there. An interrupt (interrupts.py) comes before or after
+    the whole step.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +54,7 @@ class Timers:
             raise
 
     def close(self, timeout: float = 1.0) -> None:
-        """Drop what waits; wait at most `timeout` seconds for an action that runs. Idempotent."""
+        """Drop waiting actions; wait at most `timeout` seconds for a running one. Idempotent."""
         self._closed = True
         self._bell.ring()
         if self._thread is not None and not self._thread.is_current:
@@ -67,7 +68,7 @@ class Timers:
     def _run(self) -> None:
         with self._starting:
             if self._thread is None or not self._thread.is_current:
-                return  # starting it was interrupted, and another one takes its place
+                return  # its start was interrupted, and another thread replaces it
         waiting: list[_Entry] = []
         while not self._closed:
             while self._added:
@@ -86,7 +87,7 @@ class Timers:
 
 
 class TimeLeft:
-    """Counts down `seconds` from now, for an end that has several steps, any of which may hang. Any thread."""
+    """Count down `seconds` from now, for an end with several steps, any of which may hang. Any thread."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -98,5 +99,5 @@ class TimeLeft:
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """For a step that may take this share of what is left, so that the next ones get some too."""
+        """Seconds for a step that may take this share of the rest, so that later steps get some, too."""
         return share * self.seconds

@@ -1,4 +1,4 @@
-"""Clients that nobody has any more and nobody has closed: they say so, as files and sockets do, and are closed."""
+"""Warn of clients that nobody refers to and nobody has closed, as files and sockets do, and close them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """Of a client whose threads and connections go on until `close`. None of them may refer to the client."""
+    """A client whose threads and connections run until `close`. None of them may refer to the client."""
 
     _unclosed: int | None = None
     """The process to which it belongs."""
 
     def _opened(self) -> None:
-        """The constructor has come to its end. Makes no object: an interrupt when its constructor returns would leave
-        what has begun to nobody."""
+        """The constructor has finished. Makes no object: after an interrupt on the constructor's return nobody would
+        own what it has begun."""
         self._unclosed = os.getpid()
 
     def _closes(self) -> None:
-        """Somebody closes it."""
+        """Somebody closes the client."""
         self._unclosed = None
 
     @abstractmethod
     def close(self) -> None: ...
 
     def _end_dropped(self) -> None:
-        """On a thread of its own."""
+        """Close the client, on a thread of its own."""
         self.close()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The collector may call this, so on any thread, with any lock held; and an interpreter that is about to end,
-        which has taken the names `os` and `sys` away before."""
+        """The garbage collector may call this on any thread, with any lock held; also an ending interpreter, which has
+        already removed the names `os` and `sys`."""
         if is_ending() or self._unclosed != getpid():
             return
         self._unclosed = None

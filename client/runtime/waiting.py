@@ -1,4 +1,4 @@
-"""Requests under way, threads that block for an answer, and waking many of them at little cost."""
+"""Requests in flight, threads that block for an answer, and a cheap way to wake many of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 OnDone = Callable[[Reply | None, MetaqError | None], None]
 """Called once, on the thread that reads or on the background thread: it must not block.
 
-If KeyboardInterrupt, or whatever a signal's handler raises, comes out of it or ends the thread's reading just behind
+If KeyboardInterrupt, or another exception of a signal handler, leaves it or ends the thread's reading directly after
 it, it is called once more, with BrokerUnavailable, from another thread.
 """
 OnBegun = Callable[[Frame], None]
-"""Called with an answer whose body is still to come (empty here), on the thread that reads: it must not block."""
+"""Called on the reading thread with an answer whose body has not arrived yet (empty here): it must not block."""
 
 _WOKEN_AT_ONCE = 2
-"""Threads that `finish_together` wakes itself. More would wake only to find the interpreter's lock taken, sleep, and be
-woken once more (docs/decisions/086). With one alone each waits for the scheduler. Benchmark: `blocking-64`."""
+"""Number of threads that `finish_together` wakes itself. More would only find the interpreter's lock taken, sleep, and
+be woken again (docs/decisions/086). With a single one, each would wait for the scheduler. Benchmark: `blocking-64`."""
 
 
 class Exchange:
-    """A request, and what is done with its answer.
+    """A request, and the callbacks for its answer.
 
     on_done gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
-    the connection ends. background=False promises that a thread is going to `drive` the connection until the answer is
-    there. on_begun gets a large answer before its body is received, if the connection `expects_bulk`; on_done follows
-    in any case. taken: on_done is called some time, or was, whatever interrupts the thread that sends the request.
+    the connection ends. background=False promises that a thread will `drive` the connection until the answer is there.
+    on_begun gets a large answer before its body is received, if the connection `expects_bulk`; on_done follows in any
+    case. taken: on_done was or will be called, even if the sending thread is interrupted.
     """
 
     __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
@@ -51,28 +51,28 @@ class Exchange:
 
 
 class Waiter:
-    """What a thread blocks for. `finish` may be called on any thread, once."""
+    """An operation for which a thread blocks. `finish` may be called on any thread, once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the thread comes back to drive the connection, so that nobody need read for it after its deadline."""
+    """Whether the thread will drive the connection again, so that nobody need read for it after its deadline."""
 
     def __init__(self) -> None:
         self.done = False
-        self.answered = False  # another thread takes the answer, and finishes it: reading on would be in vain
+        self.answered = False  # another thread takes the answer, and finishes it: reading on would be useless
         self.mailbox: Bell | None = None  # made only by a thread that has to park
         self._following: Waiter | None = None
         self._gone = False
 
     def finish(self) -> None:
-        # order matters: a parking thread makes its mailbox first and looks at `done` after that
+        # Order matters: a parking thread makes its mailbox before it looks at `done`.
         self.done = True
         if self.mailbox is not None:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until something is put into the mailbox (finished, or handed the reading role) or the time is over."""
+        """Block until a message is in the mailbox (finished, or the reading role), or the time is over."""
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
 
@@ -87,8 +87,8 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """The thread blocks no longer, whatever the reason: wake the one that `finish_together` has put behind it. May
-        be repeated."""
+        """The thread no longer blocks, for any reason: wake the one that `finish_together` has put after it. May be
+        repeated."""
         # order matters, see there
         self._gone = True
         if self._following is not None:
@@ -96,9 +96,9 @@ class Waiter:
 
 
 def finish_together(waiters: Sequence[Waiter]) -> None:
-    """Finish waiters whose threads have parked. A few are woken now, each of the others by one woken before it.
+    """Finish waiters whose threads have parked. Wake a few now; each of these wakes another one, and so on.
 
-    Threads that run Python take turns anyway, so nobody waits longer for that. Any thread, once for each waiter.
+    Threads that run Python take turns anyway, so no thread waits longer. Any thread, once for each waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following
@@ -106,7 +106,7 @@ def finish_together(waiters: Sequence[Waiter]) -> None:
         waiter.done = True
     for waiter in waiters[:_WOKEN_AT_ONCE]:
         waiter.finish()
-    # a thread that gave up has marked itself gone before it looked who follows: one of the two sees the other
+    # A thread that gave up marks itself as gone before it looks for a follower, so one of the two sees the other.
     for waiter in waiters:
         if waiter._gone and waiter._following is not None:
             waiter._following.finish()

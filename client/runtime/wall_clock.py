@@ -1,4 +1,4 @@
-"""The time of day, which messages that expire are compared with. It is passed in wherever a test needs another one."""
+"""The time of day, for message expiry. It is a parameter wherever a test needs another clock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From values to payloads and back: what a `typed` producer writes and a consumer's `message.value` reads.
+"""Convert values to payloads (`typed` producers) and back (a consumer's `message.value`).
 
-Each kind is a Serializer; its library is loaded when the first one is made. A kind of your own is a class with the
+Each kind is a Serializer; its library is imported when the first one is made. For your own kind, write a class with the
 three members of Serializer.
 """
 

@@ -19,13 +19,13 @@ _START = len(_MARK) + _PRINT_BYTES
 class Avro:
     """Values of one schema in Avro's single-object encoding: C3 01, the schema's CRC-64-AVRO fingerprint, the value.
 
-    The fingerprint says by which schema a value was written. Give the reader the older ones, and it reads their values
-    as the newest schema's: that is how a schema changes while old messages and old producers are there.
+    The fingerprint identifies the writer's schema. A reader with the older schemas reads their values as values of the
+    newest one. So a schema can change while old messages and old producers exist.
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: what is written, and what values are read as, as Python's form of Avro's JSON. older: schemas that
-        values may have been written by, too.
+        """schema: for writing, and for the values read, as Python's form of Avro's JSON. older: schemas of older
+        values.
 
         Raises ConfigError: fastavro is not installed, or a schema is wrong.
         """
@@ -40,7 +40,7 @@ class Avro:
             try:
                 parsed = fastavro.parse_schema(each)
                 canonical = schemas.to_parsing_canonical_form(parsed)
-            except Exception as error:  # of many kinds
+            except Exception as error:  # of many types
                 raise ConfigError("schema", repr(each), f"is no Avro schema: {error}") from error
             self._print = _fingerprint(schemas, canonical)
             self._writers[self._print] = parsed
@@ -68,5 +68,5 @@ class Avro:
 
 
 def _fingerprint(schemas: Any, canonical: str) -> bytes:
-    """Eight bytes, the lowest first, as the encoding wants them."""
+    """Return the eight bytes, lowest first, as the encoding requires."""
     return bytes.fromhex(schemas.fingerprint(canonical, "CRC-64-AVRO"))

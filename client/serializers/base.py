@@ -1,4 +1,4 @@
-"""What a serializer is, and how a reader chooses among several."""
+"""The interface of a serializer, and a reader's choice among several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Serializer(Protocol[T]):
-    """Values of one kind as bytes, and back. It is used on any thread, also on several at once.
+    """Convert values of one kind to bytes and back. Called on any thread, also on several at once.
 
     content_type: names the kind, in messages and in errors; printable ASCII, such as `application/json`.
     """
@@ -22,18 +22,18 @@ class Serializer(Protocol[T]):
     content_type: str
 
     def dumps(self, value: T) -> bytes:
-        """The payload. What it raises comes out of the send."""
+        """Return the payload. The send propagates its exceptions."""
 
     def loads(self, payload: bytes) -> T:
-        """The value. What it raises becomes the cause of a ValueUnreadable."""
+        """Return the value. Its exceptions become the cause of a ValueUnreadable."""
 
 
 Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
-"""One, or several, among which each message's content type chooses."""
+"""One serializer, or several, chosen by each message's content type."""
 
 
 class ReadableMessage(Protocol):
-    """What a ValueReader asks of a message (records/message.py)."""
+    """The members of a message that a ValueReader uses (records/message.py)."""
 
     @property
     def topic(self) -> str: ...
@@ -52,12 +52,12 @@ class ValueReader:
     """Reads the values of messages. Any thread."""
 
     def __init__(self, serializers: Iterable[Serializer[Any]]) -> None:
-        """The first is for messages that do not say of which type they are."""
+        """The first serializer is for messages without a content type."""
         self._by_type: Mapping[str, Serializer[Any]] = {each.content_type: each for each in serializers}
         self._first = next(iter(self._by_type.values()))
 
     def value_of(self, message: ReadableMessage) -> Any:
-        """Raises ValueUnreadable, and CorruptRecord as `message.payload`."""
+        """Return the message's value. Raises ValueUnreadable, and CorruptRecord as `message.payload`."""
         kind = message.content_type
         serializer = self._first if kind is None else self._by_type.get(kind)
         where = f"topic {message.topic}, partition {message.partition}, offset {message.offset}"
@@ -86,5 +86,5 @@ def deserializers(option: str, given: object) -> ValueReader:
 
 
 def missing_library(option: str, library: str, extra: str) -> ConfigError:
-    """For a serializer whose library is not installed."""
+    """The error for a serializer whose library is not installed."""
     return ConfigError(option, library, f"is not installed: pip install 'metaq[{extra}]'")

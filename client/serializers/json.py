@@ -12,7 +12,7 @@ __all__ = ["Json"]
 class Json:
     """Compact JSON in UTF-8. NaN and infinity, which JSON does not have, raise ValueError in a send.
 
-    default: makes what JSON can hold of a value that it cannot, as of json.dumps: `default=str` for dates.
+    default: converts a value that JSON cannot hold, as in json.dumps: `default=str` for dates.
     """
 
     content_type = "application/json"

@@ -13,7 +13,7 @@ __all__ = ["MsgPack"]
 class MsgPack:
     """MessagePack with text as str and bytes as bytes; aware datetimes become its timestamps, and come back in UTC.
 
-    default: makes what it can hold of a value that it cannot, as of msgpack.packb.
+    default: converts a value that MessagePack cannot hold, as in msgpack.packb.
     """
 
     content_type = "application/msgpack"

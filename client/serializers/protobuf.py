@@ -18,7 +18,7 @@ class Protobuf(Generic[M]):
     """Messages of one generated class."""
 
     def __init__(self, kind: type[M]) -> None:
-        """kind: the class. Raises ConfigError if it is none of protobuf's."""
+        """kind: the class. Raises ConfigError if it is not a class of protobuf's."""
         from google.protobuf.message import Message as ProtobufMessage
 
         if not (isinstance(kind, type) and issubclass(kind, ProtobufMessage)):

@@ -1,4 +1,4 @@
-"""Every default of the client, in one place; the unit is part of each name."""
+"""Every default of the client, in one place; each name includes the unit."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ __all__ = [
 ]
 
 Protocol = Literal["auto", "text"]
-"""auto: frames where the broker speaks them; text: always the metaq 1.x commands."""
+"""auto: frames if the broker speaks them; text: always the metaq 1.x commands."""
 
 Start = Literal["earliest", "latest"]
 
 Compression = Literal["zstd"]
-"""How a producer's payloads are compressed."""
+"""The compression of a producer's payloads."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
-"""For a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
+"""Timeout of a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 
 MAX_COMPRESSION_LEVEL = 22
-"""Zstandard's."""
+"""Zstandard's levels."""
 
 BROWSE_BYTES = 1 << 20
-"""Asked for at once by readers without a group (1.x: the topic browser's maxSize)."""
+"""Bytes that readers without a group request at once (1.x: the topic browser's maxSize)."""
 
 MAX_RETRIES = 5
-"""How often a message that its handler cannot process is tried again (1.x: maxFetchRetries)."""
+"""How often a message that its handler cannot process is retried (1.x: maxFetchRetries)."""
 
 MAX_HANDLER_THREADS = 1024
-"""Most threads on which one run() calls its handler: more of them cost memory and turns at the processor, and gain
-nothing. Whoever needs more runs several processes."""
+"""Most handler threads of one run(): more of them cost memory and scheduling, and gain nothing. If you need more, run
+several processes."""
 
 IDLE_WARNING_SECONDS = 300.0
-"""The log tells of a member of a group that nobody has polled for so long (Kafka's max.poll.interval.ms by default)."""
+"""The log warns of a group member that nobody has polled for so long (Kafka's default max.poll.interval.ms)."""
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""A LocalRecoverStore's messages are tried again first and then this long after the consumer began (1.x: the same)."""
+"""A LocalRecoverStore's messages are retried first and then this long after the consumer began (1.x: the same)."""
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""What fits into one batch frame: its sizes and records; the rest is room for the header."""
+"""Limit for sizes and records in one batch frame; the rest is room for the header."""
 
 MAX_LOCAL_MESSAGES = 500_000
 """Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
@@ -91,7 +91,7 @@ _Config = TypeVar("_Config")
 
 
 def check_protocol(protocol: str) -> Protocol:
-    """Return `protocol` if it is one of ours. Raises ConfigError."""
+    """Return `protocol` if it is valid. Raises ConfigError."""
     if protocol == "auto":
         return "auto"
     if protocol == "text":
@@ -100,7 +100,8 @@ def check_protocol(protocol: str) -> Protocol:
 
 
 def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The texts of an option that takes several: one str is one of them, not its letters. Raises ConfigError."""
+    """Return the texts of an option that takes several; a single str is one text, not its letters. Raises
+    ConfigError."""
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if (given and not texts) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(option, repr(given), "name one text (str), or a list of them")
@@ -108,13 +109,13 @@ def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_call_back(option: str, given: object) -> None:
-    """Raises ConfigError unless it can be called."""
+    """Raises ConfigError unless it is callable."""
     if not callable(given):
         raise ConfigError(option, repr(given), "name a function, without calling it")
 
 
 def check_call_backs(**given: object) -> None:
-    """As check_call_back, for options that may be left out."""
+    """As check_call_back, for options that may be omitted."""
     for option, value in given.items():
         if value is not None:
             check_call_back(option, value)
@@ -123,12 +124,12 @@ def check_call_backs(**given: object) -> None:
 def check_number(
     option: str, value: object, *, whole: bool = True, may_be_0: bool = False, most: float = inf, unit: str = ""
 ) -> None:
-    """Raises ConfigError unless `value` is a number above 0, or at least 0, and at most `most`. unit: what it counts,
+    """Raises ConfigError unless `value` is a number above 0, or at least 0, and at most `most`. unit: of the number,
     for the error."""
     least = f"{'0 or more' if may_be_0 else '1 or more' if whole else 'more than 0'}{unit and ' '}{unit}"
     if not is_number(value) or (whole and not isinstance(value, Integral)):
         raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
-    if not (value >= 0 if may_be_0 else value > 0):  # and so is NaN
+    if not (value >= 0 if may_be_0 else value > 0):  # also false for NaN
         raise ConfigError(option, value, f"choose {least}")
     if value > most:
         raise ConfigError(option, value, f"choose at most {most:,}{unit and ' '}{unit}")
@@ -140,20 +141,20 @@ def check_offset(option: str, value: object) -> None:
 
 
 def check_text(option: str, value: object, remedy: str = "name it as a text") -> None:
-    """Raises ConfigError unless it is a text that UTF-8 can hold."""
+    """Raises ConfigError unless it is a text that UTF-8 can encode."""
     if not isinstance(value, str) or not is_utf8(value):
         raise ConfigError(option, repr(value), remedy)
 
 
 def check_threads(threads: int) -> None:
-    """The `threads` of a run(). Raises ConfigError unless they are 1 … MAX_HANDLER_THREADS."""
+    """Return the `threads` of a run(). Raises ConfigError unless they are 1 … MAX_HANDLER_THREADS."""
     check_number("threads", threads)
     if threads > MAX_HANDLER_THREADS:
         raise ConfigError("threads", threads, f"choose at most {MAX_HANDLER_THREADS}, or run several processes")
 
 
 def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
-    """An option `config`. Raises ConfigError."""
+    """Return an option `config`. Raises ConfigError."""
     if given is None:
         return kind()
     if not isinstance(given, kind):
@@ -162,8 +163,8 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
 
 
 def check_settings(config: Any, *may_be_0: str) -> None:
-    """Raises ConfigError unless each number of the dataclass is above 0, or at least 0, and what grows from a `min` or
-    by a `step` up to a `max` can grow. A timedelta becomes the number in the unit of the setting's name."""
+    """Raises ConfigError unless each number of the dataclass is above 0, or at least 0, and each `min` or `step` allows
+    growth to its `max`. A timedelta becomes the number in the unit of the setting's name."""
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
     numbers = {}
     for name, (kind, *others) in kinds.items():
@@ -187,20 +188,20 @@ class ConnectionConfig:
     """One TCP connection to one broker."""
 
     connect_timeout_seconds: float = 3.0
-    """How long the TCP handshake and the answer to the opening `version` may take together."""
+    """Common time limit for the TCP handshake and the answer to the opening `version`."""
     request_timeout_seconds: float = 10.0
-    """How long one request may take; a producer may then try again until its own deadline."""
+    """Time limit of one request; a producer may then retry until its own deadline."""
     heartbeat_idle_seconds: float = 10.0
-    """A connection without traffic for this long is asked for a sign of life (1.x: 10 s)."""
+    """After this long without traffic the client sends a heartbeat (1.x: 10 s)."""
     heartbeat_timeout_seconds: float = 5.0
-    """How long that sign of life may take; after that the connection counts as broken."""
+    """Time limit of that heartbeat; after it the connection counts as broken."""
     max_in_flight_requests: int = 100_000
-    """Most requests without an answer on the connection; further ones fail at once without being sent, as in 1.x."""
+    """Most unanswered requests on the connection; further ones fail at once without being sent, as in 1.x."""
     max_receive_bytes: int = 1 << 20
     """Most bytes taken from the socket by one system call."""
     reconnect_min_seconds: float = 0.05
     reconnect_max_seconds: float = 2.0
-    """A broken connection is tried again after a pause that doubles from min to max, with jitter."""
+    """Pause before a broken connection is tried again, doubling from min to max, with jitter."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -208,60 +209,61 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
-    """How messages are gathered, sent and sent again."""
+    """How a producer gathers, sends and retries messages."""
 
     linger_ms: int = 0
-    """How long an asynchronous message may wait for company while its partition is idle; 0 = not at all."""
+    """How long an asynchronous message may wait for others while its partition is idle; 0 = not at all."""
     max_batch_bytes: int = 1 << 20
-    """Records of one request, in bytes; a larger single message goes alone."""
+    """Most bytes of records in one request; a larger single message goes alone."""
     max_batch_records: int = 10_000
-    """Messages of one request."""
+    """Most messages in one request."""
     max_requests_in_flight: int = 2
-    """Requests under way to one broker; what becomes ready meanwhile goes together, whatever its partitions. A broker
-    that does not take many partitions in one request (Java's) has one for each partition."""
+    """Most requests in flight to one broker; messages that become ready meanwhile go together, for all partitions. A
+    broker that does not take many partitions in one request (Java) has one request for each partition."""
     max_buffered_bytes: int = 64 << 20
-    """Messages accepted but not yet answered, in bytes; beyond it a send waits for room until its deadline."""
+    """Most bytes of accepted but unanswered messages; beyond it a send waits for room until its deadline."""
     max_buffered_messages: int = 50_000
-    """The same for their number; a batch of send_batch_async() counts as one."""
+    """The same for the number of messages; a batch of send_batch_async() counts as one."""
     delivery_timeout_seconds: float = 30.0
-    """Time from the call to the final answer, all tries together, unless the call says otherwise."""
+    """Time from the call to the final answer, including all tries, unless the call has its own timeout."""
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
-    """Pause before a message is tried again, doubling from min to max, with jitter; the first try again is at once."""
+    """Pause before a message is retried, doubling from min to max, with jitter; the first retry is immediate."""
     deliver_at_exit_seconds: float = 10.0
-    """How long a program that ends without close() waits for what was sent; it reports on stderr what is left. All
-    producers of the program share the time. 0 = it does not wait."""
+    """How long a program that ends without close() waits for the delivery of sent messages; it reports the rest on
+    stderr. All producers of the program share the time. 0 = no waiting."""
     idempotent: bool = True
-    """A request that is repeated, because its connection was lost or its answer did not come in time, is stored once.
-    A message whose outcome is not known stays with its partition until its deadline. Needs brokers of this version."""
+    """If a request is repeated, because its connection was lost or its answer was late, it is stored once. A message
+    with unknown outcome stays with its partition until its deadline. Needs brokers of this version."""
     compression: Compression | None = None
-    """"zstd": each payload is compressed by Zstandard, if that makes it smaller. Only for topics whose section of
-    server.ini says acceptCompressed=true. None: payloads go as they are."""
+    """"zstd": compress each payload by Zstandard, if that makes it smaller. Only for topics whose section of server.ini
+    says acceptCompressed=true. None: no compression."""
     compression_level: int = 3
-    """1 … 22; higher ones take more time for a little less."""
+    """Level 1 … 22; higher levels take more time for slightly less data."""
     compression_from_bytes: int = 512
     """Smaller payloads are not compressed."""
     recover_interval_seconds: float = 300.0
-    """How often messages in a local store are tried again at the latest (1.x: recoverMessageIntervalInMills, 5 min)."""
+    """Longest interval between retries of messages in a local store (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """An ordered message waits this long for at most this many saved messages in front of it, and is saved behind them
-    otherwise (1.x: 20 messages, 2 × 100 ms)."""
+    """An ordered message waits this long if at most this many saved messages are before it; otherwise it is saved after
+    them (1.x: 20 messages, 2 × 100 ms)."""
     transaction_timeout_seconds: int = 60
     """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
-    lowers it to its own maxTxTimeoutInSeconds (60)."""
+    reduces it to its own maxTxTimeoutInSeconds (60)."""
     reply_topic: str = REPLY_TOPIC
-    """Where replies to this producer's requests go: a topic of one partition on each broker is enough."""
+    """Topic for replies to this producer's requests: one partition on each broker is enough."""
     producer_group: str | None = None
-    """Names the producers that can tell for each other what became of a transaction (send_in_transaction); consumer
-    groups have nothing to do with it. None: each call names one."""
+    """Name of the group of producers that can report the outcome of each other's transactions (send_in_transaction). It
+    is unrelated to consumer groups. None: each call names one."""
     transaction_threads: int = 4
-    """Threads that call `execute` of send_in_transaction_async(); started when they are needed."""
+    """Threads that call `execute` of send_in_transaction_async(), started on demand."""
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session; the producer owns nothing in ZooKeeper, so it only bounds stale views."""
+    """Timeout of the ZooKeeper session. The producer owns nothing in ZooKeeper, so it only limits how long a view is
+    stale."""
     start_timeout_seconds: float = 15.0
-    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If no ZooKeeper can be
-    there (nothing listens, an unknown name, something else listens) the start fails after about a second."""
+    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If there can be no
+    ZooKeeper (nothing listens, an unknown name, something else listens), the start fails after about a second."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Shared consumers: many members take the messages of the same partitions, each message one member at a time."""
+"""Shared consumers: many members take messages of the same partitions; each message goes to one member at a time."""
 
 from .consumer import SharedConsumer
 from .message import SharedMessage

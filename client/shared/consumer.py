@@ -1,4 +1,4 @@
-"""The shared consumer: what users call."""
+"""The shared consumer API for users."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they said what became of it; or the one that failed "
     "on it found no broker for the dead letter, as its log says"
 )
-"""The cause of a dead letter whose last attempt ended so."""
+"""The cause of a dead letter whose last attempt ended with its lease."""
 
 _RETRY = Retry()
 
 
 class SharedConsumer(Closing):
-    """A member of a shared group: each message is leased to one member, whatever its partition, and is done when that
-    acknowledges it. At least once: one whose lease ends is leased again.
+    """A member of a shared group: each message of any partition is leased to one member, and is done when the member
+    acknowledges it. At least once: a message whose lease ends is leased again.
 
-    Members join and leave without telling each other. Any thread may call any method. A process that was forked off
-    makes one of its own.
+    Members join and leave without telling each other. Any thread may call any method. A forked process must create its
+    own.
     """
 
     def __init__(
@@ -99,18 +99,17 @@ class SharedConsumer(Closing):
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
-        group: shared groups have names of their own; one that a Consumer has, too, has nothing in common with it.
-        start: where the group begins on a partition that no member has asked for yet: "earliest" or "latest".
-        lease_seconds: as in SharedConfig, which it overrides. ordered_by_key: messages that were sent with the same key
-        are leased one at a time, in their order. tags: only messages with one of these. where: only messages for whose
-        properties this holds (docs/filters.md). Both are filtered by the broker, and checked again here; the others
-        count as acknowledged, for the whole group. So these three belong to the group: the first member says them, and
-        poll() and run() of one that says something else raise SharedRefused.
-        on_lost: called with a message that was acknowledged or extended too late, when another member may have it; on
-        a thread of the consumer, which it must not hold up. deserializer: reads `message.value`; several choose by the
-        message's content type, the first one where it says none. member: what operators see, its own name for each
-        consumer; None: one is made of host and process.
-        metadata: where the topics are, instead of ZooKeeper.
+        group: shared groups have their own names; a Consumer's group of the same name is unrelated. start: where the
+        group begins on a partition that no member has asked for yet: "earliest" or "latest". lease_seconds: as in
+        SharedConfig, which it overrides. ordered_by_key: messages sent with the same key are leased one at a time, in
+        their order. tags: only messages with one of these. where: only messages whose properties match
+        (docs/filters.md). The broker filters by both, and the consumer checks again; the others count as acknowledged
+        for the whole group. So these three settings belong to the group: the first member sets them, and poll() and
+        run() of a member with other values raise SharedRefused. on_lost: called with a message that was acknowledged or
+        extended too late, so another member may have it; on a thread of the consumer, which it must not block.
+        deserializer: decodes `message.value`; several are chosen by the message's content type, the first one if it has
+        none. member: the name that operators see, unique per consumer; None: made from host and process. metadata: the
+        source of topics, instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
@@ -134,12 +133,12 @@ class SharedConsumer(Closing):
         self._clock = clock
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
-        self._ending = Bells()  # for run(): it has been told to end
+        self._ending = Bells()  # for run(): it must end
         self._aside = Aside("metaq-shared-close")
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
         if metadata is None:
-            from ..questions.zookeeper import ZooKeeperMetadata  # kazoo: only where there is a ZooKeeper
+            from ..questions.zookeeper import ZooKeeperMetadata  # kazoo is only imported with a ZooKeeper
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
@@ -177,7 +176,7 @@ class SharedConsumer(Closing):
             raise
 
     def _abandon(self) -> None:
-        """The constructor failed or was interrupted. May be repeated."""
+        """Clean up after a failed or interrupted constructor. May be repeated."""
         self._driver.end(0.0)
         self._pool.close()
         self._metadata.close()
@@ -185,9 +184,10 @@ class SharedConsumer(Closing):
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: Duration = 1.0, max_messages: int = 1) -> list[SharedMessage]:
-        """At most `max_messages` messages, the most urgent first, as soon as there is one; [] after `timeout` seconds.
+        """Return at most `max_messages` messages, the most urgent first, as soon as there is one; [] after `timeout`
+        seconds.
 
-        Each is to be settled: ack, release, or extend in time. Raises RequestRefused (a broker that leases nothing),
+        Settle each message in time: ack, release, or extend. Raises RequestRefused (the broker leases nothing),
         SharedRefused, ClientError (closed).
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
@@ -195,7 +195,7 @@ class SharedConsumer(Closing):
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        """What an interrupt keeps from the caller comes again when its lease ends."""
+        """Take messages; those that an interrupt keeps from the caller come again when their leases end."""
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
 
@@ -204,7 +204,7 @@ class SharedConsumer(Closing):
             with driver.lock:
                 self._check_open()
                 if driver.failure is not None:
-                    raise copy(driver.failure)  # the driver would keep who has raised it
+                    raise copy(driver.failure)  # the driver would keep the raising thread's frames
                 taken = core.take(most, self._clock(), keep=keep)
                 if not taken and not self._stopped:
                     core.waiting[waiting] = most
@@ -247,19 +247,20 @@ class SharedConsumer(Closing):
         return next(iter(self._take(1, now + 1.0, keep=keep)), None)
 
     def ack(self, *messages: SharedMessage) -> None:
-        """They are done. The broker hears of it in some milliseconds: `flush` waits for that.
+        """Acknowledge messages. The broker is told within some milliseconds; `flush` waits for that.
 
-        Ignored for one that is settled already. Raises ClientError (closed), TypeError for what poll() did not give.
+        Ignored for a message that is already settled. Raises ClientError (closed), TypeError for a message that did not
+        come from poll().
         """
         self._settle(messages, self._core.ack)
 
     def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
-        """They may be leased again, by any member, in `delay` seconds. Raises as `ack`; ConfigError for the delay."""
+        """Let any member lease the messages again in `delay` seconds. Raises as `ack`; ConfigError for the delay."""
         seconds = _at_most("delay", delay, MAX_RELEASE_MS)
         self._settle(messages, lambda message, now: self._core.release(message, seconds, now))
 
     def extend(self, message: SharedMessage, seconds: Duration | None = None) -> None:
-        """The lease ends in so many seconds from now on; None: lease_seconds. Raises as `release`."""
+        """Let the lease end so many seconds from now; None: lease_seconds. Raises as `release`."""
         longer = self._config.lease_seconds if seconds is None else _at_most("seconds", seconds, MAX_LEASE_MS)
         self._settle((message,), lambda message, now: self._core.extend(message, longer, now))
 
@@ -284,7 +285,7 @@ class SharedConsumer(Closing):
             raise
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until the brokers have answered everything that was said of messages. Raises RequestTimedOut."""
+        """Wait until the brokers have answered all settlements. Raises RequestTimedOut."""
         seconds = check_wait("timeout", timeout)
         deadline = self._clock() + seconds
         driver = self._driver
@@ -294,11 +295,12 @@ class SharedConsumer(Closing):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Messages that this member has acknowledged, as brokers have confirmed, and those whose lease it has lost."""
+        """Return the number of acknowledged messages that brokers have confirmed, and of messages whose lease was
+        lost."""
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that are asked for messages now. Raises CoordinationUnavailable."""
+        """Return the partitions that are asked for messages now. Raises CoordinationUnavailable."""
         return [each for topic in self.topics for each in self._metadata.view(topic).partitions]
 
     # --- handlers -----------------------------------------------------------------------------------------------------
@@ -311,14 +313,14 @@ class SharedConsumer(Closing):
         keep_leases: bool = True,
         retry: Retry = _RETRY,
     ) -> None:
-        """Call `handler` with each message, on so many threads (1 … 1024), until stop() or close(). A message whose
-        handler returns is acknowledged. One whose handler raises an Exception comes again after a pause, to any member;
-        what else it raises ends run(), which raises it.
+        """Call `handler` with each message, on so many threads (1 … 1024), until stop() or close(). When the handler
+        returns, the message is acknowledged. If it raises an Exception, the message comes again after a pause, to any
+        member; any other exception ends run(), which raises it.
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
-        pauses, and after how many attempts a message is one of the group's dead letters (DeadLetters); those that are
-        sent to the group again come here, too. Raises as `poll`; ConfigError for Retry(ordered=True), and for pauses
-        above a week; InvalidName for a group whose name is too long for its dead letters.
+        pauses, and the number of attempts after which a message becomes a dead letter of the group (DeadLetters).
+        Letters redriven to the group come here, too. Raises as `poll`; ConfigError for Retry(ordered=True), and for
+        pauses above a week; InvalidName if the group's name is too long for its dead letters.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -356,14 +358,14 @@ class SharedConsumer(Closing):
             raise run.failure
 
     def stop(self) -> None:
-        """Have run(), and polls that wait, return. Any thread, also a handler's."""
+        """Let run(), and waiting polls, return. Any thread, also a handler's."""
         self._stopped = True
         self._driver.wake()
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Give back what was not taken, tell the brokers what is settled, and end; within `timeout` seconds. Messages
-        that were taken and not settled come to others when their leases end. Idempotent."""
+        """Give back messages that were not taken, tell the brokers all settlements, and end; within `timeout` seconds.
+        Messages that were taken and not settled come to others when their leases end. Idempotent."""
         seconds = check_wait("timeout", timeout)
         self._closes()
         self._closed = self._stopped = True
@@ -373,7 +375,7 @@ class SharedConsumer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Where no interrupt comes."""
+        """Close. No interrupts here."""
         left = TimeLeft(timeout)
         self._driver.wake()
         self._ending.ring()
@@ -398,7 +400,7 @@ class SharedConsumer(Closing):
             raise ClientError("this SharedConsumer is closed")
 
     def _make_sender(self) -> FailedSender:
-        from ..producer import Producer  # a consumer that never fails does without one
+        from ..producer import Producer  # not imported by a consumer that never fails
 
         with self._driver.lock:
             if self._sender is None:
@@ -423,11 +425,11 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """Of messages whose dead letter no broker has taken: why they were to be one. They come again, here or to
-        another member, which does not know it."""
+        """Why messages were to become dead letters that no broker has stored. They come again, here or to another
+        member, which does not know the reason."""
 
     def work(self) -> None:
-        """A worker's thread."""
+        """A worker thread's loop."""
         consumer = self._consumer
         done: SharedMessage | None = None
         try:
@@ -447,9 +449,9 @@ class _Run:
         self._consumer._ending.ring()
 
     def _handle(self, message: SharedMessage) -> bool:
-        """Whether it is to be acknowledged."""
+        """Handle a message; return whether to acknowledge it."""
         consumer, most = self._consumer, self._failed.retry.attempts
-        if message.attempts > most:  # members have ended over it, or its dead letter was not taken
+        if message.attempts > most:  # members have ended over it, or its dead letter was not stored
             known = self._unburied.pop((message.leased_from, message.leased_at), None)
             failure = known or self._failed.failure(message, TimeoutError(_NO_WORD), message.attempts - 1)
             return self._bury(message, failure)
@@ -484,8 +486,8 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Make it a dead letter. It is to be acknowledged when that is stored: if this fails, it comes again. error:
-        the handler's, if it has raised one just now."""
+        """Store it as a dead letter, and return whether to acknowledge it. If that fails, the message comes again.
+        error: the handler's, if it has just raised one."""
         consumer = self._consumer
         try:
             self._failed.send(message, failure).future.result()

@@ -1,6 +1,6 @@
-"""What a shared consumer asks of which partition, and when: no I/O, no thread, no clock.
+"""Decide what a shared consumer asks of each partition, and when: no I/O, no thread, no clock.
 
-Its driver (driver.py) calls it with a lock held, carries out what `actions` says and tells what came of it.
+Its driver (driver.py) calls it with a lock held, executes its `actions` and reports the results.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Acquiring", "Settle", "SharedCore"]
 
 _ACK, _RELEASE, _RETURN, _EXTEND = SettleAction.ACK, SettleAction.RELEASE, SettleAction.RETURN, SettleAction.EXTEND
 _DONE = SettleOutcome.DONE
-_IS_ALONE = 2  # AcquireReply.suspect: it is to be the only message of this member
+_IS_ALONE = 2  # AcquireReply.suspect: must be the only message of this member
 
 
 class Acquiring(NamedTuple):
-    """Lease at most `records` messages of this partition; the broker may wait for them. 0: answer at once what waits
-    for some there."""
+    """Lease at most `records` messages of this partition; the broker may wait for them. 0: answer waiting requests
+    there at once."""
 
     partition: TopicPartition
     records: int
@@ -43,24 +43,24 @@ class Acquiring(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Tell the broker what became of these."""
+    """Tell the broker the settlements of these."""
 
     partition: TopicPartition
     settlements: tuple[Settlement, ...]
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""What is to be said of a message, its milliseconds, and how often it was said without an answer."""
+"""The action for a message, its milliseconds, and the number of unanswered tries."""
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """asked: records of the request under way, 0 = none. is_parked: it waits for a message to come. has_more: the last
-    answer said that there is more, or none was given yet. early_until: an answer without messages that comes before is
-    too early: the broker was asked to wait. due: settlements that are not sent; sent: those under way.
-    settle_at: when `due` goes; retry_at: not before that, as the last ones have failed. acknowledged: where
-    messages lie that were acknowledged late, with the token of that lease: this member may have them once more.
-    withdraw_at: when a member that closes tells the broker next that it wants no more."""
+    """asked: records of the request in flight, 0 = none. is_parked: the request waits for a message. has_more: the last
+    answer said that there is more, or there was none yet. early_until: an answer without messages before this time is
+    too early, because the broker was asked to wait. due: unsent settlements; sent: those in flight. settle_at: when
+    `due` goes; retry_at: not before that, because the last ones have failed. acknowledged: offsets of messages that
+    were acknowledged late, with the token of that lease: this member may get them again. withdraw_at: when a closing
+    member next tells the broker that it wants no more."""
 
     partition: TopicPartition
     backoff: Backoff
@@ -78,11 +78,11 @@ class _Partition:
 
 
 class SharedCore:
-    """One thread at a time.
+    """The core. One thread at a time.
 
-    waiting: for how many messages each of those waits that found none; who waits no more leaves it. workers: who work
-    on messages, run()'s threads, or 1. wakes_at: when the driver looks again if nothing happens, which it sets. is_due:
-    it has to look earlier than that; for the driver, which sets it back.
+    waiting: the waiters without messages, and for how many each waits; a waiter that stops waiting removes itself.
+    workers: number of threads that work on messages, run()'s threads, or 1. wakes_at: when the driver looks again
+    without an event; the driver sets it. is_due: the driver must look earlier; the driver resets it.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class SharedCore:
         reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
-        """on_lost: called with a message whose settlement came too late: another member has it, or has had it.
-        ordered: whether the next message of a key waits for the acknowledgement of the one before. where: what it does
-        not hold for is acknowledged, and given to nobody; tags: so is what has none of these. reader: of `value`."""
+        """on_lost: called with a message whose settlement came too late: another member has it, or had it. ordered:
+        whether the next message of a key waits for the acknowledgement of the previous one. where: messages that do not
+        match are acknowledged and not delivered; tags: likewise messages without one of these. reader: of `value`."""
         self.waiting: dict[object, int] = {}
         self.workers = 1
         self.wakes_at = math.inf
         self.is_due = False
         self.acknowledged = self.lost = self.damaged = 0
-        """Messages since the start; acknowledged ones with those that were left out, or had expired."""
+        """Messages since the start; acknowledged ones include filtered and expired ones."""
         self._config = config
         self._on_lost = on_lost
         self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
@@ -114,24 +114,24 @@ class SharedCore:
         self._reader = reader
         self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
-        self._turn: deque[_Partition] = deque()  # who is asked next
+        self._turn: deque[_Partition] = deque()  # the order in which partitions are asked
         self._buffers: list[deque[SharedMessage]] = [deque() for _ in range(MAX_PRIORITY + 1)]
-        self._top = 0  # no buffer of a higher priority has any
+        self._top = 0  # no buffer of a higher priority has messages
         self._buffered = 0
-        self._stale_at = math.inf  # when the first of them has waited for too long, or earlier
-        self._rests = False  # some have: nothing is leased ahead until somebody takes messages again
-        self._low = -1  # with so many left in the buffers more is asked for; -1 = never: that is under way
+        self._stale_at = math.inf  # when the first of them has waited too long, or earlier
+        self._rests = False  # some have waited too long: lease nothing ahead until somebody takes messages again
+        self._low = -1  # request more at this number of buffered messages; -1 = never: a request is in flight
         self._stale_seconds = config.lease_seconds * tuning.STALE_PART
         self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
         self._kept: dict[int, SharedMessage] = {}  # by identity: handlers work on them
-        self._alone: SharedMessage | None = None  # beside which the broker gives this member no other one
-        self._seconds: float | None = None  # that a message takes one worker
+        self._alone: SharedMessage | None = None  # the broker gives this member no other message beside it
+        self._seconds: float | None = None  # seconds that a worker needs per message
         self._closing = False
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def use(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are there now. What was leased of others may still be settled."""
+        """Use these partitions from now on. Messages leased from others may still be settled."""
         there = set(partitions)
         for each in there - self._partitions.keys():
             found = _Partition(each, Backoff(self._config.error_min_seconds, self._config.error_max_seconds))
@@ -143,18 +143,19 @@ class SharedCore:
 
     @property
     def buffered(self) -> int:
-        """Messages that nobody has taken yet."""
+        """Number of messages that nobody has taken yet."""
         return self._buffered
 
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
-        """At most so many of the most urgent ones that are here. keep: extend their leases until they are settled."""
+        """Take at most so many of the most urgent buffered messages. keep: extend their leases until they are
+        settled."""
         taken: list[SharedMessage] = []
         while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
             taken.append(message)
         return taken
 
     def take_one(self, now: float, *, keep: bool = False) -> SharedMessage | None:
-        """The most urgent one that is here, as `take`."""
+        """Take the most urgent buffered message, as `take`."""
         if self._rests:
             self._rests = False
             self._note_low()
@@ -163,7 +164,7 @@ class SharedCore:
             if not buffer:
                 self._top -= 1
                 continue
-            self._buffered -= 1  # first: an interrupt behind the call loses one message until its lease ends, no count
+            self._buffered -= 1  # first: an interrupt after the call costs one message until its lease ends, no count
             message = buffer.popleft()
             if message.lease_until - now < self._stale_seconds:
                 self._settle(message, _RETURN, 0, now)
@@ -185,8 +186,8 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """The answer to an Acquiring. waiting: messages that the broker could have given, too, at least. suspect: as in
-        AcquireReply."""
+        """Take the answer to an Acquiring. waiting: the least number of further messages that the broker could have
+        given. suspect: as in AcquireReply."""
         found = self._partitions[partition]
         found.has_more = waiting > 0
         if found.asked and not messages and (found.has_more or now < found.early_until):
@@ -195,13 +196,13 @@ class SharedCore:
             found.backoff.reset()
         found.asked = 0
         known, wants_none = found.acknowledged, self._closing or self._rests
-        noted = self._stale_at + self._stale_seconds  # those of longer leases are looked at with it
+        noted = self._stale_at + self._stale_seconds  # longer leases are checked at the same time
         for message in messages:
             if wants_none:
                 self._settle(message, _RETURN, 0, now)
             elif known and message.leased_at in known:
-                continue  # it was leased again before the broker heard that it is done
-            elif suspect and self._holds_one_alone(now):  # of another broker: no other one is to end with that one
+                continue  # it was leased again before the broker knew that it is done
+            elif suspect and self._holds_one_alone(now):  # of another broker: no other message may end with that one
                 self._settle(message, _RETURN, 0, now)
             elif self._filters and self._leaves_out(message):
                 self._settle(message, _ACK, 0, now)
@@ -223,7 +224,7 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """One that nobody has taken is here."""
+        """Note a buffered message that nobody has taken."""
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
             self._stale_at = when
@@ -233,9 +234,10 @@ class SharedCore:
         return self._alone is not None and now < self._alone.lease_until
 
     def _leaves_out(self, message: SharedMessage) -> bool:
-        """Whether the group does not want it: the broker leases nothing to a member with another filter.
+        """Whether the group does not want it; the broker leases nothing to a member with another filter.
 
-        What a message has passed once is not asked when it comes again from the group's own topic."""
+        A message from the group's own topic has already passed the filter.
+        """
         if is_own_topic(message.leased_from.topic):
             return False
         if self._tags is not None and message.tag not in self._tags:
@@ -243,13 +245,13 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """It came with a wrong checksum: the broker may read it again, or find its damage."""
+        """Note a wrong checksum: the broker may read the message again, or find the damage."""
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """An Acquiring has failed, or its withdrawal, which an earlier broker refuses: nobody waits for its answer.
-        pause: until it is tried again; None: a growing one."""
+        """An Acquiring has failed, or its withdrawal, which earlier brokers refuse: nobody waits for its answer. pause:
+        until it is retried; None: a growing one."""
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
@@ -258,7 +260,7 @@ class SharedCore:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def ack(self, message: SharedMessage, now: float) -> None:
-        """It is done."""
+        """Note that it is done."""
         seconds = now - message.handed_at
         if self._seconds is not None:
             seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
@@ -272,14 +274,14 @@ class SharedCore:
         self._settle(message, _ACK, 0, now)
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
-        """It may be leased again in `delay` seconds."""
+        """Let it be leased again in `delay` seconds."""
         if now > message.lease_until - self._stale_seconds:
             self._drop_copy(message)
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Its lease may have ended, and the message may lie here once more, leased again. What is said of it is said of
-        that lease then."""
+        """Drop another copy: the lease may have ended, and the message may be buffered again under a new lease.
+        Settlements then apply to that lease."""
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
                 if copy.leased_at == message.leased_at and copy.leased_from == message.leased_from:
@@ -291,7 +293,7 @@ class SharedCore:
                     return
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
-        """Its lease ends in so many seconds."""
+        """Let its lease end in so many seconds."""
         message.lease_until = now + seconds
         self._say(message, _EXTEND, round(seconds * 1000), now)
 
@@ -320,19 +322,19 @@ class SharedCore:
                 self._look_by(when)
 
     def _look_by(self, when: float) -> None:
-        """The driver is to look at this time, or earlier."""
+        """Let the driver look at this time, or earlier."""
         if when < self.wakes_at:
             self.wakes_at = when
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
-        """Somebody waits until all is settled."""
+        """Settle at once, because somebody waits for it."""
         for each in self._partitions.values():
             if each.due:
                 self._settle_by(each, now)
 
     def settled(self, partition: TopicPartition, outcomes: Sequence[SettleOutcome]) -> None:
-        """The answer to a Settle."""
+        """Take the answer to a Settle."""
         found = self._partitions[partition]
         sent, found.sent = found.sent, []
         found.backoff.reset()
@@ -343,7 +345,7 @@ class SharedCore:
                 done_by = found.acknowledged.get(message.leased_at, message.token)
                 if (
                     outcome is not SettleOutcome.GONE or done_by == message.token
-                ):  # else by another lease of this member
+                ):  # otherwise by another lease of this member
                     self._lose(message)
         if found.due:
             self._look_by(found.settle_at)
@@ -361,7 +363,7 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """A Settle has failed: it is said again, while the leases may matter still. sent: the broker may have it."""
+        """A Settle has failed: repeat it while the leases may still matter. sent: the broker may have received it."""
         found = self._partitions[partition]
         pause = found.backoff.next() if pause is None else pause
         again, found.sent = found.sent, []
@@ -379,18 +381,18 @@ class SharedCore:
 
     @property
     def unsettled_count(self) -> int:
-        """Settlements that no broker has answered."""
+        """Number of settlements without an answer."""
         return sum(len(each.due) + len(each.sent) for each in self._partitions.values())
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, and all that was asked and said before that is answered."""
+        """Whether it was closed, and all earlier requests and settlements are answered."""
         return self._closing and not (self.unsettled_count or any(each.asked for each in self._partitions.values()))
 
-    # --- what is to be done -------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Ask for nothing more, and give back what nobody has taken, and what comes still."""
+        """Request nothing more, and give back untaken messages, including those that still arrive."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -401,7 +403,7 @@ class SharedCore:
             each.settle_at = min(each.settle_at, now)
 
     def actions(self, now: float) -> list[Acquiring | Settle]:
-        """What is due. Each is under way from now on."""
+        """Return the due actions, which count as in flight from now on."""
         self._keep(now)
         self._return_stale(now)
         self._end_alone(now)
@@ -418,8 +420,8 @@ class SharedCore:
         return actions + asks
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
-        """Of what may wait at brokers: what comes behind the end of this member would be leased to nobody. Repeated, as
-        another thread may send the request behind its withdrawal."""
+        """Withdraw requests that may wait at brokers: otherwise their messages would be leased to a member that has
+        ended. Repeated, because another thread may send the request after its withdrawal."""
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
             each.withdraw_at = now + tuning.WITHDRAW_SECONDS
@@ -429,7 +431,7 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Whether its settlements go with a request for more messages: one round trip in place of two."""
+        """Whether its settlements go along with a request for more messages, which saves a round trip."""
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
     def _settlements(self, found: _Partition, now: float) -> Settle:
@@ -444,8 +446,8 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """What nobody takes goes to other members before its lease ends, which would make suspects of it, or count as
-        an attempt. This member would only withhold more of them until somebody takes messages here again."""
+        """Give untaken messages to other members before their leases end, because that would make suspects of them, or
+        count as an attempt. This member would only withhold more of them until somebody takes messages here again."""
         if now < self._stale_at:
             return
         self._stale_at = math.inf
@@ -464,14 +466,14 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """Nothing waits for it any more when its lease has ended."""
+        """Forget the single message when its lease has ended: nothing waits for it any more."""
         if self._alone is not None and now >= self._alone.lease_until:
             self._alone = None
             self._note_low()
 
     @property
     def _ahead(self) -> int:
-        """Messages to lease for those who work still."""
+        """Number of messages to lease ahead for the working threads."""
         if not self._config.prefetch or self._rests:
             return 0
         if self._seconds is None:
@@ -501,7 +503,7 @@ class SharedCore:
             full.asked, full.is_parked, full.early_until = want, False, now
             return [Acquiring(full.partition, want, 0)]
         asks = []
-        for each in free:  # all of them wait for messages, or there is one alone
+        for each in free:  # either all of them wait for messages, or there is only one
             each.asked = max(1, want // len(self._turn))
             each.is_parked = not each.has_more
             each.early_until = now + self._config.long_poll_ms / 1000 * WAITED_SHARE
@@ -510,16 +512,16 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Messages that nobody has taken, and those that are asked for and will come at once."""
+        """Number of untaken messages, including requested ones that will come at once."""
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
     @property
     def is_low(self) -> bool:
-        """Whether `actions` asks for more, now that messages were taken."""
+        """Whether `actions` requests more, now that messages were taken."""
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Something has changed that `is_low` depends on: it is looked at for each message."""
+        """Update the input of `is_low`, which is checked for each message."""
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -527,7 +529,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """When `actions` may have something to do, if nothing happens before."""
+        """When `actions` may have work without another event."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -541,6 +543,6 @@ class SharedCore:
 
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
-    """Whether it matters no more what becomes of this: the message was settled, or lost, after it was to be extended.
-    Only the settlement tells whether it came too late."""
+    """Whether the result of this extension no longer matters: the message was settled, or lost, later. Only the
+    settlement tells whether it came too late."""
     return action is _EXTEND and message.is_settled

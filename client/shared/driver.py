@@ -1,8 +1,8 @@
-"""Carries out what the core of a shared consumer decides.
+"""Execute the decisions of a shared consumer's core.
 
-Whoever finds something to do does it: a thread of run() that has taken all but a few messages asks for more itself, and
-a connection's thread takes the answers. The driver's own thread does what is due at a time. It also sends what a thread
-of the user's finds, where an interrupt (interrupts.py) could come between a decision and its request.
+A thread that finds work does it: a thread of run() that has taken all but a few messages requests more itself, and a
+connection's thread takes the answers. The driver's own thread does timed work. It also sends requests found by a user's
+thread if an interrupt (interrupts.py) could come between a decision and its request.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["SharedDriver"]
 log = get_log(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""Behind a step that failed."""
+"""Pause after a failed step."""
 
 
 class SharedDriver:
-    """Of one shared consumer. `lock` guards the core; its threads are daemons.
+    """The driver of one shared consumer. `lock` guards the core; the driver's threads are daemons.
 
-    came: rung when messages have come, or why there are none; settling: when answers to settlements have.
-    failure: why nothing will ever come: raised by whoever waits. What was taken before may still be settled.
+    came: rung when messages, or a failure, have come; settling: rung when answers to settlements have come. failure:
+    why nothing will ever come; waiting calls raise it. Messages taken before may still be settled.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SharedDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
-        self.lock = threading.RLock()  # on_lost, and a signal's handler, may call what takes it
+        self.lock = threading.RLock()  # on_lost, and a signal handler, may call methods that take it
         self.came = Bells()
         self.settling = Bells()
         self.failure: MetaqError | None = None
@@ -97,7 +97,7 @@ class SharedDriver:
         self._thread: BackgroundThread | None = None
 
     def begin(self) -> None:
-        """Read where the topics are, and begin to ask. Raises CoordinationUnavailable."""
+        """Find the topics' partitions, and begin to ask. Raises CoordinationUnavailable."""
         self._look()
         self._metadata.on_change(lambda topic: self._topics_changed())
         self._thread = BackgroundThread(self._run, "metaq-shared")
@@ -109,17 +109,17 @@ class SharedDriver:
             self._topics_changed()
 
     def ring(self) -> None:
-        """Something has changed that the core may act on."""
+        """Wake the driver's thread after a change for the core."""
         self._bell.ring()
 
     @property
     def unsettled(self) -> int:
-        """Settlements that no broker has answered."""
+        """Number of settlements without an answer."""
         with self.lock:
             return self.core.unsettled_count
 
     def has_settled(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether all settlements are answered."""
         return not self.unsettled
 
     def _has_closed(self) -> bool:
@@ -127,21 +127,21 @@ class SharedDriver:
             return self.core.is_closed
 
     def wake(self) -> None:
-        """Have all that wait look again. Any thread."""
+        """Let all waiters look again. Any thread."""
         self.came.ring()
         self.settling.ring()
 
     def look_anew(self) -> None:
-        """Tell what is to be told, and have everything looked at, as after a call that an interrupt has ended in the
-        middle (interrupts.py). Any thread; may be repeated."""
+        """Report pending losses, and check everything again, after an interrupted call (interrupts.py). Any thread; may
+        be repeated."""
         with self.lock:
             self.core.settle_now(self._clock())
         self.ring()
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Give back what nobody has taken, and what requests under way bring, and wait until all is settled; whether it
-        is."""
+        """Give back untaken messages, including those of requests in flight, and wait until all is settled; return
+        whether it is."""
         deadline = self._clock() + timeout
         with self.lock:
             self.core.close(self._clock())
@@ -155,7 +155,7 @@ class SharedDriver:
         return is_closed
 
     def go_on(self) -> None:
-        """Begin what is due. Any thread where no interrupt comes."""
+        """Begin due actions. Any thread where no interrupt comes."""
         with self.lock:
             actions = self.core.actions(self._clock())
         if actions:
@@ -168,14 +168,14 @@ class SharedDriver:
             try:
                 self._look_if_needed()
                 self.go_on()
-            except Exception:  # a bug must not end it in silence: say it, pause, go on
+            except Exception:  # a bug must not end it silently: log it, pause, go on
                 log.exception("shared group %s: a step failed", self._group)
                 self._bell.wait(_PAUSE_SECONDS)
                 continue
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Seconds until it has to look again; None: not before it rings."""
+        """Return the seconds until it must look again; None: not before it is rung."""
         with self.lock:
             core, now = self.core, self._clock()
             core.is_due = False
@@ -197,7 +197,7 @@ class SharedDriver:
             self.core.use(found)
 
     def _begin(self, actions: Sequence[Acquiring | Settle]) -> None:
-        """What goes to one broker goes at once."""
+        """Begin actions; those for one broker are sent together."""
         sending: dict[Connection, list[Acquiring | Settle]] = {}
         for action in actions:
             connection = self._connection(action)
@@ -207,7 +207,7 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """None: there is none now, and what becomes of the action is cared for."""
+        """Return a connection. None: there is none now, and the action is handled."""
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -232,7 +232,7 @@ class SharedDriver:
         return connection
 
     def _connect(self, endpoint: Endpoint, action: Acquiring | Settle) -> None:
-        """Elsewhere: it may block."""
+        """Connect on another thread, because it may block."""
 
         def connect() -> None:
             try:
@@ -263,7 +263,7 @@ class SharedDriver:
         connection.send(requests, buffers)
 
     def _acquire_request(self, action: Acquiring) -> AcquireRequest:
-        passed = is_own_topic(action.partition.topic)  # what comes to the group again has passed its filters
+        passed = is_own_topic(action.partition.topic)  # messages of the group's own topic have passed its filters
         return AcquireRequest(
             action.partition.topic,
             action.partition.partition,
@@ -320,12 +320,12 @@ class SharedDriver:
         self._follow_up()
 
     def _withdrawn(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
-        """The request itself is answered apart."""
+        """Take the answer to a withdrawal; the request itself is answered separately."""
         try:
             if reply is None:
                 raise error or BrokerUnavailable("no answer")
             accepted(reply, connection, ask.partition, (ResponseCode.PULL_NOT_FOUND,))
-        except MetaqError:  # a broker of an earlier version: wait no longer
+        except MetaqError:  # a broker of an earlier version: do not wait longer
             with self.lock:
                 self.core.refused(ask.partition, self._clock(), None)
             self.settling.ring()
@@ -345,7 +345,7 @@ class SharedDriver:
         self._follow_up()
 
     def _follow_up(self) -> None:
-        """An answer has come."""
+        """Continue after an answer."""
         self.go_on()
         if self.core.is_due:
             self.ring()
@@ -353,7 +353,7 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """error: None = there is a connection now. sent: the broker may have it."""
+        """Handle a failed action. error: None = there is a connection now. sent: the broker may have received it."""
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
         if pause is None:
@@ -371,7 +371,7 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        """Ask for nothing more, and give back what nobody has taken."""
+        """Request nothing more, and give back untaken messages."""
         with self.lock:
             if self.failure is None:
                 self.failure = error

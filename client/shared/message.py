@@ -1,4 +1,4 @@
-"""A message that is leased to this member."""
+"""A message leased to this member."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["SharedMessage"]
 
 
 class SharedMessage(Message):
-    """A Message that this member has for some time. One of the dead letters that was sent to its group again is the
-    message as it was: partition, offset and id are those of the first time.
+    """A Message that this member has for a limited time. A dead letter that was redriven to the group has the
+    partition, offset and id of the original message.
 
-    attempts: how often it was worked on, by any member, this time included: a handler that failed counts, and a member
-    that ended, or let the lease run out, while it had this message alone (docs/messages.md). lease_until: when the
-    lease ends, by time.monotonic(), as far as this member knows. leased_from, leased_at: the partition and the byte
-    position in it that the lease is of.
+    attempts: the number of attempts by any member, including this one. A failed handler counts, and so does a member
+    that ended, or let the lease expire, while it had this message alone (docs/messages.md). lease_until: when the lease
+    ends, by time.monotonic(), as known to this member. leased_from, leased_at: the partition and byte position of the
+    leased record.
     """
 
     leased_from: TopicPartition
@@ -32,14 +32,14 @@ class SharedMessage(Message):
     attempts: int = 1
     lease_until: float = 0.0
     token: int = 0
-    """Of this lease, for the broker."""
+    """Token of this lease, for the broker."""
     is_settled: bool = False
-    """Whether it was acknowledged or released, or lost, so that nothing more can be said of it."""
+    """Whether it was acknowledged, released or lost, so that it cannot be settled any more."""
     is_suspect: bool = False
-    """Whether a lease of it has ended without a word: it may have killed its worker."""
+    """Whether a lease of it has ended without a settlement: it may have killed its worker."""
     handed_at: float = math.inf
     reader: ValueReader | None = None
-    """Of the consumer's deserializer; it is not pickled."""
+    """The reader with the consumer's deserializer; it is not pickled."""
 
     @property
     def value(self) -> Any:

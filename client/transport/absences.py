@@ -1,4 +1,4 @@
-"""Partitions of broker sets that nobody has registered for the moment, because the set is changing its leader."""
+"""Partitions of broker sets that are temporarily unregistered because the set is changing its leader."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from ..records.values import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""A set's next leader is elected and has registered its topics by then, unless no node may lead."""
+"""By then a set's next leader is elected and has registered its topics, unless no node may lead."""
 
 
 class Absences:
-    """Keeps a client's partitions while their broker set is between two leaders. One thread at a time.
+    """Keep a client's partitions while their broker set is changing its leader. One thread at a time.
 
-    Without that, a leader's end would move the keys of its partitions to other brokers for a moment, and a group would
-    hand over partitions that come back at once.
+    Otherwise a leader's end would move the keys of its partitions to other brokers for a moment, and a group would hand
+    over partitions that come back at once.
     """
 
     def __init__(self, set_ids: Callable[[], Collection[int]], clock: Callable[[], float] = time.monotonic) -> None:
-        """set_ids: of all broker sets; asked only when something is missing."""
+        """set_ids: of all broker sets; asked only when a partition is missing."""
         self.ends_in: float | None = None
-        """Seconds until something that was kept by the last call is kept no longer; None: nothing was kept."""
+        """Seconds until a partition kept by the last call is no longer kept; None: none was kept."""
         self._set_ids = set_ids
         self._clock = clock
         self._since: dict[tuple[str, int], float] = {}
 
     def kept(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Those of `former`, of any topics, whose topic is not registered by its broker set now, but may be soon.
+        """Return those of `former`, of any topics, whose broker set has not registered the topic now, but may do so
+        soon.
 
-        found: what is registered of these topics. Raises what set_ids raises.
+        found: the registered partitions of these topics. Raises the errors of set_ids.
         """
         now = self._clock()
         there = {(each.topic, each.broker) for each in found}

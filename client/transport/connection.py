@@ -4,13 +4,13 @@ Requests are pipelined and matched to their answers by opaque (protocol/client_s
 reading_role.py says which thread reads. The `on_done` of every request is called exactly once: with an answer, at its
 deadline, or when the connection ends.
 
-**Interrupts.** A user's thread may leave any line with an exception that is not the line's own: KeyboardInterrupt, or
-what a handler of SIGALRM raises. So:
-- the stream keeps what has ended, and what it received in part (`torn`: the connection ends), for whoever reads next;
-- what must follow in any case begins on a thread where no further interrupt comes, by one call of a C function;
-- a request whose handler was interrupted gets a second call of `on_done`, with an error, from whoever reads next;
+**Interrupts.** A foreign exception may come at any line of a user's thread: KeyboardInterrupt, or an exception of a
+SIGALRM handler. So:
+- the stream keeps ended requests, and partly received data (`torn`: the connection ends), for the next reader;
+- steps that must follow in any case begin on a thread without further interrupts, by one call of a C function;
+- a request whose handler was interrupted gets a second call of `on_done`, with an error, from the next reader;
 - a request whose sender was interrupted ends soon, unless its answer comes first;
-- a failed connection is brought to its end on the background thread, which no signal reaches.
+- the background thread, which no signal reaches, ends a failed connection.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Rep
 log = get_log(__name__)
 
 Build = Callable[[int], Sequence[Buffer]]
-"""Makes a request's bytes for the opaque it is given."""
+"""Makes a request's bytes for a given opaque."""
 
 _CUT_SHORT = -math.inf
 """The deadline of a request whose sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""A reader that has not looked at deadlines for so long may not do so soon."""
+"""A reader that has not checked deadlines for this long may not do so soon."""
 _JUST_NOW_SECONDS = 0.001
-"""An answer as fresh as this says that the broker has not closed the connection: to look costs one that blocks for each
-of its sends a system call. `blocking-1`."""
+"""An answer as recent as this proves that the broker has not closed the connection: a check costs a caller that blocks
+for each send one system call. `blocking-1`."""
 _CLOSE_SECONDS = 5.0
-"""close() waits so long for the handlers of requests under way."""
+"""close() waits so long for the handlers of requests in flight."""
 
 
 class Call(Waiter):
@@ -67,15 +67,13 @@ class Call(Waiter):
 
 
 class Connection:
-    """An open connection; see the module for who reads. All methods may be called on any thread.
+    """An open connection; the module's docstring says which thread reads. All methods may be called on any thread.
 
-    speaks_frames: the framed protocol was agreed on; else only text commands may be sent. takes_many: and SEND_MANY.
-    takes_sequences: and numbers of a producer's sends. takes_delays: the broker keeps messages until their time.
-    takes_halves: and half messages until the outcome of their transaction is known. knows_compressed: it tells
-    compressed messages from others, in both protocols. takes_where: it filters pulls by content. takes_shared: it takes
-    the requests of shared consumers. half_check_seconds: as in ClientStream.
-    expects_bulk: set by who pulls; answers are large, so each is received whole, which costs small ones a second system
-    call.
+    speaks_frames: the framed protocol was agreed on; otherwise only text commands may be sent. The broker supports:
+    takes_many: SEND_MANY. takes_sequences: numbers of a producer's sends. takes_delays: delayed messages. takes_halves:
+    half messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
+    takes_shared: requests of shared consumers. half_check_seconds: as in ClientStream. expects_bulk: set by the code
+    that pulls; answers are large, so each is received whole, which costs small ones a second system call.
     """
 
     def __init__(
@@ -107,10 +105,10 @@ class Connection:
         self._clock = clock
         name = f"metaq-reader-{endpoint.host}:{endpoint.port}"
         self._role = ReadingRole(name, self._wire, stream, self._read, self._end, clock)
-        self._closers: list[Waiter] = []  # no Event: one whose wait was interrupted may keep its lock for ever
+        self._closers: list[Waiter] = []  # no Event: an interrupted wait may keep its lock for ever
         self._told = False  # on_closed was called
         self._heartbeat_under_way = False
-        self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # by `beat`: the leader and what it has done last
+        self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # by `beat`: the leader and its last action
         self._seen_first = 0.0
         self._guard = ForkGuard(f"connection to {endpoint}")
 
@@ -126,11 +124,11 @@ class Connection:
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
-        """The `failure`, also if the broker has closed the connection and nobody was reading who would know: what has
-        not been sent yet is then known not to be stored. Not looked for just after an answer."""
+        """Return the `failure`, also if the broker has closed the connection unnoticed because nobody was reading:
+        unsent requests are then known not to be stored. Not checked just after an answer."""
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
-        # looked at on both sides: what is there to be read may be the answer to a request of another thread
+        # checked on both sides: readable data may be the answer to a request of another thread
         if (
             now - before >= _JUST_NOW_SECONDS
             and not pending
@@ -143,7 +141,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered yet."""
+        """Number of unanswered requests."""
         return len(self._stream.pending)
 
     def submit(
@@ -160,10 +158,10 @@ class Connection:
         self.send((request,), build(request.opaque))
 
     def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
-        """Send requests, pipelined, whose bytes were made for their opaques. All have one deadline and `background`.
+        """Send requests, pipelined, whose bytes contain their opaques. All have the same deadline and `background`.
 
-        Raises only ClientError in a process that was forked off: nothing was sent and on_done is not called. If an
-        interrupt comes out of it, `taken` of the first request tells for all of them.
+        Raises only ClientError, in a forked process: nothing was sent and on_done is not called. After an interrupt,
+        `taken` of the first request is valid for all of them.
         """
         self._guard.check()
         pending, first, entered = self._stream.pending, requests[0], 0
@@ -184,7 +182,7 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """The thread that was sending these was interrupted, when it had entered so many of them: whoever reads ends
+        """The thread that was sending these was interrupted after it had entered so many of them: the next reader ends
         them. On a thread of its own."""
         for request in requests:
             request.deadline = _CUT_SHORT
@@ -193,7 +191,7 @@ class Connection:
         self._role.read_in_background()
 
     def send_unanswered(self, data: Buffer, deadline: float) -> None:
-        """Send a request that no broker answers. Raises BrokerUnavailable if the connection has ended."""
+        """Send a request that has no answer. Raises BrokerUnavailable if the connection has ended."""
         self._guard.check()
         self._wire.send((data,), deadline)
         if self._wire.failure is not None:
@@ -208,7 +206,7 @@ class Connection:
         return self._answer(self.begin(build, deadline), deadline)
 
     def begin(self, build: Build, deadline: float = math.inf) -> Call:
-        """Send a small request whose answer the caller is going to `finish`, or else it closes the connection.
+        """Send a small request. The caller must `finish` it, or close the connection.
 
         Until then the answer waits in the socket, or at the broker. Raises LocalProtocolError.
         """
@@ -217,7 +215,7 @@ class Connection:
         return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
-        """Wait for the answer to what was begun, `timeout` seconds from now on at most; otherwise as `call`."""
+        """Wait for the answer to a begun request, at most `timeout` seconds from now on; otherwise as `call`."""
         self._guard.check()
         deadline = self._deadline(timeout)
         if (request := self._stream.pending.get(call.opaque)) is not None:
@@ -236,23 +234,23 @@ class Connection:
         return call.reply
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
-        nobody else does. In the process that made the connection, which the caller has looked at."""
+        """Block until `waiter` is done or the deadline has passed (check `waiter.done`), reading for everybody if
+        nobody else does. Only in the process that made the connection, which the caller has checked."""
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Take back all promises to `drive`: have a thread read for whatever is under way."""
+        """Cancel all promises to `drive`: let a thread read for all requests in flight."""
         self._role.read_in_background()
 
     def fail(self, failure: MetaqError) -> None:
-        """The connection is of no use any more: requests under way get `failure`, on its background thread. Not on a
-        thread that an interrupt may reach."""
+        """Fail the connection: requests in flight get `failure`, on its background thread. Not on a thread that an
+        interrupt may reach."""
         self._wire.fail(failure)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """End the connection; requests under way get BrokerUnavailable. Waits at most `timeout` seconds until they have
-        got it: a call-back may hold that up. May be repeated. A process that was forked off only gives up its copy of
-        the socket, whose connection is the parent's."""
+        """End the connection; requests in flight get BrokerUnavailable. Waits at most `timeout` seconds until they have
+        got it, because a callback may block that. May be repeated. A forked process only closes its copy of the socket;
+        the connection is the parent's."""
         if self._guard.is_elsewhere:
             self._wire.close()
             return
@@ -264,16 +262,16 @@ class Connection:
             raise
         if not (self._role.has_thread or self._role.has_ended):
             self._end()  # the interpreter is about to exit
-        if not self._role.is_background:  # else a handler has called
+        if not self._role.is_background:  # otherwise a handler has called
             closer = Waiter()
             self._closers.append(closer)
-            if not self._role.has_ended:  # looked at behind the line above, as `_end` looks behind setting it
+            if not self._role.has_ended:  # checked after the line above, as `_end` checks after setting it
                 closer.park_until_done(time.monotonic() + timeout, time.monotonic)
 
-    # --- what has come ----------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
-        """Receive once, min(patience, one tick) seconds at most, and call the handlers of what has ended. Role holder
+        """Receive once, at most min(patience, one tick) seconds, and call the handlers of ended requests. Role holder
         only."""
         stream = self._stream
         if stream.torn:
@@ -292,17 +290,17 @@ class Connection:
             request.told = True
             _call(request.on_done, reply, error)
             outcomes.popleft()
-            request.on_done = _nothing  # which may lead back to the request: then only the collector would free both
+            request.on_done = _nothing  # it may refer to the request: then only the garbage collector would free both
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """The wire has failed. May be repeated."""
+        """Note that the wire has failed. May be repeated."""
         if not self._role.has_ended:
             self._role.wake_background()
 
     def _end(self) -> None:
-        """Background thread, without the role: end all requests, and wake who waits."""
+        """End all requests, and wake waiters; background thread, without the role."""
         pending = self._stream.pending
         while pending:
             try:
@@ -325,7 +323,7 @@ class Connection:
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Ask for a sign of life if there was no traffic for the idle time. Called by the pool's housekeeping."""
+        """Send a heartbeat if there was no traffic for the idle time. Called by the pool's housekeeping."""
         now, wire = self._clock(), self._wire
         if self.closed:
             return
@@ -337,7 +335,7 @@ class Connection:
         if self._heartbeat_under_way:
             return
         if self._role.leader is None and wire.is_readable:
-            self._role.wake_background()  # nobody asked for anything: the broker closed the connection
+            self._role.wake_background()  # an answer without a request: the broker closed the connection
             return
         if now - wire.last_traffic < self._config.heartbeat_idle_seconds:
             return
@@ -352,11 +350,11 @@ class Connection:
 
 
 def _nothing(_reply: Reply | None, _error: MetaqError | None) -> None:
-    """For a request that has been told."""
+    """For a request whose handler was called."""
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """A bug in one request's handler must not stop the reading for all the others."""
+    """Call a handler; a bug in it must not stop the reading for all other requests."""
     try:
         handler(*arguments)
     except Exception as failure:

@@ -1,4 +1,4 @@
-"""Where a topic's partitions are: the producer's picture of a cluster, or of one broker without ZooKeeper."""
+"""Where a topic's partitions are: a producer's view of a cluster, or of one broker without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""As a partition: the broker chooses one. As a broker: nobody told its id."""
+"""As a partition: the broker chooses one. As a broker: its id is unknown."""
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
 
 
 class TopicView(NamedTuple):
-    """A topic at one moment: its partitions, ordered by the numbers (broker, partition), and where each broker is."""
+    """A topic at one moment: its partitions, ordered by the numbers (broker, partition), and the brokers' addresses."""
 
     partitions: tuple[TopicPartition, ...]
     endpoints: Mapping[int, Endpoint]
@@ -32,10 +32,10 @@ class TopicView(NamedTuple):
 def with_own_partitions(
     topic: str, partitions: Iterable[TopicPartition], endpoints: Mapping[int, Endpoint]
 ) -> tuple[TopicPartition, ...]:
-    """The partitions of `topic` that take messages, ordered. partitions: those that are registered.
+    """Return the partitions of `topic` that accept messages, ordered. partitions: the registered ones.
 
-    Every broker takes messages of a topic of our own (own_topics.py), and registers it with the first one. A broker
-    that has not done so has partition 0.
+    Every broker accepts messages of our own topics (own_topics.py), and registers such a topic with the first one. A
+    broker that has not done so has partition 0.
     """
     if not is_own_topic(topic):
         return tuple(partitions)
@@ -45,16 +45,18 @@ def with_own_partitions(
 
 
 class Metadata(Protocol):
-    """What a producer needs to know. Implementations: ZooKeeperMetadata, DirectMetadata, testing.FakeCluster."""
+    """The information that a producer needs. Implementations: ZooKeeperMetadata, DirectMetadata,
+    testing.FakeCluster."""
 
     def view(self, topic: str) -> TopicView:
-        """The topic's partitions that take messages, kept current from the first call on. Any thread.
+        """Return the topic's partitions that accept messages, kept current from the first call on. Any thread.
 
         Raises CoordinationUnavailable if it was never read and ZooKeeper does not answer.
         """
 
     def topics(self) -> Collection[str]:
-        """Names of the topics that take messages now, for the words of an error. Any thread; may ask ZooKeeper.
+        """Return the names of the topics that accept messages now, for the words of an error. Any thread; may ask
+        ZooKeeper.
 
         Raises CoordinationError.
         """
@@ -66,25 +68,25 @@ class Metadata(Protocol):
         """
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Have `listener(topic)` called when the view of a topic is there, and whenever it has changed. It is called on
-        any thread and must not block."""
+        """Call `listener(topic)` when the view of a topic is there, and after each change. It is called on any thread
+        and must not block."""
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the session behind it, within `timeout` seconds. Idempotent."""
+        """End the session, within `timeout` seconds. Idempotent."""
 
 
 class LentMetadata:
-    """Another's metadata, which is left open."""
+    """Somebody else's metadata, which is left open."""
 
     def __init__(self, owner: Metadata) -> None:
         self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
 
     def close(self, timeout: float = 10.0) -> None:
-        """Its owner does that."""
+        """Do nothing; the owner closes it."""
 
 
 def parse_address(address: str) -> Endpoint:
-    """`host`, `host:port`, `[IPv6]:port`, or these behind 1.x's `meta://`; the port is 8123 if there is none.
+    """Parse `host`, `host:port`, `[IPv6]:port`, or these after 1.x's `meta://`; the default port is 8123.
 
     Raises ConfigError.
     """
@@ -98,7 +100,8 @@ def parse_address(address: str) -> Endpoint:
 class DirectMetadata:
     """One broker by its address, as in metaq 1.x's direct mode.
 
-    Every topic has one partition, "the broker chooses", or as many as were named; one of metaq's own has its first.
+    Every topic has one partition, "the broker chooses", or the given number; a topic of metaq's own has its first
+    partition.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
@@ -125,11 +128,11 @@ class DirectMetadata:
         return self._views.keys()
 
     def is_set(self, broker_id: int) -> bool:
-        """Without ZooKeeper nobody would say where the next leader is."""
+        """Return False: without ZooKeeper nobody would name the next leader."""
         return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Nothing ever changes."""
+        """Do nothing, because nothing ever changes."""
 
     def close(self, timeout: float = 10.0) -> None:
-        """Nothing is held open."""
+        """Do nothing, because nothing is open."""

@@ -1,4 +1,4 @@
-"""Connections by broker, shared by everything of one client, kept alive and brought back by one housekeeping thread."""
+"""Connections by broker, shared by all parts of one client; one housekeeping thread keeps them alive and reconnects."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["ConnectionPool"]
 log = get_log(__name__)
 
 _HOUSEKEEPING_SECONDS = 0.5
-"""How often idle connections are looked at."""
+"""How often idle connections are checked."""
 
 _CLOSE_SECONDS = 5.0
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""That there was no connection in less time says nothing of the broker: others who ask for it have more."""
+"""A connection that failed in less time proves nothing about the broker: others that ask for it have more time."""
 
 LAST_ANSWERS_SECONDS = 0.2
-"""A former leader that runs has refused what waits there by now; one that hangs answers nothing."""
+"""By then a running former leader has refused its waiting requests; a hanging one answers nothing."""
 
 Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
 
 
 @dataclass(slots=True)
 class _Link:
-    """What the pool knows about one broker. `lock` is held while one thread connects for all."""
+    """The pool's state of one broker. `lock` is held while one thread connects for all."""
 
     endpoint: Endpoint
     backoff: Backoff
@@ -51,14 +51,14 @@ class _Link:
     """Why there is no connection; "" = none was tried yet, or there is one."""
     retry_at: float = 0.0
     ends_at: float = math.inf
-    """When the connection is given up: another node leads the broker set."""
+    """When the connection is given up because another node leads the broker set."""
 
 
 class ConnectionPool:
     """Connections by endpoint. All methods may be called on any thread.
 
-    The first connection to a broker is made by the thread that needs it. One that failed or broke is brought back by
-    the housekeeping thread alone, so no caller waits for a dead broker again: until then `connection` raises at once.
+    The thread that needs a broker first connects to it. Only the housekeeping thread reconnects after a failure, so no
+    caller waits for a dead broker again: until then `connection` raises at once.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ConnectionPool:
         random: Callable[[], float] = random,
         open: Open = open_connection,  # noqa: A002
     ) -> None:
-        """Raises ClientError if gevent or eventlet has patched what it waits with."""
+        """Raises ClientError if gevent or eventlet has patched modules that it waits with."""
         refuse_patched()
         self._config = config
         self._protocol = protocol
@@ -79,7 +79,7 @@ class ConnectionPool:
         self._open = open
         self._links: dict[Endpoint, _Link] = {}
         self._redirects = Redirects(clock)
-        self._masters: dict[int, Endpoint] = {}  # where ZooKeeper has shown each broker last
+        self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
         self._down: frozenset[Endpoint] = frozenset()
         self._mutex = threading.Lock()
         self._wake = Bell()
@@ -93,20 +93,19 @@ class ConnectionPool:
         return self._down
 
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
-        """The open connection to `endpoint`, or to the leader that this node has named (`follow`), made now if there
-        was none, within `timeout` seconds.
+        """Return the open connection to `endpoint`, or to the leader that this node has named (`follow`); connect
+        within `timeout` seconds if there is none.
 
-        Raises BrokerUnavailable: it cannot be reached, or could not a moment ago; ClientError in a process that was
-        forked off.
+        Raises BrokerUnavailable: it cannot be reached, or could not just before; ClientError in a forked process.
         """
         endpoint = self._redirects.target(endpoint, self._down)
         link = self._links.get(endpoint)
         connection = None if link is None else link.connection
         if connection is not None and not connection.closed:
-            return connection  # which refuses by itself in a process that was forked off
+            return connection  # it refuses by itself in a forked process
         self._guard.check()
         link = link or self._link(endpoint)
-        if connection is not None or link.cause:  # without the lock: the housekeeping thread may hold it while it tries
+        if connection is not None or link.cause:  # without the lock, which the housekeeping thread may hold to connect
             raise self._is_down(link)
         deadline = self._clock() + timeout
         held: list[bool] = []
@@ -120,7 +119,7 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """As `connection`; None if it has to be made, by that. Never blocks.
+        """As `connection`, but never blocks; None if `connection` would have to connect.
 
         Raises BrokerUnavailable as `connection`.
         """
@@ -135,7 +134,7 @@ class ConnectionPool:
         return None
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The broker is not wanted any more: close its connection and stop trying."""
+        """The broker is not needed any more: close its connection and stop reconnecting."""
         with self._mutex:
             link = self._links.pop(endpoint, None)
             self._down -= {endpoint}
@@ -143,16 +142,16 @@ class ConnectionPool:
             link.connection.close()
 
     def follow(self, error: MetaqError) -> float | None:
-        """What a request has ended with: the seconds to wait until it is sent again, if only because another node leads
-        the broker set. None: it has failed in another way."""
+        """Take the end of a request. Return the seconds to wait before it is sent again, if the only reason is that
+        another node leads the broker set. None: it has failed in another way."""
         if isinstance(error, NotLeader):
             return self._redirects.learn(error)
         return 0.0 if isinstance(error, LeaderMoved) else None
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """These are registered in ZooKeeper now. Stop trying to reach brokers that are down and not among them.
+        """These are registered in ZooKeeper now. Stop reconnecting to other brokers that are down.
 
-        Where a broker id has moved to another node, requests under way to the former one end soon, with LeaderMoved.
+        If a broker id has moved to another node, requests in flight to the former node end soon, with LeaderMoved.
         """
         wanted = {*masters.values(), *others}
         for endpoint in self._down.difference(wanted):
@@ -165,7 +164,7 @@ class ConnectionPool:
                 link.ends_at = math.inf
 
     def _moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
-        """Of one broker set. The view is newer than what its nodes have said."""
+        """The leader of a broker set has moved. This view is newer than its nodes' answers."""
         self._redirects.moved(former, leader)
         for endpoint in former:
             if (link := self._links.get(endpoint)) is not None:
@@ -185,7 +184,7 @@ class ConnectionPool:
             links = list(self._links.values())
             self._links.clear()
         self._wake.ring()
-        for link in links:  # all of them first: each may then take all of the time
+        for link in links:  # all of them first: each may then use the whole time
             if link.connection is not None:
                 link.connection.close(0.0)
         for link in links:
@@ -238,7 +237,7 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """What a caller gets instead of a connection. It may see that one has ended before the pool is told."""
+        """The error in place of a connection. A caller may see the end of a connection before the pool is told."""
         connection = link.connection
         if connection is None or not connection.closed:
             return BrokerUnavailable(f"{link.cause} (trying again in the background)")
@@ -246,16 +245,16 @@ class ConnectionPool:
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
     def _broken(self, link: _Link, connection: Connection) -> None:
-        """Any thread, any number of times."""
+        """A connection has broken. Any thread, any number of times."""
         self._mark_down(link, str(connection.failure), connection)
 
     def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:
-        """connection: which has ended; None: it could not be made."""
+        """Mark a broker as down. connection: the ended one; None: it could not be made."""
         with self._mutex:
             if self._closed or self._links.get(link.endpoint) is not link:
                 return
             if connection is not None and (link.cause or connection is not link.connection):
-                return  # it is known already, or there is another one
+                return  # already known, or there is a newer connection
             link.cause = cause
             link.retry_at = self._clock() + link.backoff.next()
             self._down |= {link.endpoint}

@@ -1,15 +1,15 @@
-"""Who of the threads that share a connection reads it.
+"""Decide which of the threads that share a connection reads it.
 
-No thread only reads: **a blocked caller reads for everybody** (the leader), completes the answers of others as they
-come, and hands the role to another blocked caller (a follower) when its own is there. So a single thread that sends and
-waits never switches threads. Only while requests without a blocked caller are under way (futures, long polls) does a
-background thread hold the role.
+No thread only reads: **a blocked caller reads for everybody** (the leader). It completes the answers of others as they
+come, and hands the role to another blocked caller (a follower) when its own answer is there. So a single thread that
+sends and waits never switches threads. A background thread holds the role only while requests without a blocked caller
+are in flight (futures, long polls).
 
 Invariants (`_mutex` guards the role):
 - `leader` has the role: it reads, or has been handed the role and is about to;
-- a request is entered in the stream before the role is looked at, and who gives the role up looks at the stream after
-  that: so a request that needs a background reader always gets one;
-- a thread that an interrupt (interrupts.py) drives out of `drive` gives the role up by `_leave`, on another thread.
+- a request is entered in the stream before the role is looked at, and a thread that gives the role up looks at the
+  stream after that: so a request that needs a background reader always gets one;
+- if an interrupt (interrupts.py) drives a thread out of `drive`, another thread gives its role up by `_leave`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["HANDLER_FAILED", "ReadingRole"]
 log = get_log(__name__)
 
 HANDLER_FAILED = "a handler of an answer failed"
-"""A bug in one request's handler must not stop the reading for all the others, so it is logged."""
+"""A bug in one request's handler must not stop the reading for all others, so it is logged."""
 
 
 class _Background:
@@ -53,11 +53,11 @@ class ReadingRole:
         clock: Callable[[], float],
     ) -> None:
         """name: of the background thread. read(patience): receive once, at most so many seconds, and call the handlers
-        of what has ended; only on the thread that has the role. end: bring a failed connection to its end; on the
-        background thread, maybe several times."""
+        of ended requests; only on the thread that has the role. end: finish a failed connection; on the background
+        thread, maybe several times."""
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
-        """Set by `end`: the connection failed, and nothing is under way any more."""
+        """Set by `end`: the connection has failed, and no request is in flight any more."""
         self._name = name
         self._wire = wire
         self._stream = stream
@@ -66,7 +66,7 @@ class ReadingRole:
         self._clock = clock
         self._mutex = threading.Lock()
         self._followers: dict[Waiter, None] = {}
-        self._orphans = False  # a caller gave up waiting; its request is still under way, or is sent a moment later
+        self._orphans = False  # a caller gave up waiting; its request is still in flight, or is sent just after
         self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
         self._thread: BackgroundThread | None = None
 
@@ -81,12 +81,12 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """This request was sent: have it read for if nobody is going to, or ended if the connection has failed."""
+        """This request was sent: provide a reader if no caller will read, or end it if the connection has failed."""
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()
 
     def free_followers(self) -> None:
-        """Wake those that wait for the role: there is nothing to read any more."""
+        """Wake all followers: there is nothing to read any more."""
         with self._mutex:
             followers = list(self._followers)
             self._followers.clear()
@@ -95,13 +95,13 @@ class ReadingRole:
             follower.mailbox.ring()
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (look at `waiter.done`), reading for everybody if
-        nobody else does. In the process that made the connection, which the caller has looked at."""
+        """Block until `waiter` is done or the deadline has passed (check `waiter.done`), reading for everybody if
+        nobody else does. Only in the process that made the connection, which the caller has checked."""
         following = False
         try:
             while not waiter.done:
                 if waiter.answered:
-                    self._hand_over(waiter)  # it may have been handed the role in between
+                    self._hand_over(waiter)  # it may have received the role in between
                     self.read_in_background()  # this thread may have promised to read for others
                     waiter.park_until_done(deadline, self._clock)
                     break
@@ -122,12 +122,12 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Take back all promises to `drive`: have a thread read for whatever is under way."""
+        """Cancel all promises to `drive`: let a thread read for all requests in flight."""
         self._orphans = True
         self.look_again()
 
     def _take_role(self, waiter: Waiter) -> bool:
-        """True: the caller reads now. False: it has become a follower and shall park."""
+        """True: the caller reads now. False: it has become a follower and must park."""
         with self._mutex:
             if self.leader is waiter:  # handed over while it was parked
                 return True
@@ -144,7 +144,7 @@ class ReadingRole:
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """The waiter's thread goes away: it is no follower any more, and passes the role on. May be repeated, on any
+        """The waiter's thread goes away: it stops being a follower, and passes the role on. May be repeated, on any
         thread."""
         waiter.go()
         if not waiter.done and not waiter.returns:
@@ -159,51 +159,52 @@ class ReadingRole:
             self._read(remaining)
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
-        """Give the role, if the giver has it, to a follower, or to the background thread if a request needs it, or to
+        """Pass the role, if the giver has it, to a follower, or to the background thread if a request needs it, or to
         nobody. May be repeated."""
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
                 self._followers.pop(giver, None)
             if self.leader is giver:
                 self.leader = self._wake_heir() if self._followers and self._wire.failure is None else None
-        # only now: a request entered in the meantime saw a leader and relies on this look
+        # Only now: a request entered in the meantime saw a leader and relies on this look.
         if self.leader is None and (self._stream.pending or self._has_unfinished or self._wire.failure is not None):
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """The next leader. It is woken first, and finds the mutex taken: woken in vain, it would park again."""
+        """Wake the next leader. It is woken first, and finds the mutex taken: a needless wake-up would make it park
+        again."""
         while self._followers:
             heir = next(iter(self._followers))
-            if not heir.done:  # else it is about to be woken, and would only pass the role on
+            if not heir.done:  # otherwise it is about to be woken, and would only pass the role on
                 assert heir.mailbox is not None
                 heir.mailbox.ring()
-                return heir  # which takes itself off the followers when it hands the role over
+                return heir  # it removes itself from the followers when it hands the role over
             self._followers.pop(heir, None)
         return None
 
     def look_again(self) -> None:
-        """Have the background thread do what nobody else is going to do. May be repeated, on any thread."""
+        """Let the background thread do the work that no other thread will do. May be repeated, on any thread."""
         if self.leader is not None:
             return
         if self._wire.failure is not None:
             if self._stream.pending or self._stream.outcomes or not self.has_ended:
                 self.wake_background()
             else:
-                self._wire.close()  # not before: the reader may have been in recv, and the number be reused
+                self._wire.close()  # not earlier: the reader may have been in recv, and the number may be reused
             return
         if self._has_unfinished or (self._stream.pending and self._needs_background()):
             self.wake_background()
 
     @property
     def _has_unfinished(self) -> bool:
-        """Whether the last reader was interrupted, or a thread beside it has ended requests."""
+        """Whether the last reader was interrupted, or another thread has ended requests."""
         return bool(self._stream.outcomes) or self._stream.torn
 
     def _needs_background(self) -> bool:
         return self._orphans or any(request.background for request in list(self._stream.pending.values()))
 
     def wake_background(self) -> None:
-        """Have the background thread read if nobody does, and end the connection if it has failed."""
+        """Let the background thread read if nobody does, and end the connection if it has failed."""
         with self._mutex:
             if self.leader is not None and self._wire.failure is None:
                 return
@@ -222,7 +223,7 @@ class ReadingRole:
     def _background_loop(self, wake: SimpleQueue[None]) -> None:
         with self._mutex:
             if self._background is not wake:
-                return  # starting it was interrupted, and another one took its place
+                return  # its start was interrupted, and another thread took its place
         while True:
             wake.get()
             with self._mutex:

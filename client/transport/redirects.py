@@ -1,4 +1,5 @@
-"""Where a broker set's leader is, as its other nodes say it: faster than ZooKeeper's view, which has the last word."""
+"""Where a broker set's leader is according to its other nodes: faster than ZooKeeper's view, which has the last
+word."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from .metadata import parse_address
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""A node's word is not older than this while the node itself can be asked again."""
+"""While a node can be asked again, its answer is not used for longer than this."""
 
 _JUMPS = 3
-"""Redirects that are followed at once, one after the other; nodes that point at each other are asked after pauses."""
+"""Redirects followed at once, one after the other; nodes that point at each other are asked after pauses."""
 
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
 _PAUSE_SHARE = 0.25
-"""Of the time that the set has been without a leader: how long to wait before a node is asked again."""
+"""Pause before a node is asked again, as a share of the time that the set has been without a leader."""
 
 _QUIET_SECONDS = 1.0
-"""Without a refusal for so long, the next one begins a new trouble."""
+"""After this long without a refusal, the next one begins a new trouble."""
 
 
 class _Redirect(NamedTuple):
@@ -42,16 +43,17 @@ class _Trouble:
 
 
 class Redirects:
-    """By the node that was asked, which other one to ask. No I/O. Any thread; each change is a single assignment."""
+    """The node to ask instead, by the node that was asked. No I/O. Any thread; each change is a single assignment."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
-        self._deposed: dict[Endpoint, float] = {}  # until when nobody who still names it is believed
+        self._deposed: dict[Endpoint, float] = {}  # until when nodes that still name it are not believed
 
     def target(self, endpoint: Endpoint, down: Collection[Endpoint]) -> Endpoint:
-        """Whom to ask instead of the node at `endpoint`, which may be itself. down: nodes that cannot be reached."""
+        """Return the node to ask instead of the node at `endpoint`, which may be the same. down: nodes that cannot be
+        reached."""
         found = self._targets.get(endpoint)
         if found is None:
             return endpoint
@@ -62,7 +64,7 @@ class Redirects:
         return found.target
 
     def learn(self, error: NotLeader) -> float:
-        """A node has answered with `error`. Returns the seconds to wait before the request is sent again."""
+        """A node has answered with `error`. Return the seconds to wait before the request is sent again."""
         now = self._clock()
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
@@ -74,19 +76,19 @@ class Redirects:
             return pause
         known = self._targets.get(asked)
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
-        self._targets.pop(target, None)  # what it said before is older
+        self._targets.pop(target, None)  # its earlier answer is older
         if known is not None and known.target == target:
-            return 0.0  # other requests were under way: the next one goes to the target
+            return 0.0  # other requests were in flight: the next one goes to the target
         trouble.jumps += 1
         return 0.0 if trouble.jumps <= _JUMPS else pause
 
     def leader(self, error: NotLeader) -> Endpoint | None:
-        """Where the leader is that the node has named; None: it does not know."""
+        """The address of the leader that the node has named; None: it does not know."""
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
-        """ZooKeeper shows another leader than before. That is newer than what nodes have said. For a while it is also
-        newer than what they say: one that has just been elected may still name the former leader, which may hang."""
+        """ZooKeeper shows another leader than before. That is newer than the nodes' earlier answers. For a while it is
+        also newer than their next ones: a newly elected node may still name the former leader, which may hang."""
         for endpoint in former:
             self._forget(endpoint)
             self._deposed[endpoint] = self._clock() + TRUSTED_SECONDS
@@ -101,7 +103,7 @@ class Redirects:
 
 
 def _endpoint(address: str) -> Endpoint | None:
-    """None for an address that is empty, or that no client could use."""
+    """Return the address; None if it is empty, or if no client could use it."""
     try:
         return parse_address(address) if address else None
     except ConfigError:

@@ -1,8 +1,8 @@
-"""The socket of one connection, and the ClientStream behind it: bytes in and out, whoever asks for that.
+"""The socket of one connection, and its ClientStream: bytes in and out, on any thread.
 
-**Interrupts** (interrupts.py). What is received is kept by one call of a C function (`extend` of a map), which a
-signal's handler cannot divide: nothing that left the socket is only in a variable. A request that was being sent when
-its thread was interrupted ends the connection: how much of it has gone is not known any more (`_sending`).
+**Interrupts** (interrupts.py). One call of a C function (`extend` of a map) stores received bytes, and a signal handler
+cannot divide it: no bytes that left the socket are only in a variable. If a sending thread is interrupted, the
+connection ends, because it is unknown how much has been sent (`_sending`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""Seconds a system call may block before deadlines are looked at; requests of nobody's end at most this much late."""
+"""Seconds that a system call may block before deadlines are checked; requests without a waiter end at most this much
+late."""
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""Up to here joining buffers costs less than a scatter list."""
+"""Up to this size joining buffers costs less than a scatter list."""
 _MAX_IOV = 1000
 """Buffers per sendmsg (Linux allows 1,024)."""
 _FIRST_RECEIVE_BYTES = 16 * 1024
 
 
 class Endpoint(NamedTuple):
-    """Where a broker listens."""
+    """A broker's address."""
 
     host: str
     port: int
@@ -50,7 +51,7 @@ class Endpoint(NamedTuple):
 
 
 class Wire:
-    """A socket that is connected, and its stream. One thread at a time calls `read`; all else is for any thread."""
+    """A connected socket, and its stream. One thread at a time calls `read`; any thread may call the rest."""
 
     def __init__(
         self,
@@ -72,17 +73,18 @@ class Wire:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._sending = False
-        self._backlog: deque[tuple[memoryview, float]] = deque()  # what the writer thread sends, and until when
-        self._received: list[bytes] = []  # at most one, which the stream has not taken yet
+        self._backlog: deque[tuple[memoryview, float]] = deque()  # data for the writer thread, and its deadline
+        self._received: list[bytes] = []  # at most one, not yet taken by the stream
         self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
-        self._polls = False  # signals keep a receive from ending at its tick
+        self._polls = False  # because signals keep a receive from ending at its tick
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def read(self, patience: float, bulk: bool) -> bool:
-        """Receive once, min(patience, one tick) seconds at most, and have the stream take it; whether anything came.
+        """Receive once, at most min(patience, one tick) seconds, and pass the data to the stream; return whether any
+        came.
 
-        bulk: answers are large, so each is received whole, to a buffer of its own.
+        bulk: answers are large, so each is received whole, into its own buffer.
         """
         try:
             came = self._receive(patience, self._stream.wanted_bytes if bulk and not self._polls else None)
@@ -99,7 +101,7 @@ class Wire:
             if not data:
                 self.fail(BrokerUnavailable(f"{self._stream.peer} closed the connection"))
                 return False
-            self.last_traffic = now  # before what it answers is not pending any more: Connection.notice_end
+            self.last_traffic = now  # while the answered requests are still pending: see Connection.notice_end
             try:
                 self._stream.receive(data)
             except RemoteProtocolError as error:
@@ -112,11 +114,11 @@ class Wire:
         return came
 
     def _receive(self, patience: float, exactly: int | None) -> bool:
-        """Whether there is something in `_received`. Raises OSError."""
+        """Return whether `_received` has data. Raises OSError."""
         if self._received:
             return True  # its reader was interrupted
         if self._polls and self._sock.gettimeout() is not None:
-            self._sock.settimeout(None)  # for who sends
+            self._sock.settimeout(None)  # for senders
         if (patience < TICK or self._polls) and not self._is_readable(min(patience, TICK)):
             return False
         if exactly:  # in one system call, without the interpreter's lock in between
@@ -124,7 +126,7 @@ class Wire:
             return True
         self._received.extend(map(self._sock.recv, (self._receive_bytes,)))
         received = len(self._received[0])
-        if received == self._receive_bytes:  # large answers need few system calls, small ones no large buffer
+        if received == self._receive_bytes:  # few system calls for large answers, and no large buffer for small ones
             self._receive_bytes = min(received * 4, self._config.max_receive_bytes)
         elif received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
             self._receive_bytes >>= 1
@@ -132,7 +134,7 @@ class Wire:
 
     @property
     def is_readable(self) -> bool:
-        """Whether something has come, or the broker has closed the connection."""
+        """Whether data have come, or the broker has closed the connection."""
         return self._is_readable(0)
 
     def _is_readable(self, seconds: float) -> bool:
@@ -141,9 +143,9 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Signals whose handlers raise nothing, as a profiler's, come more often than a tick ends: Python repeats the
-        receive for each, with its whole tick. From the next one on it does not block, and poll() waits instead, whose
-        time Python keeps, for the price of a second system call per receive.
+        """Signals whose handlers raise nothing, such as a profiler's, may come more often than a tick ends: Python
+        repeats the receive for each, with its whole tick. From the next receive on it does not block; instead poll()
+        waits, whose time Python keeps, at the price of a second system call per receive.
         """
         self._polls = True
         try:
@@ -156,8 +158,8 @@ class Wire:
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
         """Send these bytes, or nothing if the connection has failed. The calling thread writes for a tick.
 
-        What the broker has not taken by then goes out on a thread of its own, and what is sent meanwhile behind it
-        unless its deadline comes first. So nobody waits past a deadline for the broker to take others' requests.
+        A writer thread sends the rest, followed by later data unless their deadline comes first. So nobody waits past a
+        deadline for the broker to take others' requests.
         """
         broken: OSError | None = None
         with self._lock:
@@ -166,11 +168,11 @@ class Wire:
             if self._backlog:
                 self._backlog.append((memoryview(b"".join(buffers)), deadline))
                 return
-            if not self._sending:  # else the last sender was interrupted
+            if not self._sending:  # otherwise the last sender was interrupted
                 try:
                     self._sending = True
                     if rest := self._send_now(buffers):
-                        self._backlog.append((memoryview(rest), math.inf))  # its front is on its way
+                        self._backlog.append((memoryview(rest), math.inf))  # its beginning has been sent
                         BackgroundThread(self._send_backlog, f"metaq-writer-{self._stream.peer}")
                     self._sending = False
                     return
@@ -182,7 +184,7 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Returns what the socket did not take within a tick."""
+        """Return the data that the socket did not take within a tick."""
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             sent = self._try_send(self._sock.send, data)
@@ -202,14 +204,14 @@ class Wire:
 
     @staticmethod
     def _try_send(send: Callable[[Any], int], data: object) -> int:
-        """Bytes the socket took within a tick."""
+        """Return the number of bytes that the socket took within a tick."""
         try:
             return send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def _send_backlog(self) -> None:
-        """Writer thread: as long as there is a backlog, nobody else writes."""
+        """The writer thread's work: while there is a backlog, no other thread writes."""
         while (rest := self._next_of_backlog()) is not None:
             patience = self._clock() + self._config.request_timeout_seconds
             while rest:
@@ -236,7 +238,7 @@ class Wire:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def fail(self, failure: MetaqError) -> None:
-        """The connection is of no use any more: wake the threads inside recv and send. The first failure counts."""
+        """Fail the connection: wake the threads inside recv and send. The first failure counts."""
         self.failure = self.failure or failure
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -256,7 +258,7 @@ class Wire:
             self.fail(BrokerUnavailable(f"sending a request to {self._stream.peer} was interrupted"))
 
     def close(self) -> None:
-        """Give up the socket. Nobody may be inside `read`: its number may be used again."""
+        """Close the socket. No thread may be inside `read`, because its number may be reused."""
         self._sock.close()
 
 
@@ -269,7 +271,7 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
 
 
 def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> tuple[socket.socket, str]:
-    """A socket to the broker, and the version it says it has, within `seconds`. Raises BrokerUnavailable."""
+    """Return a socket to the broker, and the broker's version, within `seconds`. Raises BrokerUnavailable."""
     deadline = clock() + seconds
     try:
         sock = socket.create_connection(endpoint, timeout=seconds)
@@ -284,7 +286,7 @@ def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> t
         while version is None:
             sock.settimeout(max(0.001, deadline - clock()))
             version = opening.receive(sock.recv(4096))
-        # block in the kernel for one tick at most: one system call per receive, where a Python timeout would take two
+        # block in the kernel for at most one tick: one system call per receive, where a Python timeout needs two
         sock.settimeout(None)
         tick = _TIMEVAL.pack(0, int(TICK * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
