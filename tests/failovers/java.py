@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.history.facts import Delivery, Name
+from tests.history.reading import stored_in
 from tests.kills.campaign import Result
 from tests.kills.journal import Journal
 from tests.kills.outcome import Outcome, Problem, Say
@@ -15,7 +17,7 @@ from tests.kills.outcome import Outcome, Problem, Say
 from .facts import Failover
 from .faults import Fault
 from .injuries import Injuries, Unhealed
-from .java_clients import TOPICS, Attempt, Delivery, JavaClients, judge, records_in
+from .java_clients import TOPIC, TOPICS, Attempt, JavaClients, judge
 from .reading import logs_of_leaders
 from .report import sends_of
 from .run import are_equal, rest
@@ -62,17 +64,18 @@ def run(directory: Path, seed: int, say: Say, *, failovers: int = 4) -> Outcome:
         problems += rest(sets)
         different = [set_id for set_id, nodes in sets.sets.items() if not are_equal(nodes)]
         problems += [Problem("differ", f"the files of set {set_id}") for set_id in different]
-        attempts, deliveries = clients.attempts(), clients.deliveries()
-        findings = judge(attempts, records_in(logs_of_leaders(sets)), deliveries)
+        stored = stored_in(logs_of_leaders(sets), [TOPIC])
+        attempts, deliveries = clients.attempts(), clients.deliveries(stored)
+        findings = judge(attempts, stored, deliveries)
     figures = {
         **sends_of(findings),
         "handed out": len(deliveries),
-        "handed out more than once": len(deliveries) - len({each.text for each in deliveries}),
+        "handed out more than once": len(deliveries) - len({each.place.name for each in deliveries}),
         "consumers": len(clients.members),
         "consumers started again": len(clients.started_again),
     }
     details = {"faults": _seen(injuries.done, attempts, deliveries), "reasons": dict(findings.reasons)}
-    return Outcome([*problems, *(Problem("java", each) for each in findings.problems)], figures, details)
+    return Outcome([*problems, *findings.problems], figures, details)
 
 
 def _silent(clients: JavaClients, since: str) -> list[Problem]:
@@ -85,16 +88,18 @@ def _seen(
 ) -> list[dict[str, Any]]:
     """Of each fault, until the next one: sends that failed, the longest time without an acknowledgement of the set and
     of any, and the latest delivery of what was acknowledged."""
-    first_handed: dict[str, float] = {}
+    first_handed: dict[Name, float] = {}
     for each in sorted(deliveries):
-        first_handed.setdefault(each.text, each.time)
+        first_handed.setdefault(each.place.name, each.time)
     ends = [*(fault.begin for fault in faults[1:]), float("inf")]
     found = []
     for fault, end in zip(faults, ends, strict=True):
         part = [each for each in attempts if fault.begin <= each.ended < end]
-        acknowledged = [each for each in part if each.is_acknowledged]
-        of_set = [each for each in acknowledged if each.partition.startswith(f"{fault.set_id}-")]
-        late = [first_handed[each.text] - each.ended for each in acknowledged if each.text in first_handed]
+        acknowledged = [each for each in part if each.ack]
+        of_set = [
+            each for each in acknowledged if each.ack and each.ack.partition.startswith(f"{TOPIC} {fault.set_id}-")
+        ]
+        late = [first_handed[each.name] - each.ended for each in acknowledged if each.name in first_handed]
         found.append(
             {
                 "kind": fault.kind,

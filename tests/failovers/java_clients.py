@@ -1,11 +1,12 @@
 """Applications of the original Java client beside a run: a producer, members of a group, and what they wrote down.
 
-Each is a JVM of its own. The producer's threads send one message after the other and never one again (Attempts.java);
-the members write down what they are handed (Journal.java). The facts are judged by `judge`.
+Each is a JVM of its own. The producer's threads send one message after the other and never one again, the members write
+down what they are handed (tests/java, SendingThread and Journal). The facts are judged by `judge`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -18,23 +19,14 @@ from typing import NamedTuple
 from bench.javapeer import CUT_OFF_SECONDS, JavaClient
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.records import format_broker_url
-from metaq.protocol.record import HEADER_BYTES, iter_headers
+from tests.history import checkers
+from tests.history.facts import Ack, Call, Delivery, History, Name, Owner, Stored
+from tests.history.reading import deliveries_in, stored_in
 from tests.kills.children import wait_until
-from tests.kills.journal import clock, read_journal
-from tests.soak.history import read_journal as read_deliveries
+from tests.kills.journal import Line, clock, read_journal
+from tests.kills.outcome import Problem
 
-__all__ = [
-    "TOPIC",
-    "TOPICS",
-    "Attempt",
-    "Delivery",
-    "Findings",
-    "JavaClients",
-    "Record",
-    "judge",
-    "judge_java",
-    "records_in",
-]
+__all__ = ["TOPIC", "TOPICS", "Attempt", "Findings", "JavaClients", "judge", "judge_java"]
 
 TOPIC = "java"
 TOPICS = {TOPIC: "numPartitions=2\nack=in-sync"}
@@ -50,38 +42,13 @@ _REASON_CHARACTERS = 60
 
 
 class Attempt(NamedTuple):
-    """A send. text: "<thread> <number>". partition: "<broker>-<number>", "" if it failed; reason: why it did."""
+    """A send. ack: None if it failed; reason: why it did."""
 
     begun: float
     ended: float
-    text: str
-    partition: str
-    offset: int
-    id: int
-    reason: str
-
-    @property
-    def is_acknowledged(self) -> bool:
-        return bool(self.partition)
-
-
-class Delivery(NamedTuple):
-    """A message that a member was handed; time: of the monotonic clock."""
-
-    time: float
-    member: str
-    partition: str
-    id: int
-    text: str
-
-
-class Record(NamedTuple):
-    """A message as it lies in a partition in the end."""
-
-    partition: str
-    offset: int
-    id: int
-    text: str
+    name: Name
+    ack: Ack | None
+    reason: str = ""
 
 
 class JavaClients:
@@ -150,14 +117,10 @@ class JavaClients:
         ]
         return sorted(found, key=lambda each: each.ended)
 
-    def deliveries(self) -> list[Delivery]:
-        """In the order in which each member got them."""
-        behind = time.time() - clock()
-        return [
-            Delivery(line.time - behind, name, line.partition, line.message_id, f"{line.producer} {line.number}")
-            for name in self._members
-            for line in read_deliveries(self._path(name))
-        ]
+    def deliveries(self, stored: Mapping[str, Sequence[Stored]]) -> list[Delivery]:
+        """In the order in which each member got them. stored: where the places of messages are looked up."""
+        log = [each for records in stored.values() for each in records]
+        return [each for name in self._members for each in deliveries_in(read_journal(self._path(name)), name, log)]
 
     def wait_until_all_receive(self, seconds: float) -> list[str]:
         """Until each member has been handed a message that was sent after this call; those that were not, with the
@@ -167,7 +130,7 @@ class JavaClients:
         Java client may close its connections for good (docs/migrating.md), with brokers of either kind.
         """
         attempts = self.attempts()
-        sent = Counter(each.text.partition(" ")[0] for each in attempts)
+        sent = Counter(each.name.producer for each in attempts)
 
         def silent() -> list[str]:
             return [name for name in self._members if not self._has_newer(name, sent)]
@@ -179,7 +142,7 @@ class JavaClients:
             return []
         with Cluster(self._connect) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
-        outcomes = Counter(each.partition or each.reason for each in self.attempts()[len(attempts) :])
+        outcomes = Counter(each.ack.partition if each.ack else each.reason for each in self.attempts()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
 
     def _start_cut_off_again(self, names: Iterable[str]) -> None:
@@ -210,20 +173,20 @@ class JavaClients:
         if not path.exists():
             return False
         lines = path.read_bytes()[-_TAIL_BYTES:].splitlines(keepends=True)[1:]
-        words = [line.decode("ascii").split() for line in lines if line.endswith(b"\n")]
-        return any(int(number) > sent[thread] for *_, thread, number in words)
+        names = [Name.parse(json.loads(line)[-1]) for line in lines if line.endswith(b"\n")]
+        return any(name.number > sent[name.producer] for name in names)
 
     def finish(self, seconds: float) -> None:
         """Stop sending, have the group receive everything, and leave. seconds: see wait_until_received()."""
         self.stop_sending()
-        self.wait_until_received({each.text for each in self.attempts() if each.is_acknowledged}, seconds)
+        self.wait_until_received({each.name for each in self.attempts() if each.ack is not None}, seconds)
         self.leave()
 
-    def wait_until_received(self, texts: set[str], seconds: float) -> None:
+    def wait_until_received(self, names: set[Name], seconds: float) -> None:
         """Until the group was handed all of these, or nothing new for so many seconds; before that members that are cut
         off are started again, as in wait_until_all_receive()."""
         moved, count, looked = clock(), -1, False
-        while texts - (seen := {each.text for each in self.deliveries()}) and clock() - moved < seconds:
+        while names - (seen := {each.place.name for each in self.deliveries({})}) and clock() - moved < seconds:
             if len(seen) != count:
                 count, moved, looked = len(seen), clock(), False
             elif not looked and clock() - moved > CUT_OFF_SECONDS:
@@ -232,22 +195,14 @@ class JavaClients:
             time.sleep(1.0)
 
 
-def _attempt(line: Sequence[object]) -> Attempt:
+def _attempt(line: Line) -> Attempt:
     kind, ended, begun, text, *values = line
-    if kind == "fail":
-        values = ["", -1, 0, *values]
-    return Attempt(begun, ended, text, *values, *([""] if kind == "ack" else []))  # type: ignore[arg-type]
-
-
-def records_in(logs: Mapping[str, bytes]) -> list[Record]:
-    """What lies in TOPIC. logs: by "<topic> <partition>"."""
-    return [
-        Record(partition, header.start, header.id, data[header.start + HEADER_BYTES : header.end].decode("ascii"))
-        for name, data in logs.items()
-        for topic, _, partition in [name.partition(" ")]
-        if topic == TOPIC
-        for header in iter_headers(memoryview(data))
-    ]
+    name = Name.parse(text)
+    return (
+        Attempt(begun, ended, name, Ack(name, *values))
+        if kind == "ack"
+        else Attempt(begun, ended, name, None, values[-1])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,45 +211,43 @@ class Findings:
     that the client has sent more than once by itself. kept: sends that failed for the application and are stored.
     reasons: why sends failed, and how often."""
 
-    problems: list[str]
+    problems: list[Problem]
     acknowledged: int
     repeated: int
     kept: int
     reasons: Mapping[str, int]
 
 
-def judge(attempts: Sequence[Attempt], records: Sequence[Record], deliveries: Sequence[Delivery]) -> Findings:
-    """What was sent, what is stored, and what the group was handed, compared."""
-    places = {(each.partition, each.offset): each for each in records}
-    stored = Counter(each.text for each in records)
-    ids = {(each.partition, each.id): each.text for each in records}
-    handed = {each.text for each in deliveries}
-    problems = []
-    for each in attempts:
-        if not each.is_acknowledged:
-            continue
-        place = places.get((each.partition, each.offset))
-        if place is None or (place.id, place.text) != (each.id, each.text):
-            problems.append(
-                f"lost: {each.text} was acknowledged at {each.partition} @{each.offset}; there lies {place}"
-            )
-        if each.text not in handed:
-            problems.append(f"unseen: {each.text}, acknowledged at {each.partition} @{each.offset}")
-    known = {each.text for each in attempts}
-    problems += [f"false: {text} is stored and was never sent" for text in stored if text not in known]
-    for got in deliveries:
-        if ids.get((got.partition, got.id)) != got.text:
-            problems.append(f"vanished: {got.member} was handed {got.text} of {got.partition}, id {got.id}")
-    failed = {each.text for each in attempts if not each.is_acknowledged}
+def judge(
+    attempts: Sequence[Attempt], stored: Mapping[str, Sequence[Stored]], deliveries: Sequence[Delivery]
+) -> Findings:
+    """What was sent, what is stored, and what the group was handed, compared: `lost` and `false` as in
+    tests.history.checkers; acknowledged, and handed to nobody; stored, and sent by nobody."""
+    acks = [each.ack for each in attempts if each.ack is not None]
+    owners = [
+        Owner(GROUP, each.member, each.partition, each.time, calls=[Call(each.time, each.time, [each.place])])
+        for each in deliveries
+    ]
+    history = History({name: list(records) for name, records in stored.items()}, acks, owners)
+    there = Counter(record.name for records in stored.values() for record in records)
+    handed = {each.place.name for each in deliveries}
+    failed = {each.name for each in attempts if each.ack is None}
+    problems = [*checkers.lost(history), *checkers.false(history)]
+    problems += [
+        Problem("unseen", f"{each.name} was acknowledged", each.partition) for each in acks if each.name not in handed
+    ]
+    unsent = there.keys() - {each.name for each in attempts}
+    problems += [Problem("unsent", f"{name} is stored, and was never sent") for name in sorted(unsent)]
     return Findings(
         problems,
-        len(attempts) - len(failed),
-        sum(count > 1 for text, count in stored.items() if text not in failed),
-        sum(text in stored for text in failed),
-        Counter(_NUMBERS.sub("…", each.reason)[:_REASON_CHARACTERS] for each in attempts if not each.is_acknowledged),
+        len(acks),
+        sum(count > 1 for name, count in there.items() if name not in failed),
+        sum(name in there for name in failed),
+        Counter(_NUMBERS.sub("…", each.reason)[:_REASON_CHARACTERS] for each in attempts if each.ack is None),
     )
 
 
 def judge_java(clients: JavaClients, logs: Mapping[str, bytes]) -> Findings:
-    """After finish()."""
-    return judge(clients.attempts(), records_in(logs), clients.deliveries())
+    """After finish(). logs: by "<topic> <partition>"."""
+    stored = stored_in(logs, [TOPIC])
+    return judge(clients.attempts(), stored, clients.deliveries(stored))

@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 from metaq.broker.configuration.settings import SET_DIRECTORY
-from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
-from tests.history.facts import Ack, Call, History, Name, Owner, Place, Stored
-from tests.history.reading import member_files, member_name, owners_in
+from tests.history.facts import Ack, Call, History, Name, Owner, Place
+from tests.history.reading import owned_in, stored_in
 from tests.history.watcher import commits_in
 from tests.kills.journal import clock, read_journal
 
@@ -24,7 +23,7 @@ from .nodes import NodePlace
 from .sender import MEANT, SAFE_TOPICS
 from .sets import Sets
 
-__all__ = ["digests", "errors_in", "leads_in", "logs_of_leaders", "read_history", "stored_in"]
+__all__ = ["digests", "errors_in", "leads_in", "logs_of_leaders", "read_history"]
 
 _LEADS = re.compile(r"^(\S+ \S+) WARNING \S+: leads epoch (\d+);", re.MULTILINE)
 _READER = "spark"
@@ -49,26 +48,6 @@ def _logs_of(node: NodePlace) -> dict[str, bytes]:
         assert int(file.removesuffix(".meta")) == end, f"{node.name}: {path} follows byte {end}"
         parts[partition].append(content)
     return {partition: b"".join(found) for partition, found in parts.items()}
-
-
-def stored_in(logs: Mapping[str, bytes]) -> dict[str, list[Stored]]:
-    """The messages of producers, by partition."""
-    found = {}
-    for partition, data in logs.items():
-        if partition.partition(" ")[0] in READ_TOPICS:
-            found[partition] = [
-                Stored(partition, header.start, header.end, header.id, _name(data, header))
-                for header in iter_headers(memoryview(data))
-            ]
-    return found
-
-
-def _name(data: bytes, header: RecordHeader) -> Name:
-    """A message with a key or a tag has an attribute in front of its payload."""
-    body = data[header.start + HEADER_BYTES : header.end]
-    found = re.match(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+) ", body[payload_start(body, header.flag) :])
-    assert found is not None, body
-    return Name.parse(found[1].decode("ascii"))
 
 
 def digests(node: NodePlace) -> dict[str, str]:
@@ -114,9 +93,9 @@ def read_history(cluster: Cluster, logs: Mapping[str, bytes], faults: Sequence[F
     _read_probes(cluster.probes, history)
     acks = [each.ack for each in history.sent if each.ack.partition.partition(" ")[0] in SAFE_TOPICS]
     history.groups = History(
-        stored=stored_in(logs),
+        stored=stored_in(logs, READ_TOPICS),
         acks=acks,
-        owners=[*_owners(cluster.events), *_rows(cluster.rows)],
+        owners=[*owned_in(cluster.events), *_rows(cluster.rows)],
         commits=commits_in(read_journal(cluster.commits)),
         groups=[GROUP],
         settled=settled,
@@ -155,10 +134,6 @@ def _read_probes(path: Path, history: Failovers) -> None:
         elif line[0] == "get":
             _, at, _, node, partition, offset, size, checksum = line
             history.gets.append(Got(at, node, partition, offset, size, checksum))
-
-
-def _owners(events: Path) -> list[Owner]:
-    return [owner for path in member_files(events) for owner in owners_in(read_journal(path), *member_name(path))]
 
 
 def _rows(path: Path) -> list[Owner]:

@@ -9,19 +9,20 @@ from functools import partial
 from pathlib import Path
 
 from tests.history.ending import drain, stuck
+from tests.history.reading import stored_in
 from tests.kills.children import Child, wait_until
 from tests.kills.journal import Journal
 from tests.kills.outcome import Outcome, Problem, Say
 
 from .checkers import judge
-from .cluster import GROUP, Cluster, Shape
+from .cluster import GROUP, READ_TOPICS, Cluster, Shape
 from .facts import Failover
 from .faults import LEADER_KINDS, kinds_for, plan
 from .injuries import Injuries, Unhealed
 from .isolation import can_isolate, enter_isolation, is_isolated
 from .java_clients import judge_java
 from .nodes import NodePlace
-from .reading import digests, errors_in, logs_of_leaders, read_history, stored_in
+from .reading import digests, errors_in, logs_of_leaders, read_history
 from .report import outcome, table
 from .sets import Sets
 
@@ -91,7 +92,7 @@ def observe(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> O
             cluster.java.finish(_QUIET_SECONDS)
         problems += rest(cluster)
         logs = logs_of_leaders(cluster)
-        drained = drain(cluster.events, [GROUP], stored_in(logs))
+        drained = drain(cluster.events, [GROUP], stored_in(logs, READ_TOPICS))
         staying = _end(cluster, [*cluster.members, ("the reader of ranges", cluster.reader)])
         cluster.commit_watcher.close()
         problems += staying
@@ -101,7 +102,7 @@ def observe(directory: Path, seed: int, count: int, shape: Shape, say: Say) -> O
         if shape.rolling:
             problems += [Problem("refused", text, "-", at) for at, text in errors_in(cluster)]
         java = None if cluster.java is None else judge_java(cluster.java, logs)
-        problems += [Problem("java", text) for text in (java.problems if java else ())]
+        problems += java.problems if java else ()
         if problems:
             _keep_files(cluster)
     return outcome(shape, history, problems, java)

@@ -43,7 +43,7 @@ __all__ = ["CHECKERS", "KEPT_IN_ORDER", "duplicates", "judge"]
 
 KEPT_IN_ORDER = ("keyed", "fixed")
 """Beginnings of the names of producers whose first copies are in order, by key."""
-ACKNOWLEDGED_IN_ORDER = ("keyed", "fixed", "sequential")
+ACKNOWLEDGED_IN_ORDER = (*KEPT_IN_ORDER, "sequential", "java")
 """Those whose acknowledged messages are."""
 
 SESSION_KILLED = "session"
@@ -117,7 +117,7 @@ def reordered(history: History) -> Iterator[Problem]:
                 last = place.offset
     for partition, records in history.stored.items():
         yield from _first_copies(partition, records)
-    yield from _acknowledged(history.acks)
+    yield from _acknowledged(history)
 
 
 def _first_copies(partition: str, records: Iterable[Stored]) -> Iterator[Problem]:
@@ -136,11 +136,11 @@ def _first_copies(partition: str, records: Iterable[Stored]) -> Iterator[Problem
             highest[name[:2]] = record
 
 
-def _acknowledged(acks: Iterable[Ack]) -> Iterator[Problem]:
+def _acknowledged(history: History) -> Iterator[Problem]:
     """In the order of numbers, what was acknowledged has rising offsets in each partition, and no falling time."""
     furthest: dict[tuple[str, str, str], Ack] = {}
     latest: dict[tuple[str, str], Ack] = {}
-    for ack in sorted(acks, key=lambda each: (each.name.producer, each.name.number)):
+    for ack in sorted(history.acks, key=lambda each: (each.name.producer, each.name.number)):
         name = ack.name
         if not name.producer.startswith(ACKNOWLEDGED_IN_ORDER):
             continue
@@ -151,7 +151,7 @@ def _acknowledged(acks: Iterable[Ack]) -> Iterator[Problem]:
             yield Problem("reordered", text, ack.partition)
         furthest[here] = ack
         last = latest.get(name[:2])
-        if last is not None and _stored_at(ack) < _stored_at(last):
+        if last is not None and not history.has_java_brokers and _stored_at(ack) < _stored_at(last):
             text = f"{name} was stored before {last.name} (in {last.partition}), which was sent earlier"
             yield Problem("reordered", text, ack.partition)
         latest[name[:2]] = ack
@@ -175,7 +175,7 @@ def skipped(history: History) -> Iterator[Problem]:
                     continue  # nobody must be handed it, or `false` tells
                 while frontier < index and seen[frontier]:
                     frontier += 1
-                if frontier < index:
+                if frontier < index and owner.proves:
                     passed = [records[each] for each in range(frontier, index) if not seen[each]]
                     text = f"{group}.{owner.member} was handed @{place.offset}, and nobody of {group} had been given "
                     yield Problem("skipped", f"{text}{len(passed)} in front: {_records(passed)}", partition, call.time)

@@ -16,6 +16,7 @@ __all__ = [
     "Ack",
     "Call",
     "Commit",
+    "Delivery",
     "Done",
     "History",
     "Name",
@@ -82,6 +83,15 @@ class Place(NamedTuple):
     name: Name
 
 
+class Delivery(NamedTuple):
+    """A message that a member was handed, once for each time."""
+
+    time: float
+    member: str
+    partition: str
+    place: Place
+
+
 @dataclass(slots=True)
 class Call:
     """Messages of one partition that one call handed out.
@@ -117,6 +127,8 @@ class Owner:
     tags: tuple[str, ...] = ()
     position: int | None = None
     begins_late: bool = False
+    proves: bool = True
+    """False: what it was handed counts as handed, and shows nothing about the order of its partition."""
 
     def takes(self, name: Name) -> bool:
         return not self.tags or name.tag in self.tags
@@ -164,6 +176,8 @@ class History:
     settled: bool = True
     session_seconds: float = 6.0
     failed_sends: int = 0
+    has_java_brokers: bool = False
+    """Their ids do not tell when a message was stored."""
 
 
 def required(owners: Iterable[Owner], records: Sequence[Stored]) -> list[Stored]:

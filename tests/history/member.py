@@ -5,6 +5,7 @@ It writes down what it was handed before it asks for more, which is what makes m
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -19,10 +20,12 @@ from metaq.protocol.errors import MetaqError
 from tests.kills.journal import Journal, clock
 from tests.kills.programs import ProgramTask, begin_program
 
-__all__ = ["MODES", "Task", "partition_text"]
+__all__ = ["MODES", "READY", "Task", "partition_text"]
 
 MODES = ("poll", "poll_arrow", "run", "iterate")
 POLL_SECONDS = 0.25
+READY = "consumes"
+"""Said in the log."""
 _HANDLERS = 2
 _CLOSE_SECONDS = 20.0
 _BURST_SECONDS = (0.3, 3.0)
@@ -98,6 +101,7 @@ class _Life:
         ) as consumer:
             self._consumer.append(consumer)
             self._journal.write("started", task.mode, commits_itself, task.start, list(task.tags))
+            logging.info(READY)
             modes: dict[str, Callable[[Consumer, bool], None]] = {
                 "poll": self._poll,
                 "poll_arrow": self._poll_arrow,

@@ -3,14 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from metaq import browse
+from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
 from tests.kills.journal import Line, read_journal
 
-from .facts import Ack, Call, Name, Owner, Place, narrowed
+from .facts import Ack, Call, Delivery, Name, Owner, Place, Stored, narrowed
+from .member import partition_text
 
-__all__ = ["acks_in", "member_files", "member_name", "owned_in", "owners_in", "seen_in"]
+__all__ = [
+    "acks_in",
+    "browsed",
+    "deliveries_in",
+    "member_files",
+    "member_name",
+    "owned_in",
+    "owners_in",
+    "seen_in",
+    "stored_in",
+]
+
+
+def browsed(connect: str, topics: Iterable[str]) -> dict[str, list[Stored]]:
+    """What brokers give, by partition. Raises MetaqError."""
+    found: dict[str, list[Stored]] = {}
+    for message in (message for topic in topics for message in browse(connect, topic)):
+        partition = partition_text(message.partition)
+        name = Name.parse(message.payload.partition(b" ")[0].decode("ascii"))
+        record = Stored(partition, message.offset, message.next_offset, message.id, name)
+        found.setdefault(partition, []).append(record)
+    return found
+
+
+def stored_in(logs: Mapping[str, bytes], topics: Iterable[str]) -> dict[str, list[Stored]]:
+    """The messages of these topics, by partition. logs: the bytes of partitions."""
+    return {
+        partition: [
+            Stored(partition, header.start, header.end, header.id, _name(data, header))
+            for header in iter_headers(memoryview(data))
+        ]
+        for partition, data in logs.items()
+        if partition.partition(" ")[0] in topics
+    }
+
+
+def _name(data: bytes, header: RecordHeader) -> Name:
+    """A message with a key or a tag has an attribute in front of its payload."""
+    body = data[header.start + HEADER_BYTES : header.end]
+    found = re.match(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+)(?: |$)", body[payload_start(body, header.flag) :])
+    assert found is not None, body
+    return Name.parse(found[1].decode("ascii"))
+
+
+def deliveries_in(lines: Iterable[Line], member: str, stored: Iterable[Stored]) -> Iterator[Delivery]:
+    """What a member was handed. Java's client does not tell the offset: that of the message with the id, else -1."""
+    offsets = {(each.partition, each.id): each.offset for each in stored}
+    for kind, time, *values in lines:
+        if kind == "handed":
+            _, partition, messages = values
+            for offset, message_id, name in messages:
+                yield Delivery(time, member, partition, Place(offset, message_id, Name.parse(name)))
+        elif kind == "got":
+            partition, message_id, text = values
+            place = Place(offsets.get((partition, message_id), -1), message_id, Name.parse(text.partition(" ")[0]))
+            yield Delivery(time, member, partition, place)
 
 
 def member_files(directory: Path) -> list[Path]:

@@ -6,17 +6,15 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-from metaq import browse
 from tests.kills.journal import Journal, read_journal
 from tests.kills.outcome import Outcome, Problem, Say
 
 from .checkers import judge
 from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
 from .ending import drain, stuck
-from .facts import Done, History, Name, Stored
+from .facts import Done, History, Stored
 from .injuries import Injuries
-from .member import partition_text
-from .reading import acks_in, member_files, member_name, owners_in
+from .reading import acks_in, browsed, member_files, member_name, owners_in
 from .report import explain, figures
 from .watcher import commits_in
 
@@ -46,7 +44,7 @@ def run(directory: Path, seed: int, say: Say, *, seconds: float = 60.0, brokers:
         say("healing")
         notes.write("healing")
         problems += _heal(cluster)
-        stored = _stored(cluster)
+        stored = browsed(cluster.ensemble.connect_string, TOPICS)
         say("draining")
         notes.write("draining")
         drained = drain(cluster.events, cluster.shape.groups, stored, _DRAIN_SECONDS)
@@ -76,17 +74,6 @@ def _heal(cluster: Cluster) -> list[Problem]:
     cluster.terminate(cluster.sender)
     bursts = [("a process with members that come and go", each) for each in cluster.bursts]
     return stuck([("the sender", cluster.sender), *bursts], _LEAVE_SECONDS)
-
-
-def _stored(cluster: Cluster) -> dict[str, list[Stored]]:
-    found: dict[str, list[Stored]] = {}
-    for topic in TOPICS:
-        for message in browse(cluster.ensemble.connect_string, topic):
-            partition = partition_text(message.partition)
-            name = Name.parse(message.payload.partition(b" ")[0].decode("ascii"))
-            record = Stored(partition, message.offset, message.next_offset, message.id, name)
-            found.setdefault(partition, []).append(record)
-    return found
 
 
 def _leave(cluster: Cluster) -> list[Problem]:

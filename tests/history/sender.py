@@ -18,7 +18,7 @@ from metaq.protocol.errors import MetaqError
 from tests.kills.journal import clock
 from tests.kills.programs import ProgramTask
 
-from .sending import Load, Pipeline, Sender, fixed, run_senders, sequential
+from .sending import Load, Pipeline, Sender, Way, fixed, run_senders, sequential
 
 __all__ = ["Task"]
 
@@ -31,7 +31,8 @@ _BURST = (1, 1, 5)
 
 @dataclass(frozen=True, slots=True)
 class Task(ProgramTask):
-    """partitions: of each topic and broker. per_second: messages of each thread, about."""
+    """partitions: of each topic and broker. per_second: messages of each thread, about. ways: of the threads; else all
+    four."""
 
     connect: str
     topics: Sequence[str]
@@ -40,6 +41,7 @@ class Task(ProgramTask):
     seed: int
     journal: str
     per_second: float
+    ways: Sequence[str] = ("sequential", "fixed", "keyed", "futures")
 
 
 def _keyed(sender: Sender, topics: Sequence[str]) -> None:
@@ -74,19 +76,16 @@ def _wait_for(held: deque[tuple[Callable[[Future[SendResult]], None], Future[Sen
 
 
 def main(task: Task) -> None:
-    run_senders(
-        task.connect,
-        Path(task.journal),
-        Load(task.seed, task.per_second, _SEND_SECONDS),
-        waiting={
-            "sequential": partial(sequential, topics=task.topics),
-            "fixed": partial(fixed, topics=task.topics, brokers=task.brokers, partitions=task.partitions),
-        },
-        under_way={
-            "keyed": partial(_keyed, topics=task.topics),
-            "futures": partial(_futures, topics=task.topics),
-        },
-    )
+    waiting: dict[str, Way] = {
+        "sequential": partial(sequential, topics=task.topics),
+        "fixed": partial(fixed, topics=task.topics, brokers=task.brokers, partitions=task.partitions),
+    }
+    under_way: dict[str, Way] = {
+        "keyed": partial(_keyed, topics=task.topics),
+        "futures": partial(_futures, topics=task.topics),
+    }
+    first, second = ({name: ways[name] for name in ways if name in task.ways} for ways in (waiting, under_way))
+    run_senders(task.connect, Path(task.journal), Load(task.seed, task.per_second, _SEND_SECONDS), first, second)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ A message is "<producer>/<key>/<number> xxx…".
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,10 @@ from tests.kills.programs import begin_program
 from .facts import Name
 from .member import partition_text
 
-__all__ = ["Load", "Pipeline", "Sender", "Way", "fixed", "run_senders", "sequential"]
+__all__ = ["READY", "Load", "Pipeline", "Sender", "Way", "fixed", "run_senders", "sequential"]
 
+READY = "sends"
+"""Said in the log."""
 _MOST_BYTES = 600
 
 
@@ -149,6 +152,7 @@ def run_senders(
             for name, way in ways.items()
         ]
         notes.write("started")
+        logging.info(READY)
         for each in threads:
             each.start()
         for each in threads:

@@ -1,15 +1,17 @@
-"""What the groups commit: ZooKeeper is looked at several times a second."""
+"""What groups do, by ZooKeeper, which is looked at several times a second."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import ZnodeStat
 
 from metaq.coordination.paths import Paths
 from metaq.coordination.records import parse_offset
@@ -17,50 +19,83 @@ from tests.kills.journal import Journal, Line
 
 from .facts import Commit
 
-__all__ = ["CommitWatcher", "commits_in"]
+__all__ = ["UNANSWERED", "CommitWatcher", "Watcher", "commits_in"]
 
+UNANSWERED = (KazooException, KazooTimeoutError)
 _LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 10.0
 _LAST_LOOK_SECONDS = 120.0
 
 
-class CommitWatcher:
+class Watcher(ABC):
     """Looks from start() to close() on a thread of its own. missed: looks that ZooKeeper did not answer."""
 
-    def __init__(self, connect: str, groups: Sequence[str], topics: Sequence[str], journal: Path) -> None:
+    def __init__(self, connect: str, pause_seconds: float) -> None:
         # the last look comes soon after the last fault: a pause of up to a minute before the next try is too long
         self.zk = KazooClient(connect, timeout=30.0, connection_retry={"max_tries": -1, "max_delay": 1.0})
         self.paths = Paths("/meta")
         self.missed = 0
+        self._pause_seconds = pause_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="looking", daemon=True)
+
+    def start(self) -> None:
+        """Raises KazooTimeoutError if it cannot connect in time."""
+        self.zk.start(60.0)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.zk.stop()
+        self.zk.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_seconds):
+            self._look()
+
+    @abstractmethod
+    def _look(self) -> None: ...
+
+    def _children_of(self, path: str) -> list[tuple[str, bytes, ZnodeStat]]:
+        """Name, data and stat of a node's children, asked for together; those that vanish meanwhile are left out."""
+        try:
+            names = self.zk.get_children_async(path).get(timeout=_ANSWER_SECONDS)
+        except NoNodeError:
+            return []
+        found = []
+        for name, answer in [(name, self.zk.get_async(f"{path}/{name}")) for name in names]:
+            try:
+                found.append((name, *answer.get(timeout=_ANSWER_SECONDS)))
+            except NoNodeError:
+                continue
+        return found
+
+
+class CommitWatcher(Watcher):
+    """Writes down what the groups commit."""
+
+    def __init__(self, connect: str, groups: Sequence[str], topics: Sequence[str], journal: Path) -> None:
+        super().__init__(connect, _LOOK_SECONDS)
         self._places = [(group, topic) for group in groups for topic in topics]
         self._journal = Journal(journal)
         self._known: dict[str, int] = {}
-        self._stopping = threading.Event()
         self._has_seen_the_end = False
-        self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
-
-    def start(self) -> None:
-        self.zk.start(60.0)
-        self._thread.start()
 
     def close(self) -> None:
         """Look for the last time, and end. Raises RuntimeError if ZooKeeper does not answer that look: what the groups
         have committed in the end is not known then.
         """
-        self._stopping.set()
-        begun = self._thread.ident is not None
-        if begun:
-            self._thread.join()
-        self.zk.stop()
-        self.zk.close()
-        if begun and not self._has_seen_the_end:
+        super().close()
+        if self._thread.ident is not None and not self._has_seen_the_end:
             raise RuntimeError(f"ZooKeeper did not answer the last look at the offsets for {_LAST_LOOK_SECONDS:.0f} s")
 
     def owner_of(self, path: str) -> int | None:
         """The session of an ephemeral node, 0 if there is no node; None if ZooKeeper does not answer."""
         try:
             stat = self.zk.exists_async(path).get(timeout=1.0)
-        except (KazooException, KazooTimeoutError):
+        except UNANSWERED:
             return None
         return stat.ephemeralOwner if stat else 0
 
@@ -81,12 +116,11 @@ class CommitWatcher:
     def _count(self, paths: Iterable[str]) -> int | None:
         try:
             return sum(len(self.zk.get_children_async(path).get(timeout=1.0)) for path in paths)
-        except (KazooException, KazooTimeoutError):
+        except UNANSWERED:
             return None
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
-            self._look_at(self._places)
+        super()._run()
         end = time.monotonic() + _LAST_LOOK_SECONDS
         left = self._look_at(self._places)
         while left and time.monotonic() < end:
@@ -94,26 +128,23 @@ class CommitWatcher:
             left = self._look_at(left)
         self._has_seen_the_end = not left
 
+    def _look(self) -> None:
+        self._look_at(self._places)
+
     def _look_at(self, places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Those that ZooKeeper did not answer about."""
         missed = []
         for group, topic in places:
             try:
-                self._look(group, topic)
-            except (KazooException, KazooTimeoutError):
+                self._note(group, topic)
+            except UNANSWERED:
                 missed.append((group, topic))
         self.missed += len(missed)
         return missed
 
-    def _look(self, group: str, topic: str) -> None:
+    def _note(self, group: str, topic: str) -> None:
         path = self.paths.offsets(group, topic)
-        try:
-            names = self.zk.get_children_async(path).get(timeout=_ANSWER_SECONDS)
-        except NoNodeError:
-            return
-        asked = [(name, self.zk.get_async(f"{path}/{name}")) for name in names]
-        for name, answer in asked:
-            data, stat = answer.get(timeout=_ANSWER_SECONDS)
+        for name, data, stat in self._children_of(path):
             place = f"{path}/{name}"
             if self._known.get(place) != stat.mzxid:
                 self._known[place] = stat.mzxid

@@ -14,7 +14,7 @@ from metaq import Message, Producer, TopicPartition
 from metaq.cli.direct_read import read_topic
 from metaq.client.questions.cluster import Cluster
 from tests.integration.java_peers import require_java
-from tests.soak.history import read_journal
+from tests.kills.journal import read_journal
 from tests.soak.members import Group, JavaConsumer
 from tests.soak.places import Kind, Place
 from tests.waiting import DEADLINE, eventually
@@ -63,10 +63,10 @@ class Scene:
     def consume(self, count: int) -> list[bytes]:
         """What the Java consumer gets from the group's committed offsets on; with `count` it commits and leaves."""
         self._reader.start()
-        journal = list(self._group.journals().values())[-1]
+        journal = self._reader.journal()
         eventually(lambda: len(list(read_journal(journal))) >= count, 30, f"receiving {count} messages")
         self._reader.stop()
-        return [f"{line.producer} {line.number}".encode() for line in read_journal(journal)]
+        return [text.encode() for *_, text in read_journal(journal)]
 
     def close(self) -> None:
         """Leave no process behind, also after a failure half-way."""

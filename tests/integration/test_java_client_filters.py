@@ -14,6 +14,7 @@ from bench.server_ini import Topics
 from metaq import Producer
 from tests.integration.background import Repeating
 from tests.integration.java_sides import Broker, Side
+from tests.kills.journal import Line, read_journal
 from tests.waiting import eventually
 
 FILTERS = """
@@ -104,10 +105,8 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
 
     files = [tmp_path / f"received-{member}.txt" for member in ("c0", "c1", "last")]
 
-    def lines() -> list[str]:
-        """Whole ones: a killed member may have written a part of its last line."""
-        texts = [file.read_text() for file in files if file.exists()]
-        return [line for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def lines() -> list[Line]:
+        return [line for file in files for line in read_journal(file)]
 
     def await_more(what: str) -> None:
         before = len(lines())
@@ -134,12 +133,11 @@ def test_nothing_is_lost_while_broker_and_consumers_are_killed(
     numbers = delivered(lines())
     assert len(accepted) > 35_000
     assert not [number for number in numbers if number % 2], "a rejected message was delivered"
-    for partition in ("0-0", "0-1"):
+    for partition in ("killed 0-0", "killed 0-1"):
         firsts = list(dict.fromkeys(delivered(lines(), partition)))
         mine = [number for number in firsts if number in accepted]
         assert mine == sorted(mine), "messages were delivered out of order"
 
 
-def delivered(lines: list[str], partition: str | None = None) -> list[int]:
-    words = [line.split() for line in lines]
-    return [int(each[4]) for each in words if partition in (None, each[1])]
+def delivered(lines: list[Line], partition: str | None = None) -> list[int]:
+    return [int(text.split()[1]) for _, _, where, _, text in lines if partition in (None, where)]

@@ -9,7 +9,6 @@ import pytest
 from tests.integration.java_peers import require_java
 from tests.soak.members import Group, JavaConsumer, JavaProducer
 from tests.soak.places import Kind, Place
-from tests.soak.report import table
 from tests.soak.run import Run
 
 SENDS = 300
@@ -34,15 +33,15 @@ def test_the_other_broker_takes_over_below_running_java_clients(
     try:
         place.start(before)
         with Run(group, [JavaConsumer(group, "consumer")]) as run:
-            run.produce(JavaProducer(group, "producer", 0.002))
+            run.produce(JavaProducer(group, 0.002))
             run.wait_for(SENDS)
             found: dict[str, bytes] = {}
             run.disturb(
                 place.kill if crash else place.stop, lambda: found.update(place.log_bytes()), lambda: place.start(after)
             )
             run.wait_for(SENDS)
-            outcome = run.finish()
-        assert outcome.verdict.ok, table(outcome.history, outcome.verdict)
+            judged = run.finish()
+        assert not judged.problems, judged.explanation
         assert set(found) == {"t-0", "t-1", "t-2"}
         grown = place.log_bytes()
         assert all(data and len(data) < len(grown[partition]) for partition, data in found.items())

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from bench.javapeer import JavaClient
 from bench.processes import Server
+from tests.history import member, sender, sending
+from tests.history.facts import Ack, Delivery, Stored
+from tests.history.reading import acks_in, deliveries_in
+from tests.kills.children import ROOT
+from tests.kills.journal import clock, read_journal
 
-from . import consumer_process, producer_process
-from .history import Ack, Delivery, Stored, Window, deliveries, fetched_on, read_acks, read_journal
+from .facts import Window, fetched_on
 from .places import SESSION_SECONDS
 
-__all__ = ["Group", "JavaConsumer", "JavaProducer", "Member", "PythonConsumer", "PythonProducer"]
-
-ROOT = Path(__file__).resolve().parents[2]
-"""Where `python -m tests.soak...` finds its modules."""
+__all__ = ["Group", "JavaConsumer", "JavaProducer", "Member", "Producer", "PythonConsumer", "PythonProducer"]
 
 
 class Group:
@@ -31,22 +31,19 @@ class Group:
         self.zookeeper, self.name, self.topic, self.directory = zookeeper, name, topic, directory
         directory.mkdir(parents=True, exist_ok=True)
 
-    def journals(self) -> dict[str, Path]:
-        """The journal of each consumer id that there was."""
-        return {f"{self.name}_{path.stem}": path for path in sorted(self.directory.glob("*.journal"))}
+    def journal(self, consumer_id: str) -> Path:
+        """Where tests.history.reading looks for it."""
+        return self.directory / f"{self.name}.{consumer_id}.events"
 
-    def deliveries(self, stored: Iterable[Stored]) -> list[Delivery]:
-        """Everything that was delivered to the group until now."""
-        log = list(stored)
-        return [
-            delivery
-            for consumer, path in self.journals().items()
-            for delivery in deliveries(consumer, read_journal(path), log)
-        ]
+    def deliveries(self, stored: Mapping[str, Sequence[Stored]]) -> list[Delivery]:
+        """Everything that was delivered to the group until now, by the names that its consumers have in ZooKeeper."""
+        log = [each for records in stored.values() for each in records]
+        paths = {path.stem.replace(".", "_", 1): path for path in sorted(self.directory.glob("*.events"))}
+        return [each for name, path in paths.items() for each in deliveries_in(read_journal(path), name, log)]
 
     def acks(self) -> list[Ack]:
         """Everything that was acknowledged to the producers until now."""
-        return [ack for path in sorted(self.directory.glob("*.acks")) for ack in read_acks(path)]
+        return [ack for path in sorted(self.directory.glob("*.acks")) for ack in acks_in(read_journal(path))[0]]
 
 
 class _Process(Protocol):
@@ -85,7 +82,7 @@ class Member(ABC):
             os.kill(self._process.pid, signal.SIGCONT)
         else:
             self._lives += 1
-            self._process = self._started(self._id, self._group.directory / self._id)
+            self._process = self._started(self._id, self._group.directory / f"{self._id}.log")
 
     def stop(self) -> None:
         """Leave as a program that ends: what was received is committed, partitions are released."""
@@ -103,22 +100,30 @@ class Member(ABC):
         if self._process is not None:
             self._process.kill()
             self._process = None
-            self.deaths[f"{self._group.name}_{self._id}"] = time.time()
+            self.deaths[f"{self._group.name}_{self._id}"] = clock()
 
     def fetched_on(self) -> Mapping[str, Sequence[Window]]:
         """When it delivered from partitions that it had given up, by consumer id: never."""
         return {}
 
     @abstractmethod
-    def _started(self, consumer_id: str, path: Path) -> _Process: ...
+    def _started(self, consumer_id: str, log: Path) -> _Process: ...
 
 
 class PythonConsumer(Member):
-    def _started(self, consumer_id: str, path: Path) -> _Process:
+    def _started(self, consumer_id: str, log: Path) -> _Process:
         group = self._group
-        words = (group.zookeeper, group.name, group.topic, consumer_id, f"{path}.journal", str(SESSION_SECONDS))
-        command = [sys.executable, "-m", consumer_process.__name__, *words]
-        return Server(command, Path(f"{path}.log"), consumer_process.READY, ROOT)
+        task = member.Task(
+            group.zookeeper,
+            group.name,
+            consumer_id,
+            [group.topic],
+            "poll",
+            self._lives,
+            str(group.directory),
+            SESSION_SECONDS,
+        )
+        return Server([sys.executable, *task.words()], log, member.READY, ROOT)
 
 
 class JavaConsumer(Member):
@@ -137,49 +142,60 @@ class JavaConsumer(Member):
             for life, log in logs.items()
         }
 
-    def _started(self, consumer_id: str, path: Path) -> _Process:
+    def journal(self) -> Path:
+        """Of the life of now, or the last one."""
+        return self._group.journal(self._id)
+
+    def _started(self, consumer_id: str, log: Path) -> _Process:
         group = self._group
-        client = JavaClient(group.zookeeper, Path(f"{path}.log"), self._session_seconds)
-        try:
-            client.call("follow", group.topic, group.name, consumer_id, f"{path}.journal")
-        except BaseException:
-            client.close()
-            raise
-        return client
+        return _told(
+            JavaClient(group.zookeeper, log, self._session_seconds),
+            *("follow", group.topic, group.name, consumer_id, group.journal(consumer_id)),
+        )
+
+
+class Producer(Protocol):
+    """Sends until it is closed."""
+
+    def close(self) -> None: ...
 
 
 class PythonProducer:
-    """Sends until it is closed. pause: seconds between two sends."""
+    """Waits for each message. per_second: messages, about."""
 
-    def __init__(self, group: Group, name: str, pause: float) -> None:
-        words = (group.zookeeper, group.topic, name, str(group.directory / f"{name}.acks"), str(pause))
-        command = [sys.executable, "-m", producer_process.__name__, *words]
-        self._process = Server(command, group.directory / f"{name}.log", producer_process.READY, ROOT)
+    def __init__(self, group: Group, seed: int, per_second: float) -> None:
+        journal = str(group.directory / "python.acks")
+        task = sender.Task(group.zookeeper, [group.topic], 1, 1, seed, journal, per_second, ["sequential"])
+        self._process = Server([sys.executable, *task.words()], group.directory / "python.log", sending.READY, ROOT)
 
     def close(self) -> None:
         self._process.close()
 
 
 class JavaProducer:
-    """Sends until it is closed, with the real Java client. pause: seconds between two sends.
+    """With the real Java client. pause: seconds between two sends. failed: sends that were not acknowledged, once it is
+    closed."""
 
-    failed: sends that were not acknowledged, once it is closed.
-    """
-
-    def __init__(self, group: Group, name: str, pause: float) -> None:
-        self._name = name
+    def __init__(self, group: Group, pause: float) -> None:
         self.failed = 0
-        self._client = JavaClient(group.zookeeper, group.directory / f"{name}.log")
-        try:
-            self._client.call("stream", group.topic, name, group.directory / f"{name}.acks", int(pause * 1000))
-        except BaseException:
-            self._client.close()
-            raise
+        self._journal = group.directory / "java.acks"
+        client = JavaClient(group.zookeeper, group.directory / "java.log")
+        self._client = _told(client, "attempt", group.topic, "java", self._journal, int(pause * 1000))
 
     def close(self) -> None:
         """Stop sending and end. Raises ProcessFailed if the client died on the way."""
         try:
-            counts = self._client.call("unstream", self._name)
-            self.failed = counts["tried"] - counts["acknowledged"]
+            self._client.call("give_up", "java")
+            self.failed = acks_in(read_journal(self._journal))[1]
         finally:
             self._client.close()
+
+
+def _told(client: JavaClient, *words: object) -> JavaClient:
+    """One that cannot do it is ended."""
+    try:
+        client.call(*words)
+    except BaseException:
+        client.close()
+        raise
+    return client

@@ -13,7 +13,6 @@ from tests.zookeepers import zookeeper_process
 
 from .members import Group, JavaConsumer, JavaProducer, Member, PythonConsumer, PythonProducer
 from .places import Kind, Place
-from .report import outcome
 from .run import TICK_MS, Run
 from .schedule import Blow, Way, steps
 
@@ -72,8 +71,8 @@ def _mixed(
         for name, place in places.items():
             place.start(BROKERS[name][0])
         with Run(group, list(members.values())) as under_way:
-            under_way.produce(PythonProducer(group, "py", SEND_PAUSE))
-            under_way.produce(JavaProducer(group, "java", SEND_PAUSE))
+            under_way.produce(PythonProducer(group, seed, 1 / SEND_PAUSE))
+            under_way.produce(JavaProducer(group, SEND_PAUSE))
             under_way.wait_for(500)
             end = time.monotonic() + seconds
             for step in steps(seed, list(places), list(members), frozen, restarted):
@@ -96,7 +95,7 @@ def _mixed(
         "refused starts of a killed Java broker": sum(place.refused for place in places.values()),
         "looks that ZooKeeper missed": judged.missed_looks,
     }
-    return outcome(judged.history, judged.verdict, figures)
+    return judged.outcome(figures)
 
 
 def _settings(system: Mapping[str, object]) -> Mapping[str, object]:

@@ -12,7 +12,6 @@ from tests.zookeepers import zookeeper_process
 
 from .members import Group, JavaConsumer, JavaProducer
 from .places import Kind, Place
-from .report import outcome
 from .run import TICK_MS, Judged, Run
 
 __all__ = ["Move", "Rolled", "move", "rolling", "run"]
@@ -43,7 +42,7 @@ class Move:
 class Rolled:
     """failed_sends: what the Java producer was refused, each of which its application saw as a failed SendResult."""
 
-    outcome: Judged
+    judged: Judged
     moves: Sequence[Move]
     failed_sends: int
 
@@ -63,7 +62,7 @@ def run(directory: Path, seed: int, say: Say, *, brokers: int = 3) -> Outcome:
     with zookeeper_process(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
         rolled = rolling(directory, server.connect_string, brokers, say)
     figures = {"moves": len(rolled.moves), "failed sends of the Java producer": rolled.failed_sends}
-    return outcome(rolled.outcome.history, rolled.outcome.verdict, figures)
+    return rolled.judged.outcome(figures)
 
 
 def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
@@ -77,7 +76,7 @@ def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
         for place in places:
             place.start("java")
         with Run(group, members) as under_way:
-            producer = JavaProducer(group, "java", SEND_PAUSE)
+            producer = JavaProducer(group, SEND_PAUSE)
             under_way.produce(producer)
             for kind in THERE_AND_BACK:
                 for place in places:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from metaq import Producer
-from metaq.cli.direct_read import read_topic
+import metaq
 from metaq.client.questions.cluster import Cluster
+from tests.history.checkers import duplicates
+from tests.history.facts import Ack, Name, Stored
+from tests.history.member import partition_text
+from tests.history.reading import browsed
+from tests.history.report import explain
+from tests.kills.journal import clock
+from tests.kills.outcome import Outcome, Problem
 
-from .checker import Verdict, judge
-from .history import Ack, History, Stored, Window
-from .members import Group, JavaProducer, Member, PythonProducer
+from .checkers import history_of, judge
+from .facts import Facts, Window
+from .members import Group, Member, Producer
 from .places import SESSION_SECONDS
 from .watcher import GroupWatcher, without_owner
 
@@ -35,9 +43,30 @@ PROBE = "probe"
 class Judged:
     """What happened and what to think of it. missed_looks: times at which ZooKeeper did not answer the watcher."""
 
-    history: History
-    verdict: Verdict
+    facts: Facts
+    problems: Sequence[Problem]
     missed_looks: int
+
+    @property
+    def explanation(self) -> str:
+        return explain(history_of(self.facts), self.problems)
+
+    def outcome(self, figures: Mapping[str, int]) -> Outcome:
+        """figures: more of them."""
+        history, facts = history_of(self.facts), self.facts
+        counted = {
+            "acknowledged": len(facts.acks),
+            "delivered": len(facts.deliveries),
+            "delivered again": duplicates(history),
+            "stored twice": sum(Counter(each.name for those in facts.stored.values() for each in those).values())
+            - len({each.name for those in facts.stored.values() for each in those}),
+            "fetched on": sum(len(owner.calls) for owner in history.owners if not owner.proves),
+            "claims": len(facts.claims),
+            "longest seconds without an owner": math.ceil(
+                max((end - begin for windows in facts.unowned.values() for begin, end in windows), default=0.0)
+            ),
+        }
+        return Outcome(self.problems, {**figures, **counted}, explanation=self.explanation)
 
 
 class Run:
@@ -46,14 +75,14 @@ class Run:
     def __init__(self, group: Group, members: Sequence[Member]) -> None:
         self.group = group
         self.members = members
-        self._producers: list[PythonProducer | JavaProducer] = []
+        self._producers: list[Producer] = []
         self._watcher = GroupWatcher(group.zookeeper, group.name, group.topic)
         self._excused: list[Window] = []
         self._probes: list[Ack] = []
 
     def __enter__(self) -> Run:
-        self._watcher.__enter__()
         try:
+            self._watcher.start()
             self.disturb(*(member.start for member in self.members))
         except BaseException:
             self.close()
@@ -66,14 +95,14 @@ class Run:
     def close(self) -> None:
         """End all processes of the run, the others too if one of them fails to end."""
         with ExitStack() as ending:
-            ending.callback(self._watcher.stop)
+            ending.callback(self._watcher.close)
             for member in self.members:
                 ending.callback(member.stop)
             for producer in self._producers:
                 ending.callback(producer.close)
             self._producers.clear()
 
-    def produce(self, producer: PythonProducer | JavaProducer) -> None:
+    def produce(self, producer: Producer) -> None:
         """Take charge of a running producer."""
         self._producers.append(producer)
 
@@ -92,12 +121,12 @@ class Run:
 
     def disturb(self, *actions: Callable[[], None]) -> None:
         """Do what makes the group rebalance: for a session time-out and a rebalance more, partitions may be unowned."""
-        begin = time.time()
+        begin = clock()
         try:
             for action in actions:
                 action()
         finally:
-            self._excused.append(Window(begin, time.time() + SESSION_SECONDS + REBALANCE_SECONDS))
+            self._excused.append(Window(begin, clock() + SESSION_SECONDS + REBALANCE_SECONDS))
 
     def finish(self) -> Judged:
         """Stop the producers, wait until the group has everything, stop the members, judge. All brokers are running."""
@@ -105,12 +134,14 @@ class Run:
             producer.close()
         self._producers.clear()
         self._probe()
-        stored = self._read_log()
+        stored = browsed(self.group.zookeeper, [self.group.topic])
         self._drain(stored)
-        log = self._watcher.stop()
+        self._watcher.close()
+        log = self._watcher.log
         for member in self.members:
             member.stop()
-        history = History(
+        facts = Facts(
+            self.group.name,
             self.group.acks() + self._probes,
             stored,
             self.group.deliveries(stored),
@@ -121,32 +152,22 @@ class Run:
             SESSION_SECONDS + REBALANCE_SECONDS,
             {name: spans for member in self.members for name, spans in member.fetched_on().items()},
         )
-        return Judged(history, judge(history), self._watcher.missed)
+        return Judged(facts, judge(facts), self._watcher.missed)
 
     def _probe(self) -> None:
         """One message to each partition: a Java broker serves some only after a put (storage.md §1)."""
-        with Cluster(self.group.zookeeper) as cluster, Producer(self.group.zookeeper) as producer:
+        with Cluster(self.group.zookeeper) as cluster, metaq.Producer(self.group.zookeeper) as producer:
             for number, partition in enumerate(cluster.partitions(self.group.topic)):
-                payload = f"{PROBE} {number}".encode()
-                result = producer.send(self.group.topic, payload, partition=partition)
-                self._probes.append(Ack(PROBE, number, str(result.partition), result.offset))
+                name = Name(PROBE, "-", number)
+                result = producer.send(self.group.topic, str(name).encode(), partition=partition)
+                self._probes.append(Ack(name, partition_text(result.partition), result.offset, result.message_id))
 
-    def _read_log(self) -> list[Stored]:
-        with Cluster(self.group.zookeeper) as cluster:
-            return list(_stored(cluster, self.group.topic))
-
-    def _drain(self, stored: Sequence[Stored]) -> None:
+    def _drain(self, stored: Mapping[str, Sequence[Stored]]) -> None:
         """Wait until each record was delivered; the checker says what is missing if the time does not suffice."""
-        places = {(record.partition, record.offset) for record in stored}
+        places = {(partition, record.offset) for partition, records in stored.items() for record in records}
         deadline = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < deadline:
-            delivered = {(delivery.partition, delivery.offset) for delivery in self.group.deliveries(stored)}
+            delivered = {(each.partition, each.place.offset) for each in self.group.deliveries(stored)}
             if places <= delivered:
                 return
             time.sleep(PAUSE_SECONDS)
-
-
-def _stored(cluster: Cluster, topic: str) -> Iterable[Stored]:
-    for message in read_topic(cluster, topic, "earliest"):
-        producer, number = message.payload.decode("ascii").split(" ")
-        yield Stored(str(message.partition), message.offset, message.id, producer, int(number))

@@ -7,31 +7,22 @@ saw it. So what is reported as owned was owned without doubt, at any load of the
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import ZnodeStat
+from tests.history.watcher import UNANSWERED, Watcher
+from tests.kills.journal import clock
 
-from metaq.coordination.paths import Paths
-
-from .history import Claim, Commit, Window
+from .facts import Claim, Committed, Window, monotonic
 
 __all__ = ["GroupLog", "GroupWatcher", "Look", "Node", "without_owner"]
 
 LOOK_SECONDS = 0.1
-ANSWER_SECONDS = 10.0
 NEIGHBOUR_SECONDS = 5 * LOOK_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One znode. created, modified: seconds of the wall clock; claim: its creation's transaction, unique."""
+class Node(NamedTuple):
+    """One znode. claim: its creation's transaction, unique."""
 
     text: str
     created: float
@@ -39,8 +30,7 @@ class Node:
     claim: int
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What there was at one moment. offered: partitions of registered masters; owners, offsets: by partition."""
 
     time: float
@@ -54,7 +44,7 @@ class GroupLog:
 
     def __init__(self) -> None:
         self.claims: list[Claim] = []
-        self.commits: list[Commit] = []
+        self.commits: list[Committed] = []
         self.unowned: dict[str, list[Window]] = {}
         self._last = 0.0
         self._held: dict[str, tuple[Node, float]] = {}
@@ -69,7 +59,7 @@ class GroupLog:
         for partition, node in look.offsets.items():
             if self._committed.get(partition) != node:
                 self._committed[partition] = node
-                self.commits.append(Commit(node.modified, partition, int(node.text.rpartition("-")[2])))
+                self.commits.append(Committed(node.modified, partition, int(node.text.rpartition("-")[2])))
 
     def finish(self) -> None:
         """Close what is open; the last look is the end."""
@@ -94,67 +84,45 @@ class GroupLog:
             self._idle.setdefault(partition, look.time)
 
 
-class GroupWatcher:
-    """Looks at one group and topic from start() to stop() on a thread of its own.
+class GroupWatcher(Watcher):
+    """Looks at one group and topic."""
 
-    missed: looks that ZooKeeper did not answer. Raises KazooTimeoutError if it cannot connect in time.
-    """
-
-    def __init__(self, zookeeper: str, group: str, topic: str, root: str = "/meta") -> None:
+    def __init__(self, zookeeper: str, group: str, topic: str) -> None:
+        super().__init__(zookeeper, LOOK_SECONDS)
         self.log = GroupLog()
-        self.missed = 0
-        self._paths = Paths(root)
         self._group, self._topic = group, topic
-        self._zk = KazooClient(zookeeper, timeout=30.0)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="group watcher", daemon=True)
 
-    def __enter__(self) -> GroupWatcher:
-        self._zk.start(ANSWER_SECONDS)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> GroupLog:
-        """End the looking; what was found. May be called again."""
+    def close(self) -> None:
+        """The log is complete then. May be called again."""
         if not self._stopping.is_set():
-            self._stopping.set()
-            self._thread.join()
-            self._zk.stop()
-            self._zk.close()
+            super().close()
             self.log.finish()
-        return self.log
 
-    def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            try:
-                self.log.add(self._look())
-            except (KazooException, KazooTimeoutError):
-                self.missed += 1
-
-    def _look(self) -> Look:
-        paths, group, topic = self._paths, self._group, self._topic
-        now = time.time()
-        owners = self._children_of(paths.owners(group, topic))
-        replicas = self._children_of(paths.topic_sub(topic))
-        return Look(
-            now,
-            frozenset(_partitions(replicas)),
-            {name: node for name, node in owners.items() if node.text},
-            {name: node for name, node in self._children_of(paths.offsets(group, topic)).items() if node.text},
-        )
-
-    def _children_of(self, path: str) -> dict[str, Node]:
-        """The children of a node, asked for together; those that vanish meanwhile are left out."""
+    def _look(self) -> None:
+        now, paths = clock(), self.paths
         try:
-            names = self._zk.get_children_async(path).get(timeout=ANSWER_SECONDS)
-        except NoNodeError:
-            return {}
-        asked = [(name, self._zk.get_async(f"{path}/{name}")) for name in names]
-        found = ((name, _answer(answer)) for name, answer in asked)
-        return {name: node for name, node in found if node is not None}
+            owners = self._nodes(paths.owners(self._group, self._topic))
+            replicas = self._children_of(paths.topic_sub(self._topic))
+            offered = frozenset(
+                f"{self._topic} {broker}-{number}"
+                for name, data, _ in replicas
+                for broker, _, role in [name.partition("-")]
+                if role == "m"
+                for number in range(int(json.loads(data)["numParts"]))
+            )
+            self.log.add(Look(now, offered, owners, self._nodes(paths.offsets(self._group, self._topic))))
+        except UNANSWERED:
+            self.missed += 1
+
+    def _nodes(self, path: str) -> dict[str, Node]:
+        """By partition, those that say something."""
+        return {
+            f"{self._topic} {name}": Node(
+                data.decode(), monotonic(stat.ctime / 1000), monotonic(stat.mtime / 1000), stat.czxid
+            )
+            for name, data, stat in self._children_of(path)
+            if data
+        }
 
 
 def without_owner(log: GroupLog, deaths: Mapping[str, float]) -> dict[str, list[Window]]:
@@ -173,28 +141,9 @@ def without_owner(log: GroupLog, deaths: Mapping[str, float]) -> dict[str, list[
 def _joined(windows: Iterable[Window]) -> list[Window]:
     """Windows in order, those that are not more than a few looks apart made one."""
     joined: list[Window] = []
-    for window in sorted(windows, key=lambda window: window.begin):
+    for window in sorted(windows):
         if joined and window.begin <= joined[-1].end + NEIGHBOUR_SECONDS:
             joined[-1] = Window(joined[-1].begin, max(joined[-1].end, window.end))
         else:
             joined.append(window)
     return joined
-
-
-def _answer(asked: Any) -> Node | None:
-    try:
-        data, stat = asked.get(timeout=ANSWER_SECONDS)
-    except NoNodeError:
-        return None
-    return _node(data, stat)
-
-
-def _node(data: bytes | None, stat: ZnodeStat) -> Node:
-    return Node((data or b"").decode(), stat.ctime / 1000, stat.mtime / 1000, stat.czxid)
-
-
-def _partitions(replicas: Mapping[str, Node]) -> Iterable[str]:
-    for name, node in replicas.items():
-        broker, _, role = name.partition("-")
-        if role == "m":
-            yield from (f"{broker}-{number}" for number in range(int(json.loads(node.text)["numParts"])))

@@ -11,9 +11,10 @@ import pytest
 from metaq.protocol.record import HEADER_BYTES, encode_record
 from tests.failovers.checkers import CHECKERS, GROUP_CHECKERS, judge
 from tests.failovers.facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
-from tests.failovers.reading import leads_in, stored_in
+from tests.failovers.reading import leads_in
 from tests.failovers.report import pauses
 from tests.history.facts import Ack, Call, Commit, History, Name, Owner, Place, Stored
+from tests.history.reading import stored_in
 
 MEMORY, DISK, ASKED = "memory 0-0", "disk 0-0", "asked 0-0"
 
@@ -39,7 +40,7 @@ def good() -> Failovers:
         DISK: log_of((2, "fixed/disk-0/1"), (6, "transaction/-/2")),
         ASKED: log_of((4, "probe0a/-/1"), (7, "probe0b/-/1")),
     }
-    stored = stored_in(logs)
+    stored = stored_in(logs, ("memory", "disk"))
     second = len(log_of((4, "probe0a/-/1")))
     history = Failovers(
         groups=History(stored=stored, groups=["g"]),
@@ -185,7 +186,9 @@ def test_elections_are_read_from_the_log_of_a_node() -> None:
 
 
 def test_messages_are_read_from_the_bytes_of_a_partition() -> None:
-    found = stored_in({MEMORY: log_of((1, "keyed/k/1"), (2, "keyed/k/2")), ASKED: log_of((3, "probe0a/-/1"))})
+    found = stored_in(
+        {MEMORY: log_of((1, "keyed/k/1"), (2, "keyed/k/2")), ASKED: log_of((3, "probe0a/-/1"))}, ["memory"]
+    )
     assert list(found) == [MEMORY]
     assert [(each.id, str(each.name)) for each in found[MEMORY]] == [(1, "keyed/k/1"), (2, "keyed/k/2")]
     assert found[MEMORY][0].end - HEADER_BYTES == len(b"keyed/k/1 xxx")

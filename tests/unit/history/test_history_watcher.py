@@ -68,9 +68,9 @@ def test_a_history_whose_end_was_not_seen_is_an_error(watching: CommitWatcher, m
 
 def test_what_is_seen_after_zookeeper_was_set_back_is_of_another_era(watching: CommitWatcher, tmp_path: Path) -> None:
     watching.zk = cast(Any, Away(failures=0))
-    watching._look("g", "t")
+    watching._note("g", "t")
     watching.set_back()
     watching._known.clear()
-    watching._look("g", "t")
+    watching._note("g", "t")
     assert watching.zk.last_zxid == 0
     assert [each.era for each in commits_in(read_journal(tmp_path / "commits.journal"))] == [0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.soak.history import Claim, Commit, Window
+from tests.soak.facts import Claim, Committed, Window
 from tests.soak.watcher import GroupLog, Look, Node, without_owner
 
 P = "0-0"
@@ -49,7 +49,7 @@ def test_a_partition_that_no_broker_offers_needs_no_owner() -> None:
 def test_each_commit_is_noted_once_with_the_time_of_its_write() -> None:
     first, second = {P: Node("-77-120", 0, 1.5, 1)}, {P: Node("240", 0, 3.5, 1)}
     log = log_of(look(2, {}, first), look(3, {}, first), look(4, {}, second))
-    assert log.commits == [Commit(1.5, P, 120), Commit(3.5, P, 240)]
+    assert log.commits == [Committed(1.5, P, 120), Committed(3.5, P, 240)]
 
 
 def test_a_killed_consumer_is_no_owner_although_zookeeper_still_names_it() -> None:

@@ -1,10 +1,7 @@
 package metaq.peer;
 
-import java.io.FileOutputStream;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.time.Instant;
-import java.time.temporal.ChronoUnit;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
@@ -13,18 +10,13 @@ import com.taobao.metamorphosis.Message;
 import com.taobao.metamorphosis.client.consumer.ConsumerConfig;
 import com.taobao.metamorphosis.client.consumer.MessageConsumer;
 import com.taobao.metamorphosis.client.consumer.MessageListener;
-import com.taobao.metamorphosis.client.producer.MessageProducer;
-import com.taobao.metamorphosis.client.producer.SendResult;
 
-/**
- * The commands of long runs: what is received and what is acknowledged goes line by line into a file, unbuffered, so that
- * a process killed at any moment has written down all that it can have committed. tests/soak/history.py reads the files.
- */
+/** The commands of runs with kills: what is sent and what is received goes line by line into a file (Lines). */
 final class Journal {
 
     private final Session session;
     private final Map<String, MessageConsumer> followers = new ConcurrentHashMap<>();
-    private final Map<String, Stream> streams = new ConcurrentHashMap<>();
+    private final Map<String, SendingThread> senders = new ConcurrentHashMap<>();
 
     Journal(final Session session) {
         this.session = session;
@@ -34,8 +26,8 @@ final class Journal {
         commands.put("follow", words -> this.follow(words[0], words[1], words[2], words[3]));
         commands.put("unfollow", words -> this.unfollow(words[0]));
         commands.put("connections", words -> Map.of("connections", this.session.connections(words[0])));
-        commands.put("stream", words -> this.stream(words[0], words[1], words[2], Long.parseLong(words[3])));
-        commands.put("unstream", words -> this.unstream(words[0]));
+        commands.put("attempt", words -> this.attempt(words[0], words[1], words[2], Long.parseLong(words[3])));
+        commands.put("give_up", words -> this.giveUp(words[0]));
     }
 
     /** {@code follow <topic> <group> <consumer id> <file>}: a member that writes what it receives into the file. */
@@ -53,39 +45,36 @@ final class Journal {
         return Map.of("left", group);
     }
 
-    /**
-     * {@code stream <topic> <producer> <file> <pause in ms>}: sends "producer number", number 0, 1, 2 …, one after the
-     * other, and writes down what is acknowledged. A failed number is not sent again.
-     */
-    private Map<String, Object> stream(final String topic, final String producer, final String file, final long pause)
+    /** {@code attempt <topic> <name> <file> <pause in ms>}: a SendingThread. */
+    private Map<String, Object> attempt(final String topic, final String name, final String file, final long pause)
             throws IOException {
-        final Stream stream = new Stream(this.session.producerOf(topic), topic, producer, file, pause);
-        this.streams.put(producer, stream);
-        stream.start();
-        return Map.of("streaming", topic);
+        final SendingThread sender = new SendingThread(this.session.producerOf(topic), topic, name, file, pause);
+        this.senders.put(name, sender);
+        sender.start();
+        return Map.of("attempting", topic);
     }
 
-    /** {@code unstream <producer>}: stop sending; answers how many were tried and how many acknowledged. */
-    private Map<String, Object> unstream(final String producer) throws Exception {
-        final Stream stream = this.streams.remove(producer);
-        return Map.of("tried", stream.end(), "acknowledged", stream.acknowledged);
+    /** {@code give_up <name>}: stop sending; answers how many were tried. */
+    private Map<String, Object> giveUp(final String name) throws Exception {
+        return Map.of("tried", this.senders.remove(name).end());
     }
 
+    /** Writes {@code got time, "topic partition", id, text}; the client does not tell its application the offset. */
     private static final class Follower implements MessageListener {
 
-        private final FileOutputStream file;
+        private final Lines lines;
 
         Follower(final String path) throws IOException {
-            this.file = new FileOutputStream(path, true);
+            this.lines = new Lines(path);
         }
 
         @Override
-        public synchronized void recieveMessages(final Message message) {
-            final long now = ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
+        public void recieveMessages(final Message message) {
+            final double now = Lines.seconds(System.nanoTime());
             final String text = new String(message.getData(), StandardCharsets.US_ASCII);
+            final String partition = message.getTopic() + " " + message.getPartition();
             try {
-                final String line = now + " " + message.getPartition() + " " + message.getId() + " " + text + "\n";
-                this.file.write(line.getBytes(StandardCharsets.US_ASCII));
+                this.lines.write("got", now, partition, message.getId(), text);
             }
             catch (final IOException failure) {
                 throw new IllegalStateException(failure); // not processed: the client delivers it again
@@ -95,27 +84,6 @@ final class Journal {
         @Override
         public Executor getExecutor() {
             return null;
-        }
-    }
-
-    private static final class Stream extends SendingThread {
-
-        private volatile long acknowledged;
-
-        Stream(final MessageProducer producer, final String topic, final String name, final String file,
-                final long pause) throws IOException {
-            super(producer, topic, name, file, pause);
-        }
-
-        @Override
-        protected void acknowledged(final long begun, final Message message, final SendResult result) throws IOException {
-            this.write(text(message) + " " + result.getPartition() + " " + result.getOffset());
-            this.acknowledged++;
-        }
-
-        @Override
-        protected void failed(final long begun, final Message message, final String reason) {
-            System.err.println(text(message) + ": " + reason);
         }
     }
 }

@@ -66,7 +66,6 @@ public final class Peer {
         new Bursts(producers).addTo(commands);
         new Transactions(producers).addTo(commands);
         new Journal(session).addTo(commands);
-        new Attempts(session).addTo(commands);
         return commands;
     }
 

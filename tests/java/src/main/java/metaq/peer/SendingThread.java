@@ -1,6 +1,5 @@
 package metaq.peer;
 
-import java.io.FileOutputStream;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 
@@ -10,17 +9,22 @@ import com.taobao.metamorphosis.client.producer.SendResult;
 import com.taobao.metamorphosis.exception.MetaClientException;
 
 /**
- * Sends "name number", number 0, 1, 2 …, one after the other and none of them again, until it is ended. What it writes down
- * of each is with the heirs.
+ * Sends "name/-/number", number 0, 1, 2 …, one after the other and none of them again, until it is ended, and writes down
+ * every send with its outcome, as tests/history/sending.py does.
+ *
+ * <pre>
+ * ack   ended, begun, text, partition, offset, id
+ * fail  ended, begun, text, topic, reason
+ * </pre>
  */
-abstract class SendingThread extends Thread {
+final class SendingThread extends Thread {
 
     /** Pause after a failed send: a broker that is away answers at once. */
     private static final long FAILURE_PAUSE_MS = 100;
 
     private final MessageProducer producer;
     private final String topic;
-    private final FileOutputStream file;
+    private final Lines lines;
     private final long pause;
     private volatile long tried;
     private volatile boolean running = true;
@@ -32,33 +36,19 @@ abstract class SendingThread extends Thread {
         this.setDaemon(true);
         this.producer = producer;
         this.topic = topic;
-        this.file = new FileOutputStream(file, true);
+        this.lines = new Lines(file);
         this.pause = pause;
     }
 
-    /** begun: System.nanoTime() before the send. */
-    protected abstract void acknowledged(long begun, Message message, SendResult result) throws IOException;
-
-    protected abstract void failed(long begun, Message message, String reason) throws IOException;
-
     /** Stop sending, and wait for the last one; answers how many were tried. */
-    final long end() throws InterruptedException {
+    long end() throws InterruptedException {
         this.running = false;
         this.join();
         return this.tried;
     }
 
-    /** Unbuffered. */
-    protected final void write(final String line) throws IOException {
-        this.file.write((line + "\n").getBytes(StandardCharsets.UTF_8));
-    }
-
-    protected static String text(final Message message) {
-        return new String(message.getData(), StandardCharsets.US_ASCII);
-    }
-
     @Override
-    public final void run() {
+    public void run() {
         try {
             while (this.running) {
                 Thread.sleep(this.sendNext() ? this.pause : FAILURE_PAUSE_MS);
@@ -70,22 +60,27 @@ abstract class SendingThread extends Thread {
     }
 
     private boolean sendNext() throws InterruptedException, IOException {
-        final String text = this.getName() + " " + this.tried++;
+        final String text = this.getName() + "/-/" + this.tried++;
         final Message message = new Message(this.topic, text.getBytes(StandardCharsets.US_ASCII));
-        final long begun = System.nanoTime();
-        final SendResult result;
+        final double begun = Lines.seconds(System.nanoTime());
+        String reason;
         try {
-            result = this.producer.sendMessage(message);
+            final SendResult result = this.producer.sendMessage(message);
+            if (result.isSuccess()) {
+                final String partition = this.topic + " " + result.getPartition();
+                this.lines.write("ack", now(), begun, text, partition, result.getOffset(), message.getId());
+                return true;
+            }
+            reason = String.valueOf(result.getErrorMessage());
         }
         catch (final MetaClientException away) {
-            this.failed(begun, message, String.valueOf(away.getMessage()));
-            return false;
+            reason = String.valueOf(away.getMessage());
         }
-        if (!result.isSuccess()) {
-            this.failed(begun, message, String.valueOf(result.getErrorMessage()));
-            return false;
-        }
-        this.acknowledged(begun, message, result);
-        return true;
+        this.lines.write("fail", now(), begun, text, this.topic, reason);
+        return false;
+    }
+
+    private static double now() {
+        return Lines.seconds(System.nanoTime());
     }
 }

@@ -1,0 +1,158 @@
+"""What a run with Java members must not show. What its group was handed is judged by tests.history.checkers, with the
+ownerships that ZooKeeper has seen (`OF_GROUPS`); besides:
+
+    committed     a record comes again although the group had committed a position behind it before its consumer claimed
+                  the partition
+    owned twice   delivered to one consumer while another certainly owned the partition
+    unowned       offered by a broker, owned by nobody alive, outside the spans in which that is excused, or for longer
+                  than the patience of the run
+
+A Java consumer may fetch on from a partition that it had given up (facts.py). Such a delivery counts as one, saves its
+message from being unseen and what is behind it from having skipped it, and proves nothing else. Commits may go back: a
+Java consumer commits late what it has given up.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from tests.history.checkers import CHECKERS as ALL_OF_GROUPS
+from tests.history.facts import Call, Delivery, Done, History, Owner
+from tests.kills.outcome import Problem
+
+from .facts import Claim, Facts, Window
+
+__all__ = ["CHECKERS", "OF_GROUPS", "history_of", "judge"]
+
+OF_GROUPS = ("lost", "false", "unseen", "reordered", "skipped")
+
+
+def judge(facts: Facts) -> list[Problem]:
+    """All problems, by kind."""
+    history = history_of(facts)
+    found = [problem for kind in OF_GROUPS for problem in ALL_OF_GROUPS[kind](history)]
+    return found + [problem for checker in CHECKERS.values() for problem in checker(facts)]
+
+
+def history_of(facts: Facts) -> History:
+    """Each claim is an ownership; what nobody saw claimed, and what was fetched on, is one of its own each time."""
+    claims = _claims(facts)
+    owners: dict[object, Owner] = {}
+    for each in sorted(facts.deliveries, key=lambda delivery: delivery.time):
+        fetched_on = _is_fetched_on(each, facts)
+        claim = None if fetched_on else _claim_of(each, claims)
+        begin, end = (each.time, each.time) if claim is None else claim[2:]
+        new = Owner(facts.group, each.member, each.partition, begin, end, proves=not fetched_on)
+        owners.setdefault(claim or object(), new).calls.append(Call(each.time, each.time, [each.place]))
+    excused = [Done(*span, "disturbed", "") for span in facts.excused]
+    return History(
+        facts.stored,
+        facts.acks,
+        list(owners.values()),
+        faults=excused,
+        groups=[facts.group],
+        has_java_brokers=True,
+    )
+
+
+def committed(facts: Facts) -> Iterator[Problem]:
+    claims, seen = _claims(facts), set()
+    commits: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for time, partition, offset in sorted(facts.commits):
+        commits[partition].append((time, offset))
+    for each in _owning(facts):
+        claim = _claim_of(each, claims)
+        lowest = _lowest(commits[each.partition], each.time if claim is None else claim.begin, each.time)
+        if (each.partition, each.place.offset) in seen and each.place.offset < lowest:
+            text = f"{facts.group}.{each.member} was handed @{each.place.offset} again, and @{lowest} was committed"
+            yield Problem("committed", text, each.partition, each.time)
+        seen.add((each.partition, each.place.offset))
+
+
+def _lowest(commits: Sequence[tuple[float, int]], begin: float, end: float) -> int:
+    """The lowest position in force from begin to end; 0 before the first commit."""
+    first, last = (bisect_right(commits, (time, math.inf)) for time in (begin, end))
+    return min([commits[first - 1][1] if first else 0, *(offset for _, offset in commits[first:last])])
+
+
+def owned_twice(facts: Facts) -> Iterator[Problem]:
+    claims = _claims(facts)
+    intruding: dict[tuple[str, str, str], list[Delivery]] = defaultdict(list)
+    for each in _owning(facts):
+        last = _last(claims[each.partition], each.time)
+        if last is not None and each.time <= last.end and last.consumer != each.member:
+            intruding[each.partition, last.consumer, each.member].append(each)
+    for (partition, owner, member), those in intruding.items():
+        text = f"{facts.group}.{member} was handed {len(those)} messages while {owner} owned it, up to "
+        yield Problem("owned twice", f"{text}{those[-1].time - those[0].time:.3f} s later", partition, those[0].time)
+
+
+def unowned(facts: Facts) -> Iterator[Problem]:
+    for partition, windows in sorted(facts.unowned.items()):
+        for begin, end in (part for window in windows for part in _unexcused(window, facts)):
+            text = f"nobody of {facts.group} owned it for {end - begin:.1f} s, which nothing excuses"
+            yield Problem("unowned", text, partition, begin)
+
+
+def _unexcused(window: Window, facts: Facts) -> list[Window]:
+    """The parts outside every excused span, or after the run's patience."""
+    parts = _outside(window, facts.excused)
+    limit = window.begin + facts.patience
+    if window.end > limit:
+        parts = [Window(part.begin, min(part.end, limit)) for part in parts if part.begin < limit]
+        parts.append(Window(limit, window.end))
+    return parts
+
+
+def _outside(window: Window, excused: Iterable[Window]) -> list[Window]:
+    """The parts of `window` that no excused span covers."""
+    parts, begin = [], window.begin
+    for span in sorted(excused):
+        if span.end <= begin:
+            continue
+        if span.begin >= window.end:
+            break
+        if span.begin > begin:
+            parts.append(Window(begin, span.begin))
+        begin = span.end
+    return parts if begin >= window.end else [*parts, Window(begin, window.end)]
+
+
+def _claims(facts: Facts) -> Mapping[str, list[Claim]]:
+    """By partition, in order of time."""
+    found: dict[str, list[Claim]] = defaultdict(list)
+    for claim in sorted(facts.claims, key=lambda each: each.begin):
+        found[claim.partition].append(claim)
+    return found
+
+
+def _last(claims: Sequence[Claim], time: float) -> Claim | None:
+    """The last one that began until then."""
+    index = bisect_right(claims, time, key=lambda claim: claim.begin)
+    return claims[index - 1] if index else None
+
+
+def _claim_of(delivery: Delivery, claims: Mapping[str, Sequence[Claim]]) -> Claim | None:
+    """The last claim of the delivery's consumer before it; None if none was seen."""
+    here = claims.get(delivery.partition, ())
+    return _last([claim for claim in here if claim.consumer == delivery.member], delivery.time)
+
+
+def _owning(facts: Facts) -> list[Delivery]:
+    """In order of time, without those that were fetched on."""
+    owning = [each for each in facts.deliveries if not _is_fetched_on(each, facts)]
+    return sorted(owning, key=lambda delivery: delivery.time)
+
+
+def _is_fetched_on(delivery: Delivery, facts: Facts) -> bool:
+    return any(begin <= delivery.time <= end for begin, end in facts.fetched_on.get(delivery.member, ()))
+
+
+CHECKERS: Mapping[str, Callable[[Facts], Iterator[Problem]]] = {
+    "committed": committed,
+    "owned twice": owned_twice,
+    "unowned": unowned,
+}

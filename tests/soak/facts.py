@@ -1,0 +1,98 @@
+"""What happened in a run, as values: the input of the checkers. What groups have in common is in tests.history.facts.
+
+Times are seconds of the machine's monotonic clock, which brokers, ZooKeeper and members of one run share.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.history.facts import Ack, Delivery, Stored
+from tests.kills.journal import clock
+
+__all__ = ["Claim", "Committed", "Facts", "Window", "fetched_on", "monotonic"]
+
+
+class Window(NamedTuple):
+    """A span of time. end >= begin."""
+
+    begin: float
+    end: float
+
+
+class Claim(NamedTuple):
+    """One ownership of a partition, from its claim to the last moment at which it was certainly still held."""
+
+    partition: str
+    consumer: str
+    begin: float
+    end: float
+
+
+class Committed(NamedTuple):
+    """A group's committed position of a partition: the next byte to read. time: of the write."""
+
+    time: float
+    partition: str
+    offset: int
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything that the checkers read.
+
+    unowned: per partition the spans in which it was offered by a broker and owned by nobody alive. excused: the spans
+    in which that is allowed, such as a session time-out after a kill; patience: seconds that none may exceed even then.
+    fetched_on: by consumer, as `fetched_on` reads them.
+    """
+
+    group: str = "g"
+    acks: list[Ack] = field(default_factory=list)
+    stored: dict[str, list[Stored]] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    commits: list[Committed] = field(default_factory=list)
+    unowned: dict[str, list[Window]] = field(default_factory=dict)
+    excused: list[Window] = field(default_factory=list)
+    patience: float = math.inf
+    fetched_on: Mapping[str, Sequence[Window]] = field(default_factory=dict)
+
+
+_WALL_AT_ZERO = time.time() - clock()
+
+
+def monotonic(wall: float) -> float:
+    """A time of the wall clock, as that of the monotonic one."""
+    return wall - _WALL_AT_ZERO
+
+
+def fetched_on(log: Iterable[str]) -> list[Window]:
+    """The spans in which a Java consumer fetched from partitions that it had given up, by the lines of its log.
+
+    1.x, in syncedRebalance: a try that fails before it has stopped fetching (a broker's node vanishes while it is read)
+    deletes the consumer's owner nodes, sleeps zkSyncTimeMs, and only the next try stops. Others may claim meanwhile.
+    """
+    spans: list[Window] = []
+    fetching, begin = False, None
+    for line in log:
+        if begin is not None and ("Comitting all offsets" in line or "Starting fetch runners" in line):
+            spans.append(Window(begin, _logged_at(line)))  # behind the listeners that still ran
+            begin = None
+        if "Starting fetch runners" in line:
+            fetching = True
+        elif "Stopping fetch runners" in line:
+            fetching = False
+        elif "rebalance failed,try" in line and fetching and begin is None:
+            begin = _logged_at(line)
+    return spans if begin is None else [*spans, Window(begin, math.inf)]
+
+
+def _logged_at(line: str) -> float:
+    """`2026-11-22 17:59:39,730 WARN ...`, in local time; the log's milliseconds are cut, not rounded."""
+    date, clock_time, _ = line.split(" ", 2)
+    seconds, milliseconds = clock_time.split(",")
+    return monotonic(time.mktime(time.strptime(f"{date} {seconds}", "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000)
