@@ -44,7 +44,7 @@ def kept(name: str, seed: int, directory: Path, **options: object) -> Result:
 
 
 def test_each_scenario_has_a_short_run() -> None:
-    elsewhere = {"failovers", "java", "restarts", "moves", "zookeeper"}  # in tests of their own, here or beside this
+    elsewhere = {"failovers", "java", "restarts", "moves", "fuzz", "zookeeper"}  # in tests of their own, here or beside this
     assert {name.partition(",")[0] for name in RUNS} | elsewhere == SCENARIOS.keys()
 
 

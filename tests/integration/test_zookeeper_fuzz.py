@@ -3,26 +3,24 @@
 Killed, it keeps what it has acknowledged."""
 
 import datetime
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.zookeeper_fuzz.kills import kill_often
+import pytest
 
-OPERATIONS = 2000
+from tests.integration.test_kills import kept
 
 SEED = datetime.datetime.now(datetime.UTC).date().toordinal() * 1000
 """Others each day: a seed that has passed tells nothing more."""
 
 
-def test_the_standalone_zookeeper_does_not_differ_from_apaches():
-    again = ["-m", "tests.zookeeper_fuzz", "--seed", str(SEED), "--operations", str(OPERATIONS), "--length", "1000"]
-    done = subprocess.run([sys.executable, *again], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\nto repeat it: python {' '.join(again)}"
-    assert int(done.stdout.split()[0]) >= OPERATIONS
-
-
-def test_nothing_acknowledged_is_lost_when_the_standalone_zookeeper_is_killed(tmp_path: Path):
-    found = kill_often(tmp_path / "zookeeper", "standalone", SEED, seconds=3.0)
-    assert found.problems == []
-    assert min(found.kills, found.acknowledged, found.attached, found.reads) > 0
+@pytest.mark.parametrize(
+    ("scenario", "options", "least"),
+    [
+        pytest.param("fuzz", {"operations": 2000, "length": 1000}, 2000, id="it does not differ from Apache's"),
+        pytest.param("zookeeper", {"seconds": 3.0}, 1, id="nothing acknowledged is lost when it is killed"),
+    ],
+)
+def test_the_standalone_zookeeper(tmp_path: Path, scenario: str, options: Mapping[str, object], least: int):
+    figures = kept(scenario, SEED, tmp_path, **options).figures
+    assert min(value for name, value in figures.items() if name != "lists") >= least

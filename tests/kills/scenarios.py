@@ -57,6 +57,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "restarts": Scenario("tests.failovers.restarts"),
     "java": Scenario("tests.failovers.java"),
     "mixed": Scenario("tests.soak.mixed"),
+    "fuzz": Scenario("tests.zookeeper_fuzz.campaign"),
     "zookeeper": Scenario("tests.zookeeper_fuzz.kills"),
     "moves": Scenario("tests.soak.rolling"),
 }

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .campaign import repeat_cut, repeat_flip, scratch_directory
+from tests.kills.scratch import scratch_directory
+
+from .campaign import repeat_cut, repeat_flip
 from .flips import DIRECTORIES
 from .shim import is_loaded, restart_with_shim
 from .workloads import WORKLOADS

@@ -8,23 +8,22 @@ import math
 import os
 import pickle
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from tests.kills.scratch import scratch_directory
+
 from .cuts import COLUMNS, Failure, Recording, Workload, cut, record
 from .flips import Change, flip
 from .shim import Shim
 
-__all__ = ["Results", "Task", "cutting", "flipping", "repeat_cut", "repeat_flip", "run", "scratch_directory"]
+__all__ = ["Results", "Task", "cutting", "flipping", "repeat_cut", "repeat_flip", "run"]
 
 _CUTS_PER_TRACE = 12
 _STARTS_PER_CUT = 1.8
@@ -182,14 +181,3 @@ def repeat_flip(name: str, case: str, directory: Path) -> list[Failure]:
     seed, _, where = case.partition(":")
     found = flip(Shim(), directory, name, int(seed), lambda number, change: str(change) == where)
     return [each for each in found if each is not None]
-
-
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """In memory if there is room: what is written there is to be lost anyway."""
-    memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="metaq-power-", dir=memory if os.access(memory, os.W_OK) else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -6,7 +6,7 @@ says all that is not compared, and why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .jute import OpCode, Reader, Unreadable
@@ -46,7 +46,7 @@ class Context(NamedTuple):
 
 
 _Decoded = tuple[Any, ...]
-_Decoder = Callable[[Reader, Context, list[int]], _Decoded]
+_Decode = Callable[[Reader, Context, list[int]], Any]
 
 
 def _stat(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
@@ -62,127 +62,86 @@ def _stat(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
     return stat if kept else (*stat, "ctime or mtime is not that of the transaction")
 
 
-def _nothing(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return ()
+def _path(reader: Reader, context: Context, zxids: list[int]) -> str | None:
+    return context.path(reader.text())
 
 
-def _path(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (context.path(reader.text()),)
+def _sorted(read: _Decode) -> _Decode:
+    """A vector, sorted: Apache's order is that of a HashSet (rules.py)."""
+
+    def decode(reader: Reader, context: Context, zxids: list[int]) -> _Decoded | None:
+        count = reader.count()
+        return None if count is None else tuple(sorted((read(reader, context, zxids) for _ in range(count)), key=str))
+
+    return decode
 
 
-def _path_and_stat(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (context.path(reader.text()), _stat(reader, context, zxids))
+def _text(reader: Reader, _context: Context, _zxids: list[int]) -> str | None:
+    return reader.text()
 
 
-def _only_stat(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (_stat(reader, context, zxids),)
+def _number(reader: Reader, _context: Context, _zxids: list[int]) -> int:
+    return reader.int32()
 
 
-def _data(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (reader.buffer(), _stat(reader, context, zxids))
+def _buffer(reader: Reader, _context: Context, _zxids: list[int]) -> bytes | None:
+    return reader.buffer()
 
 
-def _texts(reader: Reader) -> list[str | None] | None:
-    count = reader.count()
-    return None if count is None else [reader.text() for _ in range(count)]
+def _decoded(fields: Sequence[_Decode], reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
+    return tuple(field(reader, context, zxids) for field in fields)
 
 
-def _sorted(names: list[str | None] | None) -> tuple[str | None, ...] | None:
-    """Sorted: Apache's order is that of a HashSet (rules.py)."""
-    return None if names is None else tuple(sorted(names, key=str))
-
-
-def _names(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (_sorted(_texts(reader)),)
-
-
-def _names_and_stat(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (_sorted(_texts(reader)), _stat(reader, context, zxids))
-
-
-def _paths(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    paths = _texts(reader)
-    return (None if paths is None else _sorted([context.path(path) for path in paths]),)
-
-
-def _acl(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    count = reader.count()
-    acls = (
-        None
-        if count is None
-        else sorted(((reader.int32(), reader.text(), reader.text()) for _ in range(count)), key=str)
-    )
-    return (acls and tuple(acls), _stat(reader, context, zxids))
-
-
-def _number(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (reader.int32(),)
-
-
-def _buffer(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    return (reader.buffer(),)
-
-
-def _who(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
-    count = reader.count()
-    return (None if count is None else tuple(sorted(((reader.text(), reader.text()) for _ in range(count)), key=str)),)
-
-
-def _multi(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
+def _results(reader: Reader, context: Context, zxids: list[int]) -> _Decoded:
+    """Of a multi."""
     results: list[_Decoded] = []
     while True:
         opcode, done, error = reader.int32(), reader.boolean(), reader.int32()
         if done:
             return (*results, ("done", opcode, error))
-        decoder = _RESULTS.get(opcode)
-        if decoder is None:
+        if opcode not in _IN_MULTI:
             raise Unreadable(f"a result of type {opcode}")
-        results.append((opcode, error, decoder(reader, context, zxids)))
+        results.append((opcode, error, _decoded(_ANSWERS[opcode], reader, context, zxids)))
 
 
-_DECODERS: dict[int, _Decoder] = {
-    OpCode.CREATE: _path,
-    OpCode.CREATE2: _path_and_stat,
-    OpCode.CREATE_CONTAINER: _path_and_stat,
-    OpCode.CREATE_TTL: _path_and_stat,
-    OpCode.DELETE: _nothing,
-    OpCode.DELETE_CONTAINER: _nothing,
-    OpCode.EXISTS: _only_stat,
-    OpCode.GET_DATA: _data,
-    OpCode.SET_DATA: _only_stat,
-    OpCode.GET_ACL: _acl,
-    OpCode.SET_ACL: _only_stat,
-    OpCode.GET_CHILDREN: _names,
-    OpCode.GET_CHILDREN2: _names_and_stat,
-    OpCode.SYNC: _path,
-    OpCode.PING: _nothing,
-    OpCode.MULTI: _multi,
-    OpCode.MULTI_READ: _multi,
-    OpCode.CHECK_WATCHES: _nothing,
-    OpCode.REMOVE_WATCHES: _nothing,
-    OpCode.AUTH: _nothing,
-    OpCode.SASL: _buffer,
-    OpCode.SET_WATCHES: _nothing,
-    OpCode.SET_WATCHES2: _nothing,
-    OpCode.GET_EPHEMERALS: _paths,
-    OpCode.GET_ALL_CHILDREN_NUMBER: _number,
-    OpCode.ADD_WATCH: _number,
-    OpCode.WHO_AM_I: _who,
-    OpCode.CLOSE_SESSION: _nothing,
+_ACL = _sorted(lambda reader, *_: (reader.int32(), reader.text(), reader.text()))
+_IDENTITIES = _sorted(lambda reader, *_: (reader.text(), reader.text()))
+
+_ANSWERS: Mapping[int, Sequence[_Decode]] = {
+    OpCode.CREATE: (_path,),
+    **dict.fromkeys((OpCode.CREATE2, OpCode.CREATE_CONTAINER, OpCode.CREATE_TTL), (_path, _stat)),
+    **dict.fromkeys((OpCode.EXISTS, OpCode.SET_DATA, OpCode.SET_ACL), (_stat,)),
+    OpCode.GET_DATA: (_buffer, _stat),
+    OpCode.GET_ACL: (_ACL, _stat),
+    OpCode.GET_CHILDREN: (_sorted(_text),),
+    OpCode.GET_CHILDREN2: (_sorted(_text), _stat),
+    OpCode.GET_EPHEMERALS: (_sorted(_path),),
+    OpCode.GET_ALL_CHILDREN_NUMBER: (_number,),
+    OpCode.SYNC: (_path,),
+    OpCode.ADD_WATCH: (_number,),
+    OpCode.SASL: (_buffer,),
+    OpCode.WHO_AM_I: (_IDENTITIES,),
+    **dict.fromkeys((OpCode.DELETE, OpCode.DELETE_CONTAINER, OpCode.PING, OpCode.AUTH, OpCode.CLOSE_SESSION), ()),
+    **dict.fromkeys((OpCode.CHECK_WATCHES, OpCode.REMOVE_WATCHES, OpCode.SET_WATCHES, OpCode.SET_WATCHES2), ()),
+    OpCode.CHECK: (),
+    OpCode.ERROR: (_number,),
 }
+"""The fields behind the header of an answer, or of a result of a multi."""
 
-_RESULTS: dict[int, _Decoder] = {
-    OpCode.CREATE: _path,
-    OpCode.CREATE2: _path_and_stat,
-    OpCode.CREATE_CONTAINER: _path_and_stat,
-    OpCode.CREATE_TTL: _path_and_stat,
-    OpCode.DELETE: _nothing,
-    OpCode.SET_DATA: _only_stat,
-    OpCode.CHECK: _nothing,
-    OpCode.GET_DATA: _data,
-    OpCode.GET_CHILDREN: _names,
-    OpCode.ERROR: _number,
-}
+_ONLY_IN_MULTI = (OpCode.CHECK, OpCode.ERROR)
+_IN_MULTI = (
+    *(OpCode.CREATE, OpCode.CREATE2, OpCode.CREATE_CONTAINER, OpCode.CREATE_TTL, OpCode.DELETE, OpCode.SET_DATA),
+    *(OpCode.GET_DATA, OpCode.GET_CHILDREN, *_ONLY_IN_MULTI),
+)
+
+
+def _body(opcode: int, reader: Reader, context: Context, zxids: list[int]) -> _Decoded | None:
+    """None for a request that has no answer of its own."""
+    if opcode in (OpCode.MULTI, OpCode.MULTI_READ):
+        return _results(reader, context, zxids)
+    if opcode in _ONLY_IN_MULTI or opcode not in _ANSWERS:
+        return None
+    return _decoded(_ANSWERS[opcode], reader, context, zxids)
 
 
 def answer(opcode: int, frame: bytes, context: Context) -> Item:
@@ -192,18 +151,17 @@ def answer(opcode: int, frame: bytes, context: Context) -> Item:
         xid, zxid, error = reader.int32(), reader.int64(), reader.int32()
     except Unreadable:
         return Item(("short answer", frame))
-    decoder = _DECODERS.get(opcode)
     body = reader.rest()
     if error:
         return Item(("answer", xid, error), (zxid,), opcode)
-    if decoder is None:
-        return Item(("answer", xid, error, body), (zxid,))
     zxids = [zxid]
     fields = Reader(body)
     try:
-        decoded = decoder(fields, context, zxids)
+        decoded = _body(opcode, fields, context, zxids)
     except Unreadable:
         return Item(("answer", xid, error, "not understood", body), (zxid,))
+    if decoded is None:
+        return Item(("answer", xid, error, body), (zxid,))
     left = fields.rest()
     plain = ("answer", xid, error, decoded, left) if left else ("answer", xid, error, decoded)
     return Item(plain, tuple(zxids), opcode)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from unittest import mock
 
 from metaq.broker.standalone import keeper
 from metaq.broker.standalone.in_process import InProcessZooKeeper
 from metaq.coordination.standalone import server as standalone_server
+from tests.kills.outcome import Outcome, Problem, Say
+from tests.kills.scratch import scratch_directory
 
 from .core import CoreServer
 from .generator import Generator
@@ -21,7 +22,7 @@ from .run import Difference, Run, replay, shrink
 from .servers import MAX_SESSION_MS, NEVER_MS, TICK_MS, ApacheServer
 from .wires import Connect, socket_wires
 
-__all__ = ["PAIRS", "Outcome", "campaign", "described", "random_run", "roots"]
+__all__ = ["described", "random_run", "roots", "run"]
 
 EXPIRE_EVERY = 5
 """Runs, one of which has a session that ends by its time-out: that takes real time."""
@@ -31,13 +32,6 @@ SNAPSHOT_LOG_BYTES = 100_000
 
 MOST_REPLAYS = 400
 """Of a list that is shortened."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    operations: int = 0
-    runs: int = 0
-    differences: int = 0
 
 
 def random_run(seed: int, length: int, run: Run) -> Difference | None:
@@ -101,8 +95,6 @@ PAIRS: dict[str, Callable[[Path], AbstractContextManager[Pair]]] = {
     "core": _apache_and_core,
     "apaches": _apaches,
 }
-"""What Apache's server is compared with: the standalone one at its port, with its files; its core, called, with a clock
-of its own; another of Apache's, which shows what depends on chance."""
 
 
 def roots() -> Iterator[str]:
@@ -110,34 +102,40 @@ def roots() -> Iterator[str]:
     return (f"/f{number:07}" for number in itertools.count())
 
 
-def campaign(
-    directory: Path, pair: str, seed: int, operations: int, length: int, *, stop: bool, tell: Callable[[str], None]
+def run(
+    directory: Path,
+    seed: int,
+    say: Say,
+    *,
+    operations: int = 10_000,
+    length: int = 2000,
+    pair: Literal["sockets", "core", "apaches"] = "sockets",
+    stop: bool = True,
 ) -> Outcome:
-    """So many operations, or until Ctrl-C; `stop` at the first difference. `tell` gets each as a text."""
-    outcome = Outcome()
-    names = roots()
-    with PAIRS[pair](directory) as servers:
+    """The same operations of several clients to the standalone ZooKeeper and to Apache's, all that they send compared.
+
+    length: operations of one list; the next one has the next seed. pair: what is compared with Apache's server: the
+    standalone one at its port, with its files; its core, called, with a clock of its own; another one of Apache's,
+    which shows what depends on chance. stop: at the first difference.
+    """
+    problems: list[Problem] = []
+    names, done, number = roots(), 0, 0
+    with scratch_directory() as scratch, PAIRS[pair](scratch) as servers:  # disks are not what is compared
 
         def start() -> Run:
             return Run(servers.first, servers.second, next(names), servers.restart)
 
-        while outcome.operations < operations:
+        while done < operations and not (problems and stop):
             run = start()
             try:
-                found = random_run(seed, length, run)
-            except KeyboardInterrupt:
-                break
+                found = random_run(seed + number, length, run)
             finally:
                 run.close()
-            outcome.runs += 1
-            outcome.operations += len(run.done)
+            done += len(run.done)
             if found is not None:
-                outcome.differences += 1
-                tell(described(seed, found, start))
-                if stop:
-                    break
-            seed += 1
-    return outcome
+                problems.append(Problem("differs", described(seed + number, found, start)))
+            number += 1
+    return Outcome(problems, {"operations": done, "lists": number})
 
 
 def described(seed: int, found: Difference, start: Callable[[], Run]) -> str:

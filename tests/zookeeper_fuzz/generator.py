@@ -9,7 +9,7 @@ import base64
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .answers import Item
 from .jute import OpCode, Part
@@ -56,35 +56,65 @@ _ACLS = (
 _BAD_ACLS = (
     None,
     (),
-    ((31, "world", "someone"),),
-    ((31, "nothing", "x"),),
-    ((31, None, None),),
-    ((31, "world", None),),
-    ((31, None, "anyone"),),
-    ((31, "", ""),),
-    ((31, "digest", "nocolon"),),
-    ((31, "digest", "a:b:c"),),
-    ((31, "digest", ":"),),
-    ((31, "digest", ""),),
-    ((31, "digest", None),),
-    ((31, "ip", "1.2.3"),),
-    ((31, "ip", "1.2.3.4/33"),),
-    ((31, "ip", "1.2.3.4/0"),),
-    ((31, "ip", "300.1.1.1"),),
-    ((31, "ip", "::1"),),
-    ((31, "ip", ""),),
-    ((31, "ip", "1.2.3.4/8/8"),),
-    ((31, "ip", "1.2.3.4/x"),),
-    ((31, "sasl", "me"),),
-    ((31, "x509", "CN=me"),),
-    ((31, "super", ""),),
+    *(
+        ((31, scheme, identity),)
+        for scheme, identities in {
+            "world": ("someone", None),
+            "nothing": ("x",),
+            None: (None, "anyone"),
+            "": ("",),
+            "digest": ("nocolon", "a:b:c", ":", "", None),
+            "ip": ("1.2.3", "1.2.3.4/33", "1.2.3.4/0", "300.1.1.1", "::1", "", "1.2.3.4/8/8", "1.2.3.4/x"),
+            "sasl": ("me",),
+            "x509": ("CN=me",),
+            "super": ("",),
+            "auth": (None,),
+        }.items()
+        for identity in identities
+    ),
     ((0, "world", "anyone"),),
     ((-1, "world", "anyone"),),
-    ((31, "auth", None),),
     ((31, "world", "anyone"), (31, "nothing", "x")),
 )
 
 _CREATES = (OpCode.CREATE, OpCode.CREATE2, OpCode.CREATE_CONTAINER, OpCode.CREATE_TTL)
+_CREATING = 0
+"""Stands for one of them."""
+
+_REQUESTS: Mapping[int, float] = {
+    _CREATING: 20,
+    OpCode.DELETE: 11,
+    OpCode.EXISTS: 5,
+    OpCode.GET_DATA: 5,
+    OpCode.SET_DATA: 9,
+    OpCode.GET_CHILDREN: 5,
+    OpCode.GET_CHILDREN2: 4,
+    OpCode.GET_ALL_CHILDREN_NUMBER: 2,
+    OpCode.GET_EPHEMERALS: 2,
+    OpCode.GET_ACL: 2,
+    OpCode.SET_ACL: 2,
+    OpCode.SYNC: 1,
+    OpCode.MULTI: 8,
+    OpCode.MULTI_READ: 3,
+    OpCode.ADD_WATCH: 5,
+    OpCode.SET_WATCHES: 2,
+    OpCode.SET_WATCHES2: 2,
+    OpCode.CHECK_WATCHES: 2,
+    OpCode.REMOVE_WATCHES: 3,
+    OpCode.WHO_AM_I: 0.5,
+    OpCode.PING: 0.5,
+    OpCode.CHECK: 0.2,
+    OpCode.RECONFIG: 0.1,
+}
+"""How often each is drawn, beside the operations of Generator._others."""
+_TOGETHER = (
+    *(_CREATING, OpCode.DELETE, OpCode.SET_DATA, OpCode.MULTI, OpCode.EXISTS, OpCode.GET_CHILDREN, OpCode.GET_DATA),
+    *(OpCode.ADD_WATCH, OpCode.SET_WATCHES2, OpCode.MULTI_READ, OpCode.PING),
+)
+"""Several at once: none of them ends the connection."""
+
+_Request = tuple[int, tuple[Part, ...]]
+"""Opcode and parts."""
 
 
 class Generator:
@@ -98,7 +128,9 @@ class Generator:
         self._slot = 0
         self._versions: dict[str, tuple[int, int, int]] = {}
         self._known: list[str] = []
-        self._kinds, self._weights = zip(*self._table(), strict=True)
+        others = self._others()
+        self._kinds: list[int | Callable[[], Operation | _Request]] = [*_REQUESTS, *others]
+        self._weights = [*_REQUESTS.values(), *others.values()]
         self._due: list[Operation] = []
         self._watched: list[list[str | None]] = [[] for _ in range(SLOTS)]
         self.until_expiry = 0
@@ -115,9 +147,8 @@ class Generator:
                 return self._due.pop(0)
         if not self._open[slot]:
             return self._draw_connect(slot)
-        draw: Callable[[], Operation | tuple[int, tuple[Part, ...]]]
-        (draw,) = self._random.choices(self._kinds, self._weights)
-        drawn = draw()
+        (kind,) = self._random.choices(self._kinds, self._weights)
+        drawn = self._request(kind) if isinstance(kind, int) else kind()
         if isinstance(drawn, Operation):
             return drawn._replace(slot=slot)
         opcode, parts = drawn
@@ -244,45 +275,89 @@ class Generator:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _table(self) -> list[tuple[Callable, float]]:
-        return [
-            (self._create, 20),
-            (self._delete, 11),
-            (self._exists, 5),
-            (self._get_data, 5),
-            (self._set_data, 9),
-            (self._get_children, 5),
-            (self._get_children2, 4),
-            (self._count_children, 2),
-            (self._ephemerals, 2),
-            (self._get_acl, 2),
-            (self._set_acl, 2),
-            (self._sync, 1),
-            (self._multi, 8),
-            (self._multi_read, 3),
-            (self._add_watch, 5),
-            (self._set_watches, 2),
-            (self._set_watches2, 2),
-            (self._check_watches, 2),
-            (self._remove_watches, 3),
-            (self._log_in, 0.7),
-            (self._who_am_i, 0.5),
-            (self._ping, 0.5),
-            (self._close, 0.6),
-            (self._abandon, 0.6),
-            (self._attach, 0.7),
-            (self._attach_wrongly, 0.3),
-            (self._check, 0.2),
-            (self._unknown, 0.2),
-            (self._raw, 0.1),
-            (self._large, 0.03),
-            (self._reconfigure, 0.1),
-            (self._burst, 3),
-        ]
+    def _others(self) -> Mapping[Callable[[], Operation | _Request], float]:
+        return {
+            self._log_in: 0.7,
+            lambda: Operation(0, OpCode.CLOSE_SESSION): 0.6,
+            lambda: Operation(0, OpCode.ABANDON): 0.6,
+            self._attach: 0.7,
+            self._attach_wrongly: 0.3,
+            self._unknown: 0.2,
+            self._raw: 0.1,
+            self._large: 0.03,
+            self._burst: 3,
+        }
 
-    def _create(self) -> tuple[int, tuple[Part, ...]]:
-        (opcode,) = self._random.choices(_CREATES, (8, 8, 2, 2))
-        return opcode, self._create_parts(opcode)
+    def _request(self, opcode: int) -> _Request:
+        if opcode == _CREATING:
+            (opcode,) = self._random.choices(_CREATES, (8, 8, 2, 2))
+            return opcode, self._create_parts(opcode)
+        return opcode, self._parts(opcode)
+
+    def _parts(self, opcode: int) -> tuple[Part, ...]:
+        match opcode:
+            case OpCode.EXISTS | OpCode.GET_DATA | OpCode.GET_CHILDREN | OpCode.GET_CHILDREN2:
+                path, watch = self._reading_path(), self._watch()
+                if watch[1]:
+                    self._note(path)
+                return path, watch
+            case OpCode.DELETE | OpCode.CHECK:
+                path = self._reading_path()
+                return path, ("int", self._version(path, 0))
+            case OpCode.SET_DATA:
+                path = self._reading_path()
+                return path, ("buffer", self._data()), ("int", self._version(path, 0))
+            case OpCode.GET_ALL_CHILDREN_NUMBER | OpCode.GET_EPHEMERALS:
+                return (("path", self._path()),)
+            case OpCode.GET_ACL | OpCode.SYNC:
+                return (self._reading_path(),)
+            case OpCode.SET_ACL:
+                path = ("path", self._path())
+                return path, self._acl(), ("int", self._version(path, 2))
+            case OpCode.MULTI:
+                return self._several(self._random.choice((0, 1, 1, 2, 2, 3, 3, 4, 6, 9)), self._change)
+            case OpCode.MULTI_READ:
+                return self._several(self._random.choice((0, 1, 2, 3)), self._read)
+            case OpCode.ADD_WATCH:
+                path = self._reading_path()
+                self._note(path)
+                return path, ("int", self._random.choice((0, 1, 0, 1, 0, 1, 0, 1, 2, -1)))
+            case OpCode.SET_WATCHES:
+                return (self._zxid(), *(self._some_paths() for _ in range(3)))
+            case OpCode.SET_WATCHES2:
+                return (self._zxid(), *(self._some_paths() for _ in range(5)))
+            case OpCode.CHECK_WATCHES | OpCode.REMOVE_WATCHES:
+                return self._watched_path(), ("int", self._random.choice((1, 1, 2, 2, 3, 3, 4, 5, 0, -1, 6)))
+            case OpCode.RECONFIG:
+                text: Part = ("text", self._random.choice((None, "", "server.1=localhost:1:2;3")))
+                return text, text, text, ("long", -1)
+            case _:
+                return ()
+
+    def _several(self, count: int, draw: Callable[[], _Request]) -> tuple[Part, ...]:
+        """Those of a multi."""
+        parts: list[Part] = []
+        for opcode, fields in (draw() for _ in range(count)):
+            parts += [("int", opcode), ("bool", False), ("int", -1), *fields]
+        return (*parts, ("int", -1), ("bool", True), ("int", -1))
+
+    def _change(self) -> _Request:
+        chance = self._random.random()
+        if chance < 0.45:
+            return self._request(_CREATING)
+        if chance < 0.65:
+            return self._request(OpCode.DELETE)
+        if chance < 0.8:
+            return self._request(OpCode.SET_DATA)
+        if chance < 0.99:
+            path, version = self._parts(OpCode.CHECK)
+            return OpCode.CHECK, (path, ("int", -1) if self._random.random() < 0.7 else version)
+        return self._request(self._random.choice((OpCode.GET_DATA, OpCode.SET_ACL, OpCode.SYNC)))
+
+    def _read(self) -> _Request:
+        if self._random.random() < 0.03:
+            return self._request(self._random.choice((OpCode.EXISTS, OpCode.DELETE, OpCode.GET_CHILDREN2)))
+        return self._request(self._random.choice((OpCode.GET_DATA, OpCode.GET_CHILDREN)))
 
     def _create_parts(self, opcode: int) -> tuple[Part, ...]:
         chance = self._random.random()
@@ -304,107 +379,11 @@ class Generator:
             parts += (("long", days if self._random.random() < 0.9 else bad),)
         return parts
 
-    def _delete(self) -> tuple[int, tuple[Part, ...]]:
-        path = self._reading_path()
-        return OpCode.DELETE, (path, ("int", self._version(path, 0)))
-
-    def _reading(self) -> tuple[Part, ...]:
-        path, watch = self._reading_path(), self._watch()
-        if watch[1]:
-            self._note(path)
-        return path, watch
-
-    def _exists(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.EXISTS, self._reading()
-
-    def _get_data(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_DATA, self._reading()
-
-    def _set_data(self) -> tuple[int, tuple[Part, ...]]:
-        path = self._reading_path()
-        return OpCode.SET_DATA, (path, ("buffer", self._data()), ("int", self._version(path, 0)))
-
-    def _get_children(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_CHILDREN, self._reading()
-
-    def _get_children2(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_CHILDREN2, self._reading()
-
-    def _count_children(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_ALL_CHILDREN_NUMBER, (("path", self._path()),)
-
-    def _ephemerals(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_EPHEMERALS, (("path", self._path()),)
-
-    def _get_acl(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.GET_ACL, (self._reading_path(),)
-
-    def _set_acl(self) -> tuple[int, tuple[Part, ...]]:
-        path: Part = ("path", self._path())
-        return OpCode.SET_ACL, (path, self._acl(), ("int", self._version(path, 2)))
-
-    def _sync(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.SYNC, (self._reading_path(),)
-
-    def _check(self) -> tuple[int, tuple[Part, ...]]:
-        path = self._reading_path()
-        return OpCode.CHECK, (path, ("int", self._version(path, 0)))
-
-    def _multi(self) -> tuple[int, tuple[Part, ...]]:
-        parts: list[Part] = []
-        for _ in range(self._random.choice((0, 1, 1, 2, 2, 3, 3, 4, 6, 9))):
-            chance = self._random.random()
-            if chance < 0.45:
-                opcode, fields = self._create()
-            elif chance < 0.65:
-                opcode, fields = self._delete()
-            elif chance < 0.8:
-                opcode, fields = self._set_data()
-            elif chance < 0.99:
-                opcode, fields = self._check()
-                if self._random.random() < 0.7:
-                    fields = (fields[0], ("int", -1))
-            else:
-                opcode, fields = self._random.choice((self._get_data, self._set_acl, self._sync))()
-            parts += [("int", opcode), ("bool", False), ("int", -1), *fields]
-        return OpCode.MULTI, (*parts, ("int", -1), ("bool", True), ("int", -1))
-
-    def _multi_read(self) -> tuple[int, tuple[Part, ...]]:
-        parts: list[Part] = []
-        for _ in range(self._random.choice((0, 1, 2, 3))):
-            draw = self._get_data if self._random.random() < 0.5 else self._get_children
-            if self._random.random() < 0.03:
-                draw = self._random.choice((self._exists, self._delete, self._get_children2))
-            opcode, fields = draw()
-            parts += [("int", opcode), ("bool", False), ("int", -1), *fields]
-        return OpCode.MULTI_READ, (*parts, ("int", -1), ("bool", True), ("int", -1))
-
-    def _add_watch(self) -> tuple[int, tuple[Part, ...]]:
-        mode = self._random.choice((0, 1, 0, 1, 0, 1, 0, 1, 2, -1))
-        path = self._reading_path()
-        self._note(path)
-        return OpCode.ADD_WATCH, (path, ("int", mode))
-
     def _zxid(self) -> Part:
         chance = self._random.random()
         if chance < 0.9:
             return "zxid", -1 - int(self._random.expovariate(0.05))
         return "long", self._random.choice((0, -1, 1, _MAX_LONG, _MIN_LONG))
-
-    def _set_watches(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.SET_WATCHES, (self._zxid(), *(self._some_paths() for _ in range(3)))
-
-    def _set_watches2(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.SET_WATCHES2, (self._zxid(), *(self._some_paths() for _ in range(5)))
-
-    def _watcher_type(self) -> Part:
-        return "int", self._random.choice((1, 1, 2, 2, 3, 3, 4, 5, 0, -1, 6))
-
-    def _check_watches(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.CHECK_WATCHES, (self._watched_path(), self._watcher_type())
-
-    def _remove_watches(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.REMOVE_WATCHES, (self._watched_path(), self._watcher_type())
 
     def _watched_path(self) -> Part:
         watched = self._watched[self._slot]
@@ -423,19 +402,7 @@ class Generator:
         data = self._random.choice((None, b"", b":", b"user", b"a:b:c", b"\xff:\xff", "ü:ü".encode()))
         return Operation(0, OpCode.AUTH, (("int", 0), ("text", scheme), ("buffer", data)))
 
-    def _who_am_i(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.WHO_AM_I, ()
-
-    def _ping(self) -> tuple[int, tuple[Part, ...]]:
-        return OpCode.PING, ()
-
-    def _close(self) -> Operation:
-        return Operation(0, OpCode.CLOSE_SESSION)
-
-    def _abandon(self) -> Operation:
-        return Operation(0, OpCode.ABANDON)
-
-    def _unknown(self) -> tuple[int, tuple[Part, ...]]:
+    def _unknown(self) -> _Request:
         opcode = self._random.choice((0, -1, 10, 23, 99, 108, 109, 1000, _MAX_INT, _MIN_INT, 102, 16, -2, -12))
         return opcode, (self._reading_path(), ("int", 0))
 
@@ -446,35 +413,14 @@ class Generator:
         packets += [struct.pack(">i", size) + bytes(size) for size in (0, 1, 4, 7)]
         return Operation(0, OpCode.RAW, (("bytes", self._random.choice(packets)),))
 
-    def _large(self) -> tuple[int, tuple[Part, ...]]:
+    def _large(self) -> _Request:
         """Near the bound of 1,048,575 bytes a packet."""
         size = self._random.choice((900_000, 1_048_575 - 100, 1_048_400))
         return OpCode.SET_DATA, (("path", self._path()), ("buffer", bytes(size)), ("int", -1))
 
     def _burst(self) -> Operation:
-        """None of them ends the connection."""
-        draws = self._random.choices(
-            [
-                self._create,
-                self._delete,
-                self._set_data,
-                self._multi,
-                self._exists,
-                self._get_children,
-                self._get_data,
-                self._add_watch,
-                self._set_watches2,
-                self._multi_read,
-                self._ping,
-            ],
-            k=self._random.choice((2, 3, 4, 8)),
-        )
-        requests = [(opcode, parts) for opcode, parts in (draw() for draw in draws)]
-        return Operation(0, OpCode.BURST, tuple(("request", request) for request in requests))
-
-    def _reconfigure(self) -> tuple[int, tuple[Part, ...]]:
-        text: Part = ("text", self._random.choice((None, "", "server.1=localhost:1:2;3")))
-        return OpCode.RECONFIG, (text, text, text, ("long", -1))
+        opcodes = self._random.choices(_TOGETHER, k=self._random.choice((2, 3, 4, 8)))
+        return Operation(0, OpCode.BURST, tuple(("request", self._request(opcode)) for opcode in opcodes))
 
     # --- connections --------------------------------------------------------------------------------------------------
 

@@ -8,20 +8,25 @@ first ones of those that were under way. Another client reads what all have writ
 from __future__ import annotations
 
 import random
-import struct
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from metaq.coordination.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from tests.kills.outcome import Outcome, Problem, Say
 
-from .jute import OpCode, Part, Reader, encode
+from .jute import OpCode, Part
+from .operations import Operation, attaching, connecting
 from .servers import ApacheServer
-from .wires import SocketWire, Stuck
+from .side import Side
+from .wires import Connect, Stuck, socket_wires
 
 __all__ = ["Found", "kill_often", "run"]
 
@@ -35,6 +40,8 @@ _OPEN: Part = ("acls", ((31, "world", "anyone"),))
 _NO_NODE, _NODE_EXISTS = -101, -110
 SERVERS: dict[str, type[ZooKeeperProcess]] = {"standalone": StandaloneZooKeeper, "apache": ApacheServer}
 
+KILLS, ACKNOWLEDGED, READS, ATTACHED = "kills", "writes acknowledged", "values read", "sessions attached again"
+
 
 class Lost(Exception):
     """The connection has ended."""
@@ -42,16 +49,14 @@ class Lost(Exception):
 
 @dataclass
 class Found:
-    """problems: what must not be. acknowledged: writes. attached: sessions that came back."""
+    """problems: what must not be. counts: of KILLS, ACKNOWLEDGED, READS and ATTACHED."""
 
     problems: list[str] = field(default_factory=list)
-    acknowledged: int = 0
-    attached: int = 0
-    kills: int = 0
-    reads: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 Tree = dict[str, bytes]
+_Request = tuple[int, tuple[Part, ...]]
 _Write = tuple[int, str, bytes]
 """Opcode, path, data."""
 
@@ -68,68 +73,25 @@ def applied(tree: Tree, write: _Write) -> Tree:
     return {**tree, path: data}
 
 
-class _Connected:
-    """A connection with a session. Raises Lost from every method."""
-
-    def __init__(self, address: tuple[str, int], session: int, password: bytes) -> None:
-        try:
-            self._wire = SocketWire(address)
-        except OSError as error:
-            raise Lost from error
-        self._xid = 0
-        parts: tuple[Part, ...] = (
-            *(("int", 0), ("long", 0), ("int", SESSION_MS), ("long", session), ("buffer", password)),
-            ("bool", False),
-        )
-        self._send(encode(parts, ""))
-        reader = Reader(self._frame())
-        reader.int32()
-        reader.int32()
-        self.session, self.password = reader.int64(), reader.buffer() or b""
-
-    def post(self, opcode: int, *parts: Part) -> None:
-        """Send a request; `answer` reads the answers, in order."""
-        self._xid += 1
-        self._send(struct.pack(">ii", self._xid, opcode) + encode(parts, ""))
-
-    def answer(self) -> tuple[int, Reader]:
-        """Error code, and the body."""
-        reader = Reader(self._frame())
-        reader.int32()
-        reader.int64()
-        return reader.int32(), reader
-
-    def ask(self, opcode: int, *parts: Part) -> tuple[int, Reader]:
-        self.post(opcode, *parts)
-        return self.answer()
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def _send(self, packet: bytes) -> None:
-        try:
-            self._wire.send(struct.pack(">i", len(packet)) + packet)
-        except OSError as error:
-            raise Lost from error
-
-    def _frame(self) -> bytes:
-        try:
-            frame = self._wire.frame()
-        except (OSError, Stuck) as error:
-            raise Lost from error
-        if frame is None or len(frame) < 16:
-            raise Lost
-        return frame
+def _request(write: _Write) -> _Request:
+    """Nodes whose names begin with `e-` are ephemeral."""
+    opcode, path, data = write
+    if opcode == OpCode.CREATE:
+        return opcode, (("path", path), ("buffer", data), _OPEN, ("int", int("/e-" in path)))
+    if opcode == OpCode.SET_DATA:
+        return opcode, (("path", path), ("buffer", data), ("int", -1))
+    return opcode, (("path", path), ("int", -1))
 
 
-class _Client(threading.Thread):
+class _Client(threading.Thread, ABC):
     """Goes on with `live` until it is told to stop, whenever its connection is lost."""
 
-    def __init__(self, name: str, stop: threading.Event) -> None:
+    def __init__(self, name: str, connect: Connect, stop: threading.Event) -> None:
         super().__init__(name=name)
         self.found = Found()
         self.failure: Exception | None = None
         self.stopping = stop
+        self._side = Side(connect, "", ())
 
     def run(self) -> None:
         try:
@@ -142,69 +104,95 @@ class _Client(threading.Thread):
         except Exception as error:  # told by the thread that started us
             self.failure = error
 
+    @abstractmethod
     def live(self) -> None:
-        """Raises Lost."""
-        raise NotImplementedError
+        """Raises Lost, as all that talk to the server."""
 
     def end(self) -> None:
         """The last thing that it does; the server lives."""
 
+    def _said(self, operation: Operation) -> list[tuple[Any, ...]]:
+        try:
+            self._side.send(operation)
+            return [item.plain for item in self._side.receive(operation)]
+        except (OSError, Stuck) as error:
+            raise Lost from error
+
+    def _connect(self, session: int | None) -> bool:
+        """To the session of that number, or a new one; False if it is gone."""
+        known = connecting(0, SESSION_MS) if session is None else attaching(0, session, SESSION_MS)
+        kind, *_ = self._said(known)[0]
+        if kind not in ("connected", "expired"):
+            raise Lost
+        return kind == "connected"
+
+    def _answers(self, requests: Sequence[_Request]) -> list[tuple[Any, ...]]:
+        """To those at the front, if the connection ends then; error code and what follows."""
+        said = self._said(Operation(0, OpCode.BURST, tuple(("request", each) for each in requests)))
+        return [plain[2:] for plain in takewhile(_is_whole, said)]
+
+    def _asked(self, *requests: _Request) -> list[tuple[Any, ...]]:
+        answers = self._answers(requests) if requests else []
+        if len(answers) < len(requests):
+            raise Lost
+        return answers
+
+    def _read(self, root: str) -> Tree:
+        ((code, *names),) = self._asked((OpCode.GET_CHILDREN, (("path", root), ("bool", False))))
+        if code:
+            return {}  # nobody has made it yet
+        paths = [f"{root}/{name}" for name in names[0][0]]
+        answers = self._asked(*((OpCode.GET_DATA, (("path", path), ("bool", False))) for path in paths))
+        return {path: data[0][0] or b"" for path, (code, *data) in zip(paths, answers, strict=True) if not code}
+
+
+def _is_whole(plain: tuple[Any, ...]) -> bool:
+    """Else it is the end of a connection, or what a server has sent of an answer before it was killed."""
+    return plain[0] == "answer" and plain[3:4] != ("not understood",)
+
 
 class _Writer(_Client):
-    def __init__(self, address: tuple[str, int], number: int, seed: int, stop: threading.Event) -> None:
-        super().__init__(f"writer {number}", stop)
+    def __init__(self, connect: Connect, number: int, seed: int, stop: threading.Event) -> None:
+        super().__init__(f"writer {number}", connect, stop)
         self.root = f"/w{number}"
-        self._address = address
         self._rng = random.Random(f"{seed} {number}")
-        self._session, self._password = 0, bytes(16)
+        self._session: int | None = None
         self._tree: Tree = {}
         self._under_way: list[_Write] = []
         self._counter = 0
 
     def live(self) -> None:
-        connection = _Connected(self._address, self._session, self._password)
-        try:
-            if not connection.session:
-                self.found.problems.append(f"{self.root}: the session 0x{self._session:x} is gone")
-                self._session, self._password = 0, bytes(16)
-                self._tree = {path: data for path, data in self._tree.items() if "e-" not in path}
-                return
-            if self._session:
-                self.found.attached += 1
-            self._session, self._password = connection.session, connection.password
-            connection.ask(OpCode.CREATE, ("text", self.root), ("buffer", b""), _OPEN, ("int", 0))
-            self._check(connection)
-            while not self.stopping.is_set():
-                self._write(connection)
-        finally:
-            connection.close()
+        if not self._connect(self._session):
+            self.found.problems.append(f"{self.root}: its session is gone")
+            self._session = None
+            self._tree = {path: data for path, data in self._tree.items() if "e-" not in path}
+            return
+        self.found.counts[ATTACHED] += self._session is not None
+        self._session = self._side.attached[0]
+        self._asked(_request((OpCode.CREATE, self.root, b"")))
+        self._check()
+        while not self.stopping.is_set():
+            self._write()
 
-    def _write(self, connection: _Connected) -> None:
+    def _write(self) -> None:
         for _ in range(self._rng.randint(1, WRITES_AT_A_TIME)):
             self._counter += 1
             opcode = self._rng.choice((OpCode.CREATE, OpCode.CREATE, OpCode.SET_DATA, OpCode.SET_DATA, OpCode.DELETE))
-            kind = self._rng.choice(("", "e-"))
-            path = f"{self.root}/{kind}{self._rng.choice(NAMES)}"
-            data = b"%d" % self._counter
-            self._under_way.append((opcode, path, data))
-            if opcode == OpCode.CREATE:
-                connection.post(opcode, ("text", path), ("buffer", data), _OPEN, ("int", int(kind == "e-")))
-            elif opcode == OpCode.SET_DATA:
-                connection.post(opcode, ("text", path), ("buffer", data), ("int", -1))
-            else:
-                connection.post(opcode, ("text", path), ("int", -1))
-        while self._under_way:
-            code, _ = connection.answer()
+            path = f"{self.root}/{self._rng.choice(('', 'e-'))}{self._rng.choice(NAMES)}"
+            self._under_way.append((opcode, path, b"%d" % self._counter))
+        for code, *_ in self._answers([_request(write) for write in self._under_way]):
             write = self._under_way.pop(0)
             behind = applied(self._tree, write)
             if (code == 0) != (behind is not self._tree) or code not in (0, _NO_NODE, _NODE_EXISTS):
                 self.found.problems.append(f"{self.root}: {write} was answered {code}, with {self._tree}")
             self._tree = behind
-            self.found.acknowledged += 1
+            self.found.counts[ACKNOWLEDGED] += 1
+        if self._under_way:
+            raise Lost
 
-    def _check(self, connection: _Connected) -> None:
+    def _check(self) -> None:
         """What is there is the tree behind some of the writes that were under way, in order."""
-        there = _read(connection, self.root)
+        there = self._read(self.root)
         possible = [self._tree]
         for write in self._under_way:
             possible.append(applied(possible[-1], write))
@@ -214,42 +202,23 @@ class _Writer(_Client):
         self._under_way.clear()
 
     def end(self) -> None:
-        connection = _Connected(self._address, self._session, self._password)
-        self._check(connection)
-        connection.close()
-
-
-def _read(connection: _Connected, root: str) -> Tree:
-    code, reader = connection.ask(OpCode.GET_CHILDREN, ("text", root), ("bool", False))
-    if code:
-        return {}  # nobody has made it yet
-    names = [reader.text() for _ in range(reader.count() or 0)]
-    tree: Tree = {}
-    for name in names:
-        code, reader = connection.ask(OpCode.GET_DATA, ("text", f"{root}/{name}"), ("bool", False))
-        if code == 0:
-            tree[f"{root}/{name}"] = reader.buffer() or b""
-    return tree
+        self._connect(self._session)
+        self._check()
 
 
 class _Reader(_Client):
     """Sees what others write. Their counters grow: one that is smaller than one seen at that path was taken back."""
 
-    def __init__(self, address: tuple[str, int], roots: list[str], stop: threading.Event) -> None:
-        super().__init__("reader", stop)
-        self._address = address
+    def __init__(self, connect: Connect, roots: list[str], stop: threading.Event) -> None:
+        super().__init__("reader", connect, stop)
         self._roots = roots
         self._seen: dict[str, int] = {}
 
     def live(self) -> None:
-        connection = _Connected(self._address, 0, bytes(16))
+        self._connect(None)
         while not self.stopping.is_set():
-            self._look(connection)
-
-    def _look(self, connection: _Connected) -> None:
-        for root in self._roots:
-            for path, data in _read(connection, root).items():
-                self.found.reads += 1
+            for path, data in (found for root in self._roots for found in self._read(root).items()):
+                self.found.counts[READS] += 1
                 number, seen = int(data), self._seen.get(path, 0)
                 if number < seen:
                     self.found.problems.append(f"{path}: {number} is there, and {seen} was seen before")
@@ -262,9 +231,9 @@ def kill_often(directory: Path, kind: str, seed: int, seconds: float, writers: i
     stop = threading.Event()
     server = SERVERS[kind](directory)
     server.start()
-    address = (server.host, server.port)
-    roots = [_Writer(address, number, seed, stop) for number in range(writers)]
-    threads: list[_Client] = [*roots, _Reader(address, [writer.root for writer in roots], stop)]
+    connect = socket_wires((server.host, server.port))
+    roots = [_Writer(connect, number, seed, stop) for number in range(writers)]
+    threads: list[_Client] = [*roots, _Reader(connect, [writer.root for writer in roots], stop)]
     found = Found()
     try:
         for thread in threads:
@@ -273,7 +242,7 @@ def kill_often(directory: Path, kind: str, seed: int, seconds: float, writers: i
         while time.monotonic() < deadline:
             time.sleep(rng.uniform(*PAUSES))
             _kill(server)
-            found.kills += 1
+            found.counts[KILLS] += 1
             server.start()
     finally:
         stop.set()
@@ -284,9 +253,7 @@ def kill_often(directory: Path, kind: str, seed: int, seconds: float, writers: i
         if thread.failure is not None:
             raise thread.failure
         found.problems += thread.found.problems
-        found.acknowledged += thread.found.acknowledged
-        found.attached += thread.found.attached
-        found.reads += thread.found.reads
+        found.counts += thread.found.counts
     return found
 
 
@@ -307,10 +274,5 @@ def run(
 ) -> Outcome:
     """ZooKeeper is killed while clients write: acknowledged writes, what others have read, sessions."""
     found = kill_often(directory / "zookeeper", server, seed, seconds)
-    figures = {
-        "kills": found.kills,
-        "writes acknowledged": found.acknowledged,
-        "values read": found.reads,
-        "sessions attached again": found.attached,
-    }
-    return Outcome([Problem("zookeeper", each) for each in found.problems], figures)
+    counts = {name: found.counts[name] for name in (KILLS, ACKNOWLEDGED, READS, ATTACHED)}
+    return Outcome([Problem("zookeeper", each) for each in found.problems], counts)
