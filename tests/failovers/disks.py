@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kills.preload import build_library
+
 from .isolation import is_isolated, tool
 
-__all__ = ["Disk", "build_broken_sync"]
+__all__ = ["Disk"]
 
 _DISK_BYTES = 640 << 20
 _PIECES = (16 << 20, 1 << 20, 1 << 16, 1 << 12)
 _SOURCE = Path(__file__).with_name("broken_sync.c")
-
-
-def build_broken_sync() -> Path:
-    """Compile it, unless that was done before. Raises RuntimeError without a C compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise RuntimeError("the failing syncs are a C file: install gcc")
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"metaq-broken-sync-{os.getuid()}-{digest}.so"
-    if not library.exists():
-        fd, made = tempfile.mkstemp(".so")  # runs beside each other may have the same process id
-        os.close(fd)
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, "-o", made, str(_SOURCE), "-ldl"], check=True)
-        os.replace(made, library)
-    return library
 
 
 class Disk:
@@ -55,7 +38,7 @@ class Disk:
     @property
     def prefix(self) -> Sequence[str]:
         """Of the command of a process whose syncs can be made to fail."""
-        return tool("env"), f"LD_PRELOAD={build_broken_sync()}", f"METAQ_BROKEN_SYNC={self._control}"
+        return tool("env"), f"LD_PRELOAD={build_library(_SOURCE)}", f"METAQ_BROKEN_SYNC={self._control}"
 
     def fill(self) -> None:
         """Leave no block free."""

@@ -10,17 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.history.facts import Ack, History, Name
+from tests.history.facts import History, Name, Send
 
-__all__ = ["Failover", "Failovers", "Got", "Lead", "Put", "Sent", "Transaction"]
-
-
-class Sent(NamedTuple):
-    """A send that was acknowledged. begun, time: when it was called, and when it ended."""
-
-    begun: float
-    time: float
-    ack: Ack
+__all__ = ["Failover", "Failovers", "Got", "Lead", "Put", "Transaction"]
 
 
 class Transaction(NamedTuple):
@@ -92,13 +84,13 @@ class Failover(NamedTuple):
 class Failovers:
     """Everything that the checkers read.
 
-    groups: what is stored in the end, and what groups were handed; its acks are those that promise something. sent:
-    all acknowledged sends. logs: the bytes of each partition in the end, of the last leader. files: set -> node ->
+    groups: what is stored in the end, and what groups were handed; its acks are those that promise something. sends:
+    all that ended. logs: the bytes of each partition in the end, of the last leader. files: set -> node ->
     path -> digest. starts: set -> (epoch, where each partition ended when it began), rising.
     """
 
     groups: History = field(default_factory=History)
-    sent: list[Sent] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     gets: list[Got] = field(default_factory=list)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.history.facts import Delivery, Name
+from tests.history.facts import Delivery, Name, Send
 from tests.history.reading import stored_in
 from tests.kills.campaign import Result
 from tests.kills.journal import Journal
@@ -17,7 +17,7 @@ from tests.kills.outcome import Outcome, Problem, Say
 from .facts import Failover
 from .faults import Fault
 from .injuries import Injuries, Unhealed
-from .java_clients import TOPIC, TOPICS, Attempt, JavaClients, judge
+from .java_clients import TOPIC, TOPICS, JavaClients, judge
 from .reading import logs_of_leaders
 from .report import sends_of
 from .run import are_equal, rest
@@ -83,9 +83,7 @@ def _silent(clients: JavaClients, since: str) -> list[Problem]:
     return [Problem("silent", f"{name} receives nothing after {since}") for name in silent]
 
 
-def _seen(
-    faults: Sequence[Failover], attempts: Sequence[Attempt], deliveries: Sequence[Delivery]
-) -> list[dict[str, Any]]:
+def _seen(faults: Sequence[Failover], attempts: Sequence[Send], deliveries: Sequence[Delivery]) -> list[dict[str, Any]]:
     """Of each fault, until the next one: sends that failed, the longest time without an acknowledgement of the set and
     of any, and the latest delivery of what was acknowledged."""
     first_handed: dict[Name, float] = {}
@@ -94,12 +92,12 @@ def _seen(
     ends = [*(fault.begin for fault in faults[1:]), float("inf")]
     found = []
     for fault, end in zip(faults, ends, strict=True):
-        part = [each for each in attempts if fault.begin <= each.ended < end]
+        part = [each for each in attempts if fault.begin <= each.time < end]
         acknowledged = [each for each in part if each.ack]
         of_set = [
             each for each in acknowledged if each.ack and each.ack.partition.startswith(f"{TOPIC} {fault.set_id}-")
         ]
-        late = [first_handed[each.name] - each.ended for each in acknowledged if each.name in first_handed]
+        late = [first_handed[each.name] - each.time for each in acknowledged if each.name in first_handed]
         found.append(
             {
                 "kind": fault.kind,
@@ -113,8 +111,8 @@ def _seen(
     return found
 
 
-def _longest(begin: float, acknowledged: Sequence[Attempt]) -> float:
-    times = [begin, *(each.ended for each in acknowledged)]
+def _longest(begin: float, acknowledged: Sequence[Send]) -> float:
+    times = [begin, *(each.time for each in acknowledged)]
     return round(max((after - before for before, after in pairwise(times)), default=0.0), 3)
 
 

@@ -14,19 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.javapeer import CUT_OFF_SECONDS, JavaClient
 from metaq.client.questions.cluster import Cluster
 from metaq.coordination.records import format_broker_url
 from tests.history import checkers
-from tests.history.facts import Ack, Call, Delivery, History, Name, Owner, Stored
-from tests.history.reading import deliveries_in, stored_in
+from tests.history.facts import Call, Delivery, History, Name, Owner, Send, Stored
+from tests.history.reading import deliveries_in, sends_in, stored_in
 from tests.kills.children import wait_until
-from tests.kills.journal import Line, clock, read_journal
+from tests.kills.journal import clock, read_journal
 from tests.kills.outcome import Problem
 
-__all__ = ["TOPIC", "TOPICS", "Attempt", "Findings", "JavaClients", "judge", "judge_java"]
+__all__ = ["TOPIC", "TOPICS", "Findings", "JavaClients", "judge", "judge_java"]
 
 TOPIC = "java"
 TOPICS = {TOPIC: "numPartitions=2\nack=in-sync"}
@@ -39,16 +38,6 @@ _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 4096
 _NUMBERS = re.compile("[0-9]+")
 _REASON_CHARACTERS = 60
-
-
-class Attempt(NamedTuple):
-    """A send. ack: None if it failed; reason: why it did."""
-
-    begun: float
-    ended: float
-    name: Name
-    ack: Ack | None
-    reason: str = ""
 
 
 class JavaClients:
@@ -110,12 +99,10 @@ class JavaClients:
     def _path(self, member: str) -> Path:
         return self._directory / f"{member}.deliveries"
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[Send]:
         """All sends that have ended, in that order."""
-        found = [
-            _attempt(line) for name in self._threads() for line in read_journal(self._directory / f"{name}.attempts")
-        ]
-        return sorted(found, key=lambda each: each.ended)
+        paths = [self._directory / f"{name}.attempts" for name in self._threads()]
+        return sorted((each for path in paths for each in sends_in(read_journal(path))), key=lambda each: each.time)
 
     def deliveries(self, stored: Mapping[str, Sequence[Stored]]) -> list[Delivery]:
         """In the order in which each member got them. stored: where the places of messages are looked up."""
@@ -142,7 +129,7 @@ class JavaClients:
             return []
         with Cluster(self._connect) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
-        outcomes = Counter(each.ack.partition if each.ack else each.reason for each in self.attempts()[len(attempts) :])
+        outcomes = Counter(each.ack.partition if each.ack else each.error for each in self.attempts()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
 
     def _start_cut_off_again(self, names: Iterable[str]) -> None:
@@ -195,16 +182,6 @@ class JavaClients:
             time.sleep(1.0)
 
 
-def _attempt(line: Line) -> Attempt:
-    kind, ended, begun, text, *values = line
-    name = Name.parse(text)
-    return (
-        Attempt(begun, ended, name, Ack(name, *values))
-        if kind == "ack"
-        else Attempt(begun, ended, name, None, values[-1])
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Findings:
     """problems: what the product is to blame for. acknowledged: sends. repeated: messages that were acknowledged, and
@@ -218,9 +195,7 @@ class Findings:
     reasons: Mapping[str, int]
 
 
-def judge(
-    attempts: Sequence[Attempt], stored: Mapping[str, Sequence[Stored]], deliveries: Sequence[Delivery]
-) -> Findings:
+def judge(attempts: Sequence[Send], stored: Mapping[str, Sequence[Stored]], deliveries: Sequence[Delivery]) -> Findings:
     """What was sent, what is stored, and what the group was handed, compared: `lost` and `false` as in
     tests.history.checkers; acknowledged, and handed to nobody; stored, and sent by nobody."""
     acks = [each.ack for each in attempts if each.ack is not None]
@@ -243,7 +218,7 @@ def judge(
         len(acks),
         sum(count > 1 for name, count in there.items() if name not in failed),
         sum(name in there for name in failed),
-        Counter(_NUMBERS.sub("…", each.reason)[:_REASON_CHARACTERS] for each in attempts if each.ack is None),
+        Counter(_NUMBERS.sub("…", each.error)[:_REASON_CHARACTERS] for each in attempts if each.ack is None),
     )
 
 

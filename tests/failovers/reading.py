@@ -12,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 
 from metaq.broker.configuration.settings import SET_DIRECTORY
-from tests.history.facts import Ack, Call, History, Name, Owner, Place
-from tests.history.reading import owned_in, stored_in
+from tests.history.facts import Call, History, Name, Owner, Place
+from tests.history.reading import owned_in, sends_in, stored_in
 from tests.history.watcher import commits_in
 from tests.kills.journal import clock, read_journal
 
 from .cluster import GROUP, MEMBER_SECONDS, READ_TOPICS, Cluster
-from .facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
+from .facts import Failover, Failovers, Got, Lead, Put, Transaction
 from .nodes import NodePlace
 from .sender import MEANT, SAFE_TOPICS
 from .sets import Sets
@@ -89,30 +89,28 @@ def read_history(cluster: Cluster, logs: Mapping[str, bytes], faults: Sequence[F
     history.starts = {
         set_id: _starts(found[cluster.watcher.leader(set_id)[1]]) for set_id, found in cluster.sets.items()
     }
-    _read_sends(cluster.sends, history)
-    _read_probes(cluster.probes, history)
-    acks = [each.ack for each in history.sent if each.ack.partition.partition(" ")[0] in SAFE_TOPICS]
+    history.sends = list(sends_in(read_journal(cluster.sends)))
+    for kind, at, *values in read_journal(cluster.sends):
+        if kind in ("commit", "rollback", "doubt"):
+            begun, names, _ = values
+            history.transactions.append(Transaction(begun, at, kind, [Name.parse(name) for name in names]))
+    for kind, at, begun, *values in read_journal(cluster.probes):
+        if kind == "put":
+            history.puts.append(Put(begun, at, *values))
+        elif kind == "get":
+            history.gets.append(Got(at, *values))
+    acks = [each.ack for each in history.sends if each.ack is not None]
     history.groups = History(
         stored=stored_in(logs, READ_TOPICS),
-        acks=acks,
+        acks=[each for each in acks if each.partition.partition(" ")[0] in SAFE_TOPICS],
         owners=[*owned_in(cluster.events), *_rows(cluster.rows)],
         commits=commits_in(read_journal(cluster.commits)),
         groups=[GROUP],
         settled=settled,
         session_seconds=MEMBER_SECONDS,
-        failed_sends=sum(line[0] == "fail" for line in read_journal(cluster.sends)),
+        failed_sends=len(history.sends) - len(acks),
     )
     return history
-
-
-def _read_sends(path: Path, history: Failovers) -> None:
-    for line in read_journal(path):
-        if line[0] == "ack":
-            _, at, begun, name, partition, offset, message_id = line
-            history.sent.append(Sent(begun, at, Ack(Name.parse(name), partition, offset, message_id)))
-        elif line[0] in ("commit", "rollback", "doubt"):
-            outcome, at, begun, names, _ = line
-            history.transactions.append(Transaction(begun, at, outcome, [Name.parse(name) for name in names]))
 
 
 def errors_in(cluster: Cluster) -> list[tuple[float, str]]:
@@ -124,16 +122,6 @@ def errors_in(cluster: Cluster) -> list[tuple[float, str]]:
             found.append((at, f"{kind}: {values[1]}: {values[-1]}"))
     found += [(line[1], f"a query: {line[2]}") for line in read_journal(cluster.rows) if line[0] == "again"]
     return found
-
-
-def _read_probes(path: Path, history: Failovers) -> None:
-    for line in read_journal(path):
-        if line[0] == "put":
-            _, at, begun, node, topic, number, code, message_id, offset = line
-            history.puts.append(Put(begun, at, node, topic, number, code, message_id, offset))
-        elif line[0] == "get":
-            _, at, _, node, partition, offset, size, checksum = line
-            history.gets.append(Got(at, node, partition, offset, size, checksum))
 
 
 def _rows(path: Path) -> list[Owner]:

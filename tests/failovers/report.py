@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from tests.history.facts import Ack
 from tests.kills.campaign import Result
 from tests.kills.outcome import Outcome, Problem
 
 from .checkers import outcomes
 from .cluster import Shape
-from .facts import Failover, Failovers, Sent
+from .facts import Failover, Failovers
 from .java_clients import Findings
 
 __all__ = ["outcome", "pauses", "sends_of", "table"]
@@ -21,8 +22,9 @@ __all__ = ["outcome", "pauses", "sends_of", "table"]
 def pauses(history: Failovers) -> list[tuple[Failover, float]]:
     """For each fault: the longest time without an acknowledgement of its set, from its begin to its end."""
     times: dict[int, list[float]] = defaultdict(list)
-    for each in sorted(history.sent, key=lambda sent: sent.time):
-        times[_set_of(each)].append(each.time)
+    for each in sorted(history.sends, key=lambda send: send.time):
+        if each.ack is not None:
+            times[_set_of(each.ack)].append(each.time)
     found = []
     for fault in history.faults:
         own = times[fault.set_id]
@@ -31,8 +33,8 @@ def pauses(history: Failovers) -> list[tuple[Failover, float]]:
     return found
 
 
-def _set_of(sent: Sent) -> int:
-    return int(sent.ack.partition.partition(" ")[2].partition("-")[0])
+def _set_of(ack: Ack) -> int:
+    return int(ack.partition.partition(" ")[2].partition("-")[0])
 
 
 def outcome(shape: Shape, history: Failovers, problems: Sequence[Problem], java: Findings | None) -> Outcome:
@@ -53,7 +55,7 @@ def outcome(shape: Shape, history: Failovers, problems: Sequence[Problem], java:
         "faults of followers between them": sum(not fault.of_leader for fault in history.faults),
         "faults of followers at the same time": sum(bool(fault.second) for fault in history.faults),
         "nodes that did not come back by themselves": sum(len(fault.restarted) for fault in history.faults),
-        "acknowledged": len(history.sent),
+        "acknowledged": len(history.sends) - history.groups.failed_sends,
         "not acknowledged": history.groups.failed_sends,
         "stored": sum(map(len, history.groups.stored.values())),
         "handed to consumers and tasks": sum(

@@ -22,6 +22,7 @@ __all__ = [
     "Name",
     "Owner",
     "Place",
+    "Send",
     "Stored",
     "narrowed",
     "required",
@@ -73,6 +74,16 @@ class Ack(NamedTuple):
     partition: str
     offset: int
     id: int
+
+
+class Send(NamedTuple):
+    """A send that has ended. begun, time: when it was called, and when it ended. ack: None if it failed; error: why."""
+
+    begun: float
+    time: float
+    name: Name
+    ack: Ack | None
+    error: str = ""
 
 
 class Place(NamedTuple):

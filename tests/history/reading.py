@@ -11,11 +11,10 @@ from metaq import browse
 from metaq.protocol.record import HEADER_BYTES, RecordHeader, iter_headers, payload_start
 from tests.kills.journal import Line, read_journal
 
-from .facts import Ack, Call, Delivery, Name, Owner, Place, Stored, narrowed
+from .facts import Ack, Call, Delivery, Name, Owner, Place, Send, Stored, narrowed
 from .member import partition_text
 
 __all__ = [
-    "acks_in",
     "browsed",
     "deliveries_in",
     "member_files",
@@ -23,6 +22,7 @@ __all__ = [
     "owned_in",
     "owners_in",
     "seen_in",
+    "sends_in",
     "stored_in",
 ]
 
@@ -83,16 +83,13 @@ def member_name(path: Path) -> tuple[str, str]:
     return group, name
 
 
-def acks_in(lines: Iterable[Line]) -> tuple[list[Ack], int]:
-    """What was acknowledged, and how many sends failed."""
-    acks, failed = [], 0
-    for line in lines:
-        if line[0] == "ack":
-            _, _, _, name, partition, offset, message_id = line
-            acks.append(Ack(Name.parse(name), partition, offset, message_id))
-        elif line[0] == "fail":
-            failed += 1
-    return acks, failed
+def sends_in(lines: Iterable[Line]) -> Iterator[Send]:
+    """Those of the journal of producers."""
+    for kind, time, *values in lines:
+        if kind in ("ack", "fail"):
+            begun, text, *rest = values
+            name = Name.parse(text)
+            yield Send(begun, time, name, Ack(name, *rest)) if kind == "ack" else Send(begun, time, name, None, rest[1])
 
 
 def owners_in(

@@ -14,7 +14,7 @@ from .cluster import SESSION_SECONDS, TOPICS, Cluster, Shape
 from .ending import drain, stuck
 from .facts import Done, History, Stored
 from .injuries import Injuries
-from .reading import acks_in, browsed, member_files, member_name, owners_in
+from .reading import browsed, member_files, member_name, owners_in, sends_in
 from .report import explain, figures
 from .watcher import commits_in
 
@@ -88,11 +88,12 @@ def read_history(
     directory: Path, stored: dict[str, list[Stored]], done: Sequence[Done], groups: Sequence[str], settled: bool
 ) -> History:
     """What the journals of a run tell."""
-    acks, failed = acks_in(read_journal(directory / "acks.journal"))
+    sends = list(sends_in(read_journal(directory / "acks.journal")))
+    acks = [each.ack for each in sends if each.ack is not None]
     owners = []
     for path in member_files(directory / "events"):
         group, name = member_name(path)
         frozen = [(each.begin, each.end) for each in done if each[2:] == ("member-freeze", f"{group}.{name}")]
         owners += owners_in(read_journal(path), group, name, frozen)
     commits = commits_in(read_journal(directory / "commits.journal"))
-    return History(stored, acks, owners, commits, list(done), groups, settled, SESSION_SECONDS, failed)
+    return History(stored, acks, owners, commits, list(done), groups, settled, SESSION_SECONDS, len(sends) - len(acks))

@@ -6,16 +6,16 @@ import gc
 import logging
 import math
 import os
-import pickle
 import random
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 from tests.kills.scratch import scratch_directory
 
@@ -95,61 +95,44 @@ def flipping(names: Sequence[str], changes: int, seed: int, jobs: int) -> list[T
 
 
 def run(tasks: Sequence[Task], jobs: int) -> Results:
-    """Do all tasks in so many processes."""
+    """Do all tasks in so many processes. Raises what a task raises."""
     results = Results()
     started = time.monotonic()
-    for name, failure in _run_jobs(tasks, jobs):
-        results.starts[name] += 1
-        if failure is not None:
-            results.failures[name].append(failure)
+    context = get_context("fork")  # nothing of a task can be sent
+    with scratch_directory() as scratch, ProcessPoolExecutor(jobs, context, _begin, (tasks, scratch)) as pool:
+        for (name, _), found in zip(tasks, pool.map(_do, range(len(tasks))), strict=True):
+            results.starts[name] += len(found)
+            results.failures[name] += [each for each in found if each is not None]
     results.seconds = time.monotonic() - started
     return results
 
 
-_Result = tuple[str, Failure | None]
+class _Worker(NamedTuple):
+    """One of the processes."""
+
+    tasks: Sequence[Task]
+    shim: Shim
+    scratch: Path
 
 
-def _run_jobs(tasks: Sequence[Task], jobs: int) -> Iterator[_Result]:
-    readers: list[BinaryIO] = []
-    children = []
-    for job in range(jobs):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            _work(writer, tasks[job::jobs])
-        os.close(writer)
-        children.append(child)
-        readers.append(os.fdopen(reader, "rb"))
-    for source in readers:
-        with source:
-            while True:
-                try:
-                    yield pickle.load(source)
-                except EOFError:
-                    break
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    if any(codes):
-        raise RuntimeError(f"processes of the harness ended with {codes}; their tracebacks are above")
+_worker: _Worker
+"""This one; made by _begin()."""
 
 
-def _work(writer: int, tasks: Iterable[Task]) -> None:
-    """In a process of its own, which ends here."""
-    code = 1
-    try:
-        logging.disable(logging.CRITICAL)
-        with os.fdopen(writer, "wb") as out, scratch_directory() as scratch:
-            gc.collect()
-            gc.freeze()  # or each child's first collection would copy everything
-            shim = Shim()
-            for name, task in tasks:
-                for failure in task(shim, scratch):
-                    pickle.dump((name, failure), out)
-                    out.flush()
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(code)
+def _begin(tasks: Sequence[Task], scratch: Path) -> None:
+    global _worker
+    logging.disable(logging.CRITICAL)
+    directory = scratch / str(os.getpid())
+    directory.mkdir()
+    gc.collect()
+    gc.freeze()  # or each child's first collection would copy everything
+    _worker = _Worker(tasks, Shim(), directory)
+
+
+def _do(number: int) -> list[Failure | None]:
+    """The starts of a task."""
+    _, task = _worker.tasks[number]
+    return list(task(_worker.shim, _worker.scratch))
 
 
 def _case(

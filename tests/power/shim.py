@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
-import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.kills.preload import build_library
+
 from .trace import encode_mark
 
-__all__ = ["Shim", "build_shim", "encode_lost", "environment", "is_loaded", "mark_in", "restart_with_shim"]
+__all__ = ["Shim", "encode_lost", "environment", "is_loaded", "mark_in", "restart_with_shim"]
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
-def build_shim() -> Path:
-    """Compile the shim, unless that was done before. Raises RuntimeError without a C compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise RuntimeError("the power tests compile a C file: install gcc")
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"metaq-power-{os.getuid()}-{digest}.so"
-    if not library.exists():
-        made = library.with_suffix(f".{os.getpid()}")
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, "-o", str(made), str(_SOURCE), "-ldl", "-lpthread"], check=True)
-        made.rename(library)
-    return library
-
-
 def environment() -> dict[str, str]:
     """That of a process with the shim. Hashes are the same in all of them, so that a seed means the same."""
-    return {**os.environ, "LD_PRELOAD": str(build_shim()), "PYTHONHASHSEED": "0", "METAQ_POWER": "1"}
+    return {**os.environ, "LD_PRELOAD": str(build_library(_SOURCE)), "PYTHONHASHSEED": "0", "METAQ_POWER": "1"}
 
 
 def is_loaded() -> bool:

@@ -14,7 +14,7 @@ from bench.javapeer import JavaClient
 from bench.processes import Server
 from tests.history import member, sender, sending
 from tests.history.facts import Ack, Delivery, Stored
-from tests.history.reading import acks_in, deliveries_in
+from tests.history.reading import deliveries_in, sends_in
 from tests.kills.children import ROOT
 from tests.kills.journal import clock, read_journal
 
@@ -43,7 +43,8 @@ class Group:
 
     def acks(self) -> list[Ack]:
         """Everything that was acknowledged to the producers until now."""
-        return [ack for path in sorted(self.directory.glob("*.acks")) for ack in acks_in(read_journal(path))[0]]
+        sends = (each for path in sorted(self.directory.glob("*.acks")) for each in sends_in(read_journal(path)))
+        return [each.ack for each in sends if each.ack is not None]
 
 
 class _Process(Protocol):
@@ -186,7 +187,7 @@ class JavaProducer:
         """Stop sending and end. Raises ProcessFailed if the client died on the way."""
         try:
             self._client.call("give_up", "java")
-            self.failed = acks_in(read_journal(self._journal))[1]
+            self.failed = sum(each.ack is None for each in sends_in(read_journal(self._journal)))
         finally:
             self._client.close()
 

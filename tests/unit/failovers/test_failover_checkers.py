@@ -10,10 +10,10 @@ import pytest
 
 from metaq.protocol.record import HEADER_BYTES, encode_record
 from tests.failovers.checkers import CHECKERS, GROUP_CHECKERS, judge
-from tests.failovers.facts import Failover, Failovers, Got, Lead, Put, Sent, Transaction
+from tests.failovers.facts import Failover, Failovers, Got, Lead, Put, Transaction
 from tests.failovers.reading import leads_in
 from tests.failovers.report import pauses
-from tests.history.facts import Ack, Call, Commit, History, Name, Owner, Place, Stored
+from tests.history.facts import Ack, Call, Commit, History, Name, Owner, Place, Send, Stored
 from tests.history.reading import stored_in
 
 MEMORY, DISK, ASKED = "memory 0-0", "disk 0-0", "asked 0-0"
@@ -24,8 +24,8 @@ def log_of(*messages: tuple[int, str]) -> bytes:
     return b"".join(encode_record(f"{name} xxx".encode(), message_id, 0) for message_id, name in messages)
 
 
-def sent(record: Stored, at: float) -> Sent:
-    return Sent(at - 0.1, at, Ack(record.name, record.partition, record.offset, record.id))
+def sent(record: Stored, at: float) -> Send:
+    return Send(at - 0.1, at, record.name, Ack(record.name, record.partition, record.offset, record.id))
 
 
 def files(b: dict[str, str]) -> dict[int, dict[str, dict[str, str]]]:
@@ -44,7 +44,7 @@ def good() -> Failovers:
     second = len(log_of((4, "probe0a/-/1")))
     history = Failovers(
         groups=History(stored=stored, groups=["g"]),
-        sent=[sent(stored[MEMORY][0], 5.0), sent(stored[DISK][0], 6.0), sent(stored[MEMORY][1], 12.0)],
+        sends=[sent(stored[MEMORY][0], 5.0), sent(stored[DISK][0], 6.0), sent(stored[MEMORY][1], 12.0)],
         transactions=[
             Transaction(12.0, 13.0, "commit", [Name("transaction", "-", 1), Name("transaction", "-", 2)]),
             Transaction(13.0, 14.0, "rollback", [Name("transaction", "-", 3)]),
@@ -63,7 +63,7 @@ def good() -> Failovers:
         files=files(b={"memory-0/0.meta": "x"}),
         starts={0: [(1, {}), (2, {"asked-0": second, "memory-0": 30})]},
     )
-    history.groups.acks = [each.ack for each in history.sent]
+    history.groups.acks = [each.ack for each in history.sends if each.ack]
     for partition, records in stored.items():
         places = [Place(record.offset, record.id, record.name) for record in records]
         history.groups.owners.append(Owner("g", "m", partition, 1.0, calls=[Call(20.0, 20.0, places)]))
@@ -159,7 +159,9 @@ FINE: dict[str, Callable[[Failovers], object]] = {
     "an old leader answers late what was sent before the newer one acknowledged": (
         lambda it: it.puts.append(told("0a")._replace(begun=9.9, time=12.5))
     ),
-    "a message is lost whose acknowledgement promises nothing": lambda it: it.sent.append(Sent(8.0, 8.1, LOOSE)),
+    "a message is lost whose acknowledgement promises nothing": lambda it: it.sends.append(
+        Send(8.0, 8.1, LOOSE.name, LOOSE)
+    ),
 }
 
 
@@ -172,8 +174,8 @@ def test_what_is_allowed_is_not_found(doctor: Callable[[Failovers], object]) -> 
 
 def test_a_pause_is_the_longest_time_without_an_acknowledgement_of_the_set() -> None:
     history = good()
-    elsewhere = history.sent[0].ack._replace(partition="memory 1-0")
-    history.sent.append(Sent(9.0, 9.1, elsewhere))
+    elsewhere = history.groups.stored[MEMORY][0]._replace(partition="memory 1-0")
+    history.sends += [sent(elsewhere, 9.1), Send(9.0, 9.2, elsewhere.name, None, "refused")]
     assert pauses(history) == [(history.faults[0], 6.0)]
     history.faults[0] = history.faults[0]._replace(begin=5.5)
     assert pauses(history) == [(history.faults[0], 6.0)]

@@ -2,16 +2,16 @@
 
 import pytest
 
-from tests.failovers.java_clients import Attempt, judge
-from tests.history.facts import Ack, Delivery, Name, Place, Stored
+from tests.failovers.java_clients import judge
+from tests.history.facts import Ack, Delivery, Name, Place, Send, Stored
 from tests.history.reading import stored_in
 
 A, B, FAILED, STRANGE = Name("jx", "-", 0), Name("jy", "-", 0), Name("jx", "-", 1), Name("jx", "-", 9)
 ON_A, ON_B = Stored("java 0-0", 0, 24, 70, A), Stored("java 1-0", 0, 24, 71, B)
 SENT = [
-    Attempt(1.0, 1.1, A, Ack(A, "java 0-0", 0, 70)),
-    Attempt(1.0, 1.1, B, Ack(B, "java 1-0", 0, 71)),
-    Attempt(1.2, 1.3, FAILED, None, "no connection"),
+    Send(1.0, 1.1, A, Ack(A, "java 0-0", 0, 70)),
+    Send(1.0, 1.1, B, Ack(B, "java 1-0", 0, 71)),
+    Send(1.2, 1.3, FAILED, None, "no connection"),
 ]
 HANDED = [Delivery(1.2, "member0", "java 0-0", Place(0, 70, A)), Delivery(1.2, "member1", "java 1-0", Place(0, 71, B))]
 AT_24 = HANDED[1]._replace(place=Place(24, 71, B))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tests.history.facts import Ack, Name, Place
-from tests.history.reading import acks_in, member_name, owners_in, seen_in
+from tests.history.facts import Ack, Name, Place, Send
+from tests.history.reading import member_name, owners_in, seen_in, sends_in
 from tests.kills.journal import Journal, read_journal
 
 P, Q = "t 0-0", "t 0-1"
@@ -78,7 +78,9 @@ def test_a_handler_that_goes_back_before_a_loss_is_told_belongs_to_the_next_clai
 
 def test_acknowledgements_and_failures_are_told_apart() -> None:
     lines = [["ack", 1.0, 0.5, "keyed/k/0", P, 30, 9], ["fail", 2.0, 1.5, "keyed/k/1", "t", "too late"]]
-    assert acks_in(lines) == ([Ack(Name("keyed", "k", 0), P, 30, 9)], 1)
+    first, second = Name("keyed", "k", 0), Name("keyed", "k", 1)
+    failed = Send(1.5, 2.0, second, None, "too late")
+    assert list(sends_in(lines)) == [Send(0.5, 1.0, first, Ack(first, P, 30, 9)), failed]
 
 
 def test_what_a_group_has_seen_comes_from_all_its_members(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.history.facts import Ack, Delivery, Name, Place, Stored
-from tests.history.reading import acks_in, deliveries_in
+from tests.history.reading import deliveries_in
 from tests.kills.journal import read_journal
 from tests.soak.checkers import CHECKERS, OF_GROUPS, history_of, judge
 from tests.soak.facts import Claim, Committed, Facts, Window, fetched_on, monotonic
@@ -209,11 +209,6 @@ def test_java_members_tell_ids_whose_offsets_are_in_the_log_and_python_members_t
         Delivery(2.5, "c", P, Place(20, 7, name(2))),
         Delivery(3.0, "c", P, Place(-1, 9, Name("sequential", "-", 3))),
     ]
-
-
-def test_java_producers_tell_what_python_producers_tell() -> None:
-    lines = [["ack", 1.1, 1.0, "java/-/0", P, 0, 1000], ["fail", 1.2, 1.1, "java/-/1", "t", "away"]]
-    assert acks_in(lines) == ([ack(0)], 1)
 
 
 def logged(*lines: tuple[int, str]) -> Iterable[str]:
