@@ -148,7 +148,7 @@ class _Client(threading.Thread, ABC):
 
 def _is_whole(plain: tuple[Any, ...]) -> bool:
     """Else it is the end of a connection, or what a server has sent of an answer before it was killed."""
-    return plain[0] == "answer" and plain[3:4] != ("not understood",)
+    return bool(plain[0] == "answer" and plain[3:4] != ("not understood",))
 
 
 class _Writer(_Client):
