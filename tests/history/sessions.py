@@ -12,23 +12,19 @@ ends any connection with it there.
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import Sequence
-from contextlib import suppress
+
+from tests.zookeeper_fuzz.jute import OpCode
+from tests.zookeeper_fuzz.operations import Operation, attaching
+from tests.zookeeper_fuzz.side import Session, Side
+from tests.zookeeper_fuzz.wires import socket_wires
 
 __all__ = ["end_session", "password_of"]
 
 _SECRET = 0xB3415C00
 _MASK = (1 << 48) - 1
-_SECONDS = 5.0
 _TRIES = 50
 _TIMEOUT_MS = 6000
-_CONNECT = struct.Struct(">iqiqi16s?")
-"""Protocol version, last zxid seen, session timeout, session id, length and bytes of the password, read-only."""
-_ANSWER = struct.Struct(">iiq")
-"""Protocol version, session timeout (0: there is no such session), session id."""
-_CLOSE = struct.pack(">iii", 8, 1, -11)
 
 
 def password_of(session_id: int) -> bytes:
@@ -43,36 +39,26 @@ def password_of(session_id: int) -> bytes:
 
 def end_session(servers: Sequence[tuple[str, int]], session_id: int) -> bool:
     """Whether it was there and is over now on all servers of an ensemble, each (host, port). Raises OSError."""
-    with socket.create_connection(servers[0], timeout=_SECONDS) as thief:
-        if not _take_over(thief, session_id):
-            return False
-        thief.sendall(_CLOSE)
-        with suppress(ConnectionError):
-            while thief.recv(4096):
-                pass
-    return all(_is_over(server, session_id) for server in servers)
+    signed = session_id - (1 << 64) if session_id >= 1 << 63 else session_id
+    taken = _taken_over(servers[0], signed, OpCode.CLOSE_SESSION)
+    if taken == "closed":
+        raise ConnectionError("the server closed the connection")
+    return taken == "connected" and all(_is_over(server, signed) for server in servers)
 
 
 def _is_over(server: tuple[str, int], session_id: int) -> bool:
     """Ask until the server has heard of the end; its client, which comes back meanwhile, cuts our connection."""
-    for _ in range(_TRIES):
-        with socket.create_connection(server, timeout=_SECONDS) as asking, suppress(ConnectionError):
-            if not _take_over(asking, session_id):
-                return True
-    return False
+    return any(_taken_over(server, session_id, OpCode.ABANDON) == "expired" for _ in range(_TRIES))
 
 
-def _take_over(connection: socket.socket, session_id: int) -> bool:
-    """Whether the server knows the session, which is this connection's then. Raises ConnectionError if it was cut."""
-    signed = session_id - (1 << 64) if session_id >= 1 << 63 else session_id
-    password = password_of(session_id)
-    request = _CONNECT.pack(0, 0, _TIMEOUT_MS, signed, len(password), password, False)
-    connection.sendall(struct.pack(">i", len(request)) + request)
-    answer = b""
-    while len(answer) < 4 + _ANSWER.size:
-        part = connection.recv(4096)
-        if not part:
-            raise ConnectionError("the server closed the connection")
-        answer += part
-    _, timeout, _ = _ANSWER.unpack_from(answer, 4)
-    return bool(timeout > 0)
+def _taken_over(server: tuple[str, int], session_id: int, then: int) -> str:
+    """What came of it: `connected`, `expired` or `closed`. then: what is done with a session that is this connection's
+    now. Raises OSError."""
+    side = Side(socket_wires(server), "", ())
+    side.sessions.append(Session(session_id, password_of(session_id)))
+    for operation in (attaching(0, 0, _TIMEOUT_MS), Operation(0, then)):
+        side.send(operation)
+        items = side.receive(operation)
+        if operation.opcode == OpCode.CONNECT:
+            taken = str(items[0].plain[0])
+    return taken

@@ -17,15 +17,15 @@ from metaq.broker.store.files import REAL_FILES
 from metaq.coordination.standalone.connections import PeerConnection
 from metaq.coordination.standalone.outbox import LogBatch
 from metaq.coordination.standalone.server import Moment, ServerSettings, StandaloneServer
+from tests.zookeeper_fuzz.jute import OpCode, Part, encode
+from tests.zookeeper_fuzz.operations import OPEN, connecting
 
 from .history import Broken, History
 from .shim import Shim
 
 __all__ = ["ZooKeeperLife", "ZooKeeperWork"]
 
-CREATE, DELETE, SET_DATA, CLOSE_SESSION = 1, 2, 5, -11
 _PERSISTENT, _EPHEMERAL, _SEQUENTIAL = 0, 1, 2
-_OPEN_ACL = struct.pack("!iii", 1, 31, 5) + b"world" + struct.pack("!i", 6) + b"anyone"
 _NAMES = ("a", "b", "c", "d")
 _SIZES = (0, 5, 60, 400, 3000)
 _TICK_MS = 500
@@ -45,10 +45,10 @@ class _Client:
     def __init__(self, server: StandaloneServer, now: Moment) -> None:
         self._server = server
         self.connection: PeerConnection = server.connected("127.0.0.1", 1, now)
-        self._send(struct.pack("!iqiqi", 0, 0, 60_000, 0, 16) + bytes(16) + b"\0")
+        self._send(encode(connecting(0, 60_000).parts, ""))
 
-    def request(self, operation: int, body: bytes) -> None:
-        self._send(struct.pack("!ii", 1, operation) + body)
+    def request(self, opcode: int, *parts: Part) -> None:
+        self._send(struct.pack("!ii", 1, opcode) + encode(parts, ""))
 
     def _send(self, packet: bytes) -> None:
         self._server.received(self.connection, struct.pack("!i", len(packet)) + packet)
@@ -128,23 +128,19 @@ class ZooKeeperLife:
             self._clients.append(_Client(self._server, self._now))
         client = self._rng.choice(self._clients)
         chance = self._rng.random()
-        path = "/" + "/".join(self._rng.choices(_NAMES, k=self._rng.choice((1, 1, 2))))
-        data = self._buffer(bytes([self._rng.randrange(256)]) * self._rng.choice(_SIZES))
+        path: Part = ("text", "/" + "/".join(self._rng.choices(_NAMES, k=self._rng.choice((1, 1, 2)))))
+        data: Part = ("buffer", bytes([self._rng.randrange(256)]) * self._rng.choice(_SIZES))
         if chance < 0.5:
             mode = self._rng.choice((_PERSISTENT, _PERSISTENT, _EPHEMERAL, _SEQUENTIAL))
-            client.request(CREATE, self._buffer(path.encode()) + data + _OPEN_ACL + struct.pack("!i", mode))
+            client.request(OpCode.CREATE, path, data, OPEN, ("int", mode))
         elif chance < 0.75:
-            client.request(SET_DATA, self._buffer(path.encode()) + data + struct.pack("!i", -1))
+            client.request(OpCode.SET_DATA, path, data, ("int", -1))
         elif chance < 0.95:
-            client.request(DELETE, self._buffer(path.encode()) + struct.pack("!i", -1))
+            client.request(OpCode.DELETE, path, ("int", -1))
         else:
-            client.request(CLOSE_SESSION, b"")
+            client.request(OpCode.CLOSE_SESSION)
             self._clients.remove(client)
         self._take()
-
-    @staticmethod
-    def _buffer(data: bytes) -> bytes:
-        return struct.pack("!i", len(data)) + data
 
     def _take(self) -> None:
         """Do what there is to do, and take what it writes: as the keeper does, behind what waits already."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .answers import Item
 from .jute import OpCode, Part
-from .operations import USERS, Mutation, Operation, attaching, connecting, logging_in
+from .operations import OPEN, USERS, Mutation, Operation, attaching, connecting, logging_in
 
 __all__ = ["Generator"]
 
@@ -30,8 +30,6 @@ _BAD_PATHS = (
 _SPECIAL = ("", "zookeeper", "zookeeper/quota", "zookeeper/config")
 _ABSENT = ("zookeeper/quota/x", "zookeeper/x", "nothing")
 """Outside of the run's root, where no run leaves anything."""
-
-_OPEN = ((31, "world", "anyone"),)
 
 
 def _digest(user: bytes) -> str:
@@ -248,7 +246,7 @@ class Generator:
     def _acl(self) -> Part:
         chance = self._random.random()
         if chance < 0.9:
-            return "acls", _OPEN
+            return OPEN
         return "acls", self._random.choice(_ACLS if chance < 0.97 else _BAD_ACLS)
 
     def _watch(self) -> Part:
@@ -426,7 +424,7 @@ class Generator:
 
     def _expiring(self, slot: int) -> list[Operation]:
         """A session of the shortest time-out, whose time-out ends it."""
-        create = (("buffer", b"expiring"), ("acls", _OPEN), ("int", 1))
+        create = (("buffer", b"expiring"), OPEN, ("int", 1))
         creates = [Operation(slot, OpCode.CREATE2, (("path", self._new_path()), *create)) for _ in range(4)]
         return [connecting(slot, 1), *creates, Operation(slot, OpCode.EXPIRE)]
 

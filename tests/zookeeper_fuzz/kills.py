@@ -23,10 +23,10 @@ from metaq.coordination.standalone_process import StandaloneZooKeeper
 from tests.kills.outcome import Outcome, Problem, Say
 
 from .jute import OpCode, Part
-from .operations import Operation, attaching, connecting
+from .operations import OPEN, Operation, attaching, connecting
 from .servers import ApacheServer
 from .side import Side
-from .wires import Connect, Stuck, socket_wires
+from .wires import Connect, socket_wires
 
 __all__ = ["Found", "kill_often", "run"]
 
@@ -36,7 +36,6 @@ WRITES_AT_A_TIME = 6
 PAUSES = (0.05, 0.8)
 """Seconds between the start of a server and its end."""
 
-_OPEN: Part = ("acls", ((31, "world", "anyone"),))
 _NO_NODE, _NODE_EXISTS = -101, -110
 SERVERS: dict[str, type[ZooKeeperProcess]] = {"standalone": StandaloneZooKeeper, "apache": ApacheServer}
 
@@ -77,7 +76,7 @@ def _request(write: _Write) -> _Request:
     """Nodes whose names begin with `e-` are ephemeral."""
     opcode, path, data = write
     if opcode == OpCode.CREATE:
-        return opcode, (("path", path), ("buffer", data), _OPEN, ("int", int("/e-" in path)))
+        return opcode, (("path", path), ("buffer", data), OPEN, ("int", int("/e-" in path)))
     if opcode == OpCode.SET_DATA:
         return opcode, (("path", path), ("buffer", data), ("int", -1))
     return opcode, (("path", path), ("int", -1))
@@ -115,7 +114,7 @@ class _Client(threading.Thread, ABC):
         try:
             self._side.send(operation)
             return [item.plain for item in self._side.receive(operation)]
-        except (OSError, Stuck) as error:
+        except OSError as error:
             raise Lost from error
 
     def _connect(self, session: int | None) -> bool:

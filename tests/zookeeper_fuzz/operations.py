@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from .jute import OpCode, Part
 
-__all__ = ["USERS", "Mutation", "Operation", "attaching", "connecting", "logging_in", "show"]
+__all__ = ["OPEN", "USERS", "Mutation", "Operation", "attaching", "connecting", "logging_in", "show"]
+
+OPEN: Part = ("acls", ((31, "world", "anyone"),))
+"""An ACL that allows everything to everybody."""
 
 USERS = (b"u1:p1", b"u2:p2")
 """All that log in; the observer does as each."""

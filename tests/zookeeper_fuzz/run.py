@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .answers import Item
 from .jute import OpCode
-from .operations import USERS, Operation, attaching, connecting, logging_in, show
+from .operations import OPEN, USERS, Operation, attaching, connecting, logging_in, show
 from .rules import LISTED, ZxidOrder, difference, events_sorted
 from .side import Side
 from .wires import Connect, Stuck
@@ -62,7 +62,7 @@ class Run:
         self._make_root()
 
     def _make_root(self) -> None:
-        create = Operation(OBSERVER, OpCode.CREATE, (("path", "/"), ("buffer", b""), ("acls", _OPEN), ("int", 0)))
+        create = Operation(OBSERVER, OpCode.CREATE, (("path", "/"), ("buffer", b""), OPEN, ("int", 0)))
         for operation in (connecting(OBSERVER), create, Operation(OBSERVER, OpCode.CLOSE_SESSION)):
             found = self.do(operation)
             if isinstance(found, Difference):
@@ -172,8 +172,6 @@ class Run:
                     return found
         return None
 
-
-_OPEN = ((31, "world", "anyone"),)
 
 _WRITES = frozenset(
     {

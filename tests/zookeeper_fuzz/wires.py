@@ -18,7 +18,7 @@ ANSWER_TIMEOUT = 20.0
 _FRAME = struct.Struct(">i")
 
 
-class Stuck(Exception):
+class Stuck(TimeoutError):
     """The server neither answers nor closes."""
 
 
