@@ -65,7 +65,7 @@ def run(directory: Path, seed: int, say: Say, *, failovers: int = 4) -> Outcome:
         different = [set_id for set_id, nodes in sets.sets.items() if not are_equal(nodes)]
         problems += [Problem("differ", f"the files of set {set_id}") for set_id in different]
         stored = stored_in(logs_of_leaders(sets), [TOPIC])
-        attempts, deliveries = clients.attempts(), clients.deliveries(stored)
+        attempts, deliveries = clients.sends(), clients.deliveries(stored)
         findings = judge(attempts, stored, deliveries)
     figures = {
         **sends_of(findings),

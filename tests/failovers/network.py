@@ -37,8 +37,6 @@ class Host:
 class OneHost:
     """Without namespaces: all hosts are this one, and nothing can be cut."""
 
-    can_cut = False
-
     def add(self, name: str) -> Host:
         return Host(name, "127.0.0.1")
 
@@ -51,8 +49,6 @@ class OneHost:
 
 class Network:
     """In namespaces of our own only. Add all hosts, then cut. One thread."""
-
-    can_cut = True
 
     def __init__(self, directory: Path) -> None:
         assert is_isolated()

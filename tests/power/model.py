@@ -33,7 +33,6 @@ __all__ = ["PAGE", "SECTOR", "Disk", "Names", "State", "Style"]
 
 SECTOR = 512
 PAGE = 4096
-_ZEROS = bytes(SECTOR)
 
 
 class Names(Enum):

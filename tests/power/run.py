@@ -58,7 +58,7 @@ def run(
     tasks += campaign.flipping([name for name in names if name in DIRECTORIES], flips, seed, jobs)
     results = campaign.run(tasks, jobs)
     say(f"\n{results.table(names)}")
-    again = "python -m tests.kills power --only {0.workload} --case '{0.where}' --keep: {0.text}"
+    again = "python -m tests.kills power --keep --only {0.workload} --case '{0.where}': {0.text}"
     return Outcome(
         [Problem(f"{each.workload}: {each.kind}", again.format(each)) for each in results.failed],
         {

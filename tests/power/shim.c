@@ -193,15 +193,6 @@ void power_begin(const char *directory, const char *trace) {
     pthread_mutex_unlock(&lock);
 }
 
-void power_end(void) {
-    pthread_mutex_lock(&lock);
-    if (trace_fd >= 0) syscall(SYS_close, trace_fd);
-    trace_fd = -1;
-    hook = NULL;
-    fail_sync_at = fail_write_at = kill_at = 0;
-    pthread_mutex_unlock(&lock);
-}
-
 void power_mark(const char *data, size_t size) {
     pthread_mutex_lock(&lock);
     if (trace_fd >= 0) record(MARK, 0, 0, 0, data, size);
@@ -212,7 +203,6 @@ void power_hook(void (*function)(int)) { hook = function; }
 void power_fail_sync(long at, long how_many, int number) { fail_sync_at = at; syncs_to_fail = how_many; fail_sync_errno = number; }
 void power_fail_write(long at, int number) { fail_write_at = at; fail_write_errno = number; }
 void power_kill(long at) { kill_at = at; }
-long power_count(int what) { return what == 0 ? changes : what == 1 ? syncs : writes; }
 
 __attribute__((constructor)) static void from_environment(void) {
     const char *directory = getenv("POWER_ROOT"), *trace = getenv("POWER_TRACE"), *fails = getenv("POWER_FAIL_SYNC");

@@ -65,16 +65,11 @@ class Shim:
         for name in ("power_fail_sync", "power_fail_write", "power_kill"):
             getattr(self._library, name).argtypes = [ctypes.c_long] * (3 if name == "power_fail_sync" else 1)
         self._library.power_fail_write.argtypes = [ctypes.c_long, ctypes.c_int]
-        self._library.power_count.restype = ctypes.c_long
         self._hook: Any = None
 
     def begin(self, root: Path, trace: Path) -> None:
         """Record what happens below `root`."""
         self._library.power_begin(os.fsencode(os.path.realpath(root)), os.fsencode(trace))
-
-    def end(self) -> None:
-        self._library.power_end()
-        self._hook = None
 
     def mark(self, **values: object) -> None:
         """Put a marker between the changes."""
@@ -104,15 +99,3 @@ class Shim:
     def kill(self, at: int) -> None:
         """The process dies at its `at`-th change from now on, in the middle of it if it is a write."""
         self._library.power_kill(at)
-
-    @property
-    def changes(self) -> int:
-        return int(self._library.power_count(0))
-
-    @property
-    def syncs(self) -> int:
-        return int(self._library.power_count(1))
-
-    @property
-    def writes(self) -> int:
-        return int(self._library.power_count(2))

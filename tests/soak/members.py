@@ -13,7 +13,7 @@ from typing import Protocol
 from bench.javapeer import JavaClient
 from bench.processes import Server
 from tests.history import member, sender, sending
-from tests.history.facts import Ack, Delivery, Stored
+from tests.history.facts import Ack, Delivery, Send, Stored
 from tests.history.reading import deliveries_in, sends_in
 from tests.kills.children import ROOT
 from tests.kills.journal import clock, read_journal
@@ -41,10 +41,14 @@ class Group:
         paths = {path.stem.replace(".", "_", 1): path for path in sorted(self.directory.glob("*.events"))}
         return [each for name, path in paths.items() for each in deliveries_in(read_journal(path), name, log)]
 
+    def sends(self) -> list[Send]:
+        """Everything that the producers have sent and that has ended until now, in that order."""
+        sends = (each for path in sorted(self.directory.glob("*.sends")) for each in sends_in(read_journal(path)))
+        return sorted(sends, key=lambda each: each.time)
+
     def acks(self) -> list[Ack]:
-        """Everything that was acknowledged to the producers until now."""
-        sends = (each for path in sorted(self.directory.glob("*.acks")) for each in sends_in(read_journal(path)))
-        return [each.ack for each in sends if each.ack is not None]
+        """What was acknowledged of it."""
+        return [each.ack for each in self.sends() if each.ack is not None]
 
 
 class _Process(Protocol):
@@ -70,8 +74,14 @@ class Member(ABC):
         self._process: _Process | None = None
 
     @property
-    def _id(self) -> str:
+    def consumer_id(self) -> str:
+        """Of the life of now, or the last one."""
         return f"{self.name}.{self._lives}"
+
+    @property
+    def owner(self) -> str:
+        """As ZooKeeper has it."""
+        return f"{self._group.name}_{self.consumer_id}"
 
     @property
     def running(self) -> bool:
@@ -83,7 +93,7 @@ class Member(ABC):
             os.kill(self._process.pid, signal.SIGCONT)
         else:
             self._lives += 1
-            self._process = self._started(self._id, self._group.directory / f"{self._id}.log")
+            self._process = self._started(self.consumer_id, self._group.directory / f"{self.consumer_id}.log")
 
     def stop(self) -> None:
         """Leave as a program that ends: what was received is committed, partitions are released."""
@@ -101,7 +111,7 @@ class Member(ABC):
         if self._process is not None:
             self._process.kill()
             self._process = None
-            self.deaths[f"{self._group.name}_{self._id}"] = clock()
+            self.deaths[self.owner] = clock()
 
     def fetched_on(self) -> Mapping[str, Sequence[Window]]:
         """When it delivered from partitions that it had given up, by consumer id: never."""
@@ -145,14 +155,17 @@ class JavaConsumer(Member):
 
     def journal(self) -> Path:
         """Of the life of now, or the last one."""
-        return self._group.journal(self._id)
+        return self._group.journal(self.consumer_id)
 
     def _started(self, consumer_id: str, log: Path) -> _Process:
         group = self._group
-        return _told(
-            JavaClient(group.zookeeper, log, self._session_seconds),
-            *("follow", group.topic, group.name, consumer_id, group.journal(consumer_id)),
-        )
+        words = ("follow", group.topic, group.name, consumer_id, group.journal(consumer_id))
+        self._client = _told(JavaClient(group.zookeeper, log, self._session_seconds), words)
+        return self._client
+
+    def connections(self, url: str) -> int:
+        """How many it has to the broker there (meta://host:port)."""
+        return self._client.connections(url)
 
 
 class Producer(Protocol):
@@ -165,7 +178,7 @@ class PythonProducer:
     """Waits for each message. per_second: messages, about."""
 
     def __init__(self, group: Group, seed: int, per_second: float) -> None:
-        journal = str(group.directory / "python.acks")
+        journal = str(group.directory / "python.sends")
         task = sender.Task(group.zookeeper, [group.topic], 1, 1, seed, journal, per_second, ["sequential"])
         self._process = Server([sys.executable, *task.words()], group.directory / "python.log", sending.READY, ROOT)
 
@@ -174,28 +187,39 @@ class PythonProducer:
 
 
 class JavaProducer:
-    """With the real Java client. pause: seconds between two sends. failed: sends that were not acknowledged, once it is
-    closed."""
+    """With the real Java client. pause: seconds between two sends of a thread. failed: sends that were not
+    acknowledged, once it is closed."""
 
-    def __init__(self, group: Group, pause: float) -> None:
+    def __init__(self, group: Group, pause: float, threads: Sequence[str] = ("java",)) -> None:
         self.failed = 0
-        self._journal = group.directory / "java.acks"
-        client = JavaClient(group.zookeeper, group.directory / "java.log")
-        self._client = _told(client, "attempt", group.topic, "java", self._journal, int(pause * 1000))
+        self._threads = threads
+        self._journals = [group.directory / f"{name}.sends" for name in threads]
+        words = [
+            ("attempt", group.topic, name, journal, int(pause * 1000))
+            for name, journal in zip(threads, self._journals, strict=True)
+        ]
+        self._client = _told(JavaClient(group.zookeeper, group.directory / "java.log"), *words)
 
     def close(self) -> None:
-        """Stop sending and end. Raises ProcessFailed if the client died on the way."""
+        """Stop sending and end: every send has its outcome. Raises ProcessFailed if the client died on the way."""
         try:
-            self._client.call("give_up", "java")
-            self.failed = sum(each.ack is None for each in sends_in(read_journal(self._journal)))
+            for name in self._threads:
+                self._client.call("give_up", name)
+            sends = (each for journal in self._journals for each in sends_in(read_journal(journal)))
+            self.failed = sum(each.ack is None for each in sends)
         finally:
             self._client.close()
 
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self._client.kill()
 
-def _told(client: JavaClient, *words: object) -> JavaClient:
-    """One that cannot do it is ended."""
+
+def _told(client: JavaClient, *commands: Sequence[object]) -> JavaClient:
+    """One that cannot do them is ended."""
     try:
-        client.call(*words)
+        for words in commands:
+            client.call(*words)
     except BaseException:
         client.close()
         raise

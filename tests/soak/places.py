@@ -14,15 +14,12 @@ from bench.javapeer import broker_command
 from bench.processes import ProcessFailed, Server, free_port
 from bench.server_ini import server_ini
 
-__all__ = ["SESSION_SECONDS", "SYNC_SECONDS", "Kind", "Place"]
+__all__ = ["SESSION_SECONDS", "Kind", "Place"]
 
 Kind = Literal["java", "ours"]
 
 SESSION_SECONDS = 6.0
 """zk.zkSessionTimeoutMs of every process of a run (bench/server_ini.py, metaq.peer.Session)."""
-
-SYNC_SECONDS = 1.0
-"""zk.zkSyncTimeMs of every process of a run."""
 
 START_SECONDS = 180.0
 RETRY_SECONDS = 0.5

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["ACL", "OpCode", "Part", "Reader", "Unreadable", "encode"]
+__all__ = ["OpCode", "Part", "Reader", "Unreadable", "encode"]
 
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
@@ -59,12 +59,6 @@ class OpCode:
     RAW = -103
     BURST = -104
     """Several requests at once, parts of the kind "request": opcode and parts of each."""
-
-
-class ACL(NamedTuple):
-    perms: int
-    scheme: str | None
-    id: str | None
 
 
 Part = tuple[str, Any]

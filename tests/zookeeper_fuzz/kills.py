@@ -123,7 +123,7 @@ class _Client(threading.Thread, ABC):
         kind, *_ = self._said(known)[0]
         if kind not in ("connected", "expired"):
             raise Lost
-        return kind == "connected"
+        return bool(kind == "connected")
 
     def _answers(self, requests: Sequence[_Request]) -> list[tuple[Any, ...]]:
         """To those at the front, if the connection ends then; error code and what follows."""
