@@ -119,13 +119,15 @@ class RunningBroker:
 class Connection:
     """A plain socket with both codecs. Every wait has a deadline."""
 
-    def __init__(self, port: int, *, timeout: float = DEADLINE, receive_buffer: int = 0) -> None:
+    def __init__(
+        self, port: int, *, timeout: float = DEADLINE, receive_buffer: int = 0, host: str = "127.0.0.1"
+    ) -> None:
         self.socket = socket.socket()
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.settimeout(timeout)
-        self.socket.connect(("127.0.0.1", port))
+        self.socket.connect((host, port))
         self._answers = AnswerReader()
         self._frames = FrameReader()
 

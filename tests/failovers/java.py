@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from .faults import Fault
 from .injuries import Injuries, Unhealed
 from .java_clients import TOPIC, TOPICS, JavaClients, judge
 from .reading import logs_of_leaders
-from .report import sends_of
+from .report import faults_by_kind, sends_of
 from .run import are_equal, rest
 from .sets import Sets
 
@@ -123,10 +122,7 @@ def table(found: Iterable[Result]) -> str:
         "| longest | pause of all sends, longest | latest delivery |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for fault in (fault for each in found for fault in each.details["faults"]):
-        by_kind[fault["kind"]].append(fault)
-    for kind, faults in sorted(by_kind.items()):
+    for kind, faults in faults_by_kind(found).items():
         failed, pauses = (sorted(fault[name] for fault in faults) for name in ("failed", "pause of the set"))
         values = [
             len(faults),

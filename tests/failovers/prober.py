@@ -9,13 +9,12 @@ What it knows and a client does not: which node acknowledged, and which node sho
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 from zlib import crc32
 
 from metaq.protocol.errors import RemoteProtocolError
@@ -23,8 +22,8 @@ from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.protocol.text import AnswerReader, Result, encode_put, parse_put_result
-from tests.frames import FrameReader
+from metaq.protocol.text import Result, encode_put, parse_put_result
+from tests.broker_process import Connection
 from tests.history.facts import Name
 from tests.kills.journal import Journal, clock
 from tests.kills.programs import ProgramTask, begin_program
@@ -50,41 +49,24 @@ class Task(ProgramTask):
     journal: str
 
 
-A = TypeVar("A")
-
-
-class _Reader(Protocol[A]):
-    def receive(self, data: bytes) -> list[A]: ...
-
-
-class _Node(Generic[A]):
+class _Node:
     """A connection to one node, made anew when it is lost. One thread."""
 
-    def __init__(self, address: str, make_reader: Callable[[], _Reader[A]]) -> None:
-        host, _, port = address.rpartition(":")
-        self._place = host, int(port)
-        self._socket: socket.socket | None = None
-        self._make_reader = make_reader
-        self._reader = make_reader()
+    def __init__(self, address: str) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self._connection: Connection | None = None
 
-    def ask(self, request: bytes) -> A:
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
         """Raises OSError and RemoteProtocolError; the next call connects again."""
         try:
-            if self._socket is None:
-                self._socket = socket.create_connection(self._place, timeout=_ANSWER_SECONDS)
-                self._reader = self._make_reader()
-            self._socket.sendall(request)
-            while True:
-                data = self._socket.recv(1 << 18)
-                if not data:
-                    raise ConnectionError("closed")
-                answers = self._reader.receive(data)
-                if answers:
-                    return answers[0]
+            if self._connection is None:
+                self._connection = Connection(int(self._port), host=self._host, timeout=_ANSWER_SECONDS)
+            yield self._connection
         except (OSError, RemoteProtocolError):
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
             raise
 
 
@@ -97,7 +79,7 @@ class _Prober:
     def put(self, name: str, address: str, topic: str) -> None:
         """One message after the other to one node and topic: what waits for another node does not keep `ack=leader`
         from being asked for."""
-        node = _Node(address, AnswerReader)
+        node = _Node(address)
         for number in itertools.count(1):
             if self._stopping.wait(_PUT_PAUSE_SECONDS):
                 return
@@ -105,7 +87,8 @@ class _Prober:
             body = f"{message} ".encode()
             begun = clock()
             try:
-                answer = node.ask(encode_put(topic, 0, 0, checksum(body), number, body))
+                with node.connection() as connection:
+                    answer = connection.ask(encode_put(topic, 0, 0, checksum(body), number, body))
             except (OSError, RemoteProtocolError):
                 self._journal.write("put", begun, name, topic, number, 0, 0, 0)
                 self._stopping.wait(_REFUSED_PAUSE_SECONDS)
@@ -120,7 +103,7 @@ class _Prober:
 
     def get(self, name: str, address: str) -> None:
         """Read every partition of one node as it grows, also while it is a follower."""
-        node = _Node(address, FrameReader)
+        node = _Node(address)
         places = [(topic, number) for topic, count in self._task.topics.items() for number in range(count)]
         at = dict.fromkeys(places, 0)
         while not self._stopping.wait(_GET_PAUSE_SECONDS):
@@ -129,7 +112,8 @@ class _Prober:
                 begun = clock()
                 try:
                     pull = PullRequest(topic, number, offset, _GET_BYTES, group="prober", follower=True)
-                    answer = node.ask(encode_frame(RequestCode.PULL, 1, pull.to_ext()))
+                    with node.connection() as connection:
+                        answer = connection.ask_frame(encode_frame(RequestCode.PULL, 1, pull.to_ext()))
                 except (OSError, RemoteProtocolError):
                     time.sleep(_REFUSED_PAUSE_SECONDS)
                     break

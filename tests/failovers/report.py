@@ -16,7 +16,7 @@ from .cluster import Shape
 from .facts import Failover, Failovers
 from .java_clients import Findings
 
-__all__ = ["outcome", "pauses", "sends_of", "table"]
+__all__ = ["faults_by_kind", "outcome", "pauses", "sends_of", "table"]
 
 
 def pauses(history: Failovers) -> list[tuple[Failover, float]]:
@@ -89,14 +89,19 @@ def table(found: Iterable[Result]) -> str:
         "| what befell the leader | times | elections | pause, median | p90 | longest |",
         "|---|---|---|---|---|---|",
     ]
-    by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for fault in (fault for each in found for fault in each.details["faults"]):
-        if fault["leader"]:
-            by_kind[fault["kind"]].append(fault)
-    for kind, faults in sorted(by_kind.items()):
-        rows.append(_row(kind, faults))
+    by_kind = faults_by_kind(found)
+    rows += [_row(kind, faults) for kind, faults in by_kind.items()]
     rows.append(_row("all", [fault for faults in by_kind.values() for fault in faults]))
     return "\n".join(rows)
+
+
+def faults_by_kind(found: Iterable[Result]) -> dict[str, list[Mapping[str, Any]]]:
+    """Those of leaders, by what befell these."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for fault in (fault for each in found for fault in each.details["faults"]):
+        if fault.get("leader", True):
+            by_kind[fault["kind"]].append(fault)
+    return dict(sorted(by_kind.items()))
 
 
 def _row(kind: str, faults: Sequence[Mapping[str, Any]]) -> str:
