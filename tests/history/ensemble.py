@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
@@ -84,9 +83,7 @@ class Ensemble:
             raise
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

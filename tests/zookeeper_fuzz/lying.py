@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable
+
+from tests.doubles.proxy import Passes, Proxy
+
+from .wires import Frames
 
 __all__ = ["LIES", "Lie", "LyingProxy"]
 
 Lie = Callable[[], Callable[[bytes], list[bytes] | None]]
 """For each connection: what is sent for a frame of the server; None: nothing, and the connection is closed."""
-
-Address = tuple[str, int]
 
 _EVENT = b"\xff\xff\xff\xff"
 _HEADER = struct.Struct(">iqi")
@@ -82,71 +79,31 @@ LIES: dict[str, Lie] = {
 }
 
 
-class LyingProxy:
-    """Listens on `address` and forwards to `server`, frame by frame. Threads of its own; a context manager."""
+class LyingProxy(Proxy):
+    """In front of `server`; lies frame by frame."""
 
-    def __init__(self, server: Address, lie: Lie) -> None:
-        self._server = server
+    def __init__(self, server: tuple[str, int], lie: Lie) -> None:
         self._lie = lie
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: Address = ("127.0.0.1", self._listener.getsockname()[1])
+        super().__init__(server)
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def ways(self) -> tuple[Passes, Passes]:
+        frames, lie, is_connected = Frames(), self._lie(), False
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._server)
-            for connection in (client, server):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_forward, args=(client, server), daemon=True).start()
-            threading.Thread(target=_tell, args=(server, client, self._lie()), daemon=True).start()
+        def answers(data: bytes) -> tuple[bytes, bool]:
+            """The first one answers the connect, and has no header."""
+            nonlocal is_connected
+            frames.feed(data)
+            passed = b""
+            while (frame := frames.next()) is not None:
+                told = lie(frame) if is_connected else [frame]
+                is_connected = True
+                if told is None:
+                    return passed, False
+                passed += b"".join(struct.pack(">i", len(each)) + each for each in told)
+            return passed, True
 
-
-def _forward(client: socket.socket, server: socket.socket) -> None:
-    try:
-        while data := client.recv(1 << 16):
-            server.sendall(data)
-        server.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # the other direction closes both
-
-
-def _tell(server: socket.socket, client: socket.socket, lie: Callable[[bytes], list[bytes] | None]) -> None:
-    with server, client, _ended(server, client):
-        for number, frame in enumerate(_frames(server)):
-            told = lie(frame) if number else [frame]  # the first one answers the connect, and has no header
-            if told is None:
-                return
-            try:
-                client.sendall(b"".join(struct.pack(">i", len(each)) + each for each in told))
-            except OSError:
-                return
-
-
-@contextmanager
-def _ended(*connections: socket.socket) -> Iterator[None]:
-    """Shut down behind it: while the other thread waits for one to read, closing it alone would say nothing."""
-    try:
-        yield
-    finally:
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def _frames(server: socket.socket) -> Iterator[bytes]:
-    with server.makefile("rb") as stream, suppress(ConnectionResetError):
-        while len(size := stream.read(4)) == 4:
-            yield stream.read(struct.unpack(">i", size)[0])
+        return (lambda data: (data, True)), answers
