@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -54,12 +53,12 @@ class Judged:
     def outcome(self, figures: Mapping[str, int]) -> Outcome:
         """figures: more of them."""
         history, facts = history_of(self.facts), self.facts
+        names = [each.name for records in facts.stored.values() for each in records]
         counted = {
             "acknowledged": len(facts.acks),
             "delivered": len(facts.deliveries),
             "delivered again": duplicates(history),
-            "stored twice": sum(Counter(each.name for those in facts.stored.values() for each in those).values())
-            - len({each.name for those in facts.stored.values() for each in those}),
+            "stored twice": len(names) - len({*names}),
             "fetched on": sum(len(owner.calls) for owner in history.owners if not owner.proves),
             "claims": len(facts.claims),
             "longest seconds without an owner": math.ceil(
