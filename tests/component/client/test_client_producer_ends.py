@@ -257,7 +257,8 @@ def test_what_would_wait_in_a_callback_is_refused_at_once(broker, cluster, frame
             threading.Timer(0.01, revive, (broker,)).start()
             assert "callback" in said_by(future, call)
             future.result(DEADLINE)
-        assert framed.send("t", b"after").offset > 0
+        sent = framed.send("t", b"after")
+        assert broker.bodies("t", sent.partition.partition)[-1] == b"after"
 
 
 def revive(broker):
