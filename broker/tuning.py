@@ -128,6 +128,9 @@ SEQUENCES_SWEPT = 1 << 9
 SEQUENCES_SWEEP_SECONDS = 60.0
 """The time between two searches for old ones; a search takes some 10 ms with MAX_SEQUENCES."""
 
+COMPACTION_PAUSE_SECONDS = 60.0
+"""An internal log that could not be made shorter is tried again after this time."""
+
 SEQUENCE_LOG_BYTES = 16 << 20
 """An internal log that has grown to this, and to four times the remembered state, is replaced by that state."""
 

@@ -180,4 +180,4 @@ class Cleaning:
         _log.warning("%s is not made shorter now: %s", job.contents.log.directory, error)
         if self._job is job:
             self._job = None
-        self._not_before = self._delays.seconds() + tuning.SEQUENCES_SWEEP_SECONDS
+        self._not_before = self._delays.seconds() + tuning.COMPACTION_PAUSE_SECONDS

@@ -81,6 +81,6 @@ class Compaction:
                 log.checkpoint()
         except (OSError, MetaqError) as error:
             _log.warning("%s is not made shorter now: %s", log.directory, error)
-            self._not_before = self._seconds() + tuning.SEQUENCES_SWEEP_SECONDS
+            self._not_before = self._seconds() + tuning.COMPACTION_PAUSE_SECONDS
         finally:
             self._under_way.discard(log)

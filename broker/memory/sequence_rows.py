@@ -13,8 +13,8 @@ counts if the message at `base` has its first id. A row with 0 records takes bac
 partition. A row of producer 0 is about no producer: its first id has the time up to which producers were forgotten for
 want of room.
 
-High bits of `records` mark a row about delayed messages. Its base and end are byte offsets in an internal log of those
-(delayed_records.py), and its first id is `taken` of the first record there.
+High bits of `records` mark a row about delayed messages. Its base and end are byte offsets in an internal log of such
+messages (delayed_records.py), and its first id is `taken` of the first record there.
 """
 
 from __future__ import annotations

@@ -229,8 +229,7 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return figures of the moves that this broker drives, and of those for which it refuses messages, as far as it
-        knows."""
+        """Return figures of the moves that this broker drives, and of known moves for which it refuses messages."""
         if not self._driving:
             return []
         found = []

@@ -8,8 +8,8 @@ from ..configuration.settings import BrokerConfig
 from ..memory.memory import Memory
 from ..partitions.message_ids import MessageIds
 from ..partitions.metrics import Metrics
-from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls
+from ..replication.host import CopyHost
 from ..runtime.host import Host
 from ..store.store import Store
 from ..store.threads import RunInThread
@@ -19,15 +19,11 @@ from ..writing.writing import Writing
 __all__ = ["SetHost", "StoreHost", "TransactionHost"]
 
 
-class StoreHost(Host, Protocol):
+class StoreHost(CopyHost, Protocol):
     """A broker whose partitions are copied."""
 
     @property
     def config(self) -> BrokerConfig: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def partitions(self) -> Partitions: ...
     @property
     def metrics(self) -> Metrics: ...
 
