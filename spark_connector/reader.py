@@ -320,7 +320,7 @@ class Failover:
         self._sleep = sleep
         self._position = -1
         self._backoff = Backoff(0.05, 2.0)
-        self._redirects = Redirects(clock)
+        self._redirects = Redirects()
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
@@ -333,7 +333,7 @@ class Failover:
             self._position = position
             self._backoff.reset()
             self._deadline = self._clock() + FAILOVER_SECONDS
-        led = self._redirects.learn(error) if isinstance(error, NotLeader) else None
+        led = self._redirects.learn(error, self._clock()) if isinstance(error, NotLeader) else None
         while True:
             pause = self._backoff.next() if led is None else led
             if self._clock() + pause > self._deadline:

@@ -83,7 +83,8 @@ class GroupMember:
         self._connections = 0  # number of the connection to ZooKeeper when the owned partitions were last checked
         self._retry_topic = RETRY_PREFIX + membership.group
         self._missing_topics = MissingTopics(membership.group, view)
-        self._absences = Absences(lambda: view.set_ids(), clock)
+        self._absences = Absences()
+        self._view = view
         self._known: Collection[TopicPartition] = ()
         self._timers = timers
         self._is_idle = is_idle
@@ -305,7 +306,8 @@ class GroupMember:
         """Return the partitions to assign, by topic in Java's string order: the registered ones, and those absent
         because their broker set is changing its leader."""
         found = {TopicPartition.parse(topic, name) for topic, names in listed.items() for name in names}
-        kept = self._absences.kept(self._known, found)
+        missing = self._absences.missing(self._known, found)
+        kept = self._absences.kept(missing, self._view.set_ids(), self._clock()) if missing else []
         self._known = found.union(kept)
         if self._absences.ends_in is None:
             return listed

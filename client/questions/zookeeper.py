@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -41,7 +42,7 @@ class ZooKeeperMetadata:
         self._is_lent = session is not None
         self._cluster = ClusterView(self._session)
         self._steady = SteadyView(self._session, LEADERLESS_SECONDS)
-        self._absences = Absences(self._cluster.set_ids)
+        self._absences = Absences()
         self._views: dict[str, TopicView] = {}
         self._first_read = threading.Lock()
         self._aside = Aside("metaq-topic", drops=True)
@@ -116,7 +117,8 @@ class ZooKeeperMetadata:
         view = self._read(topic, self._cluster)
         former = self._views.get(topic)
         if former is not None:
-            kept = self._absences.kept(former.partitions, view.partitions)
+            missing = self._absences.missing(former.partitions, view.partitions)
+            kept = self._absences.kept(missing, self._cluster.set_ids(), time.monotonic()) if missing else []
             if self._absences.ends_in is not None:
                 view = view._replace(partitions=tuple(sorted((*view.partitions, *kept))))
                 self._session.events.post_later(self._absences.ends_in, partial(self._changed, topic))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from ..records.values import TopicPartition
 
@@ -14,38 +13,32 @@ LEADERLESS_SECONDS = 3.0
 
 
 class Absences:
-    """Keep a client's partitions while their broker set is changing its leader. One thread at a time.
+    """Keep a client's partitions while their broker set is changing its leader. No I/O. One thread at a time.
 
     Otherwise a leader's end would move the keys of its partitions to other brokers for a moment, and a group would hand
     over partitions that come back at once.
     """
 
-    def __init__(self, set_ids: Callable[[], Collection[int]], clock: Callable[[], float] = time.monotonic) -> None:
-        """set_ids: of all broker sets; asked only when a partition is missing."""
+    def __init__(self) -> None:
         self.ends_in: float | None = None
         """Seconds until a partition kept by the last call is no longer kept; None: none was kept."""
-        self._set_ids = set_ids
-        self._clock = clock
         self._since: dict[tuple[str, int], float] = {}
 
-    def kept(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return those of `former`, of any topics, whose broker set has not registered the topic now, but may do so
-        soon.
-
-        found: the registered partitions of these topics. Raises the errors of set_ids.
-        """
-        now = self._clock()
+    def missing(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Return those of `former`, of any topics, whose broker has not registered the topic now; if there are any,
+        call `kept`. found: the registered partitions of these topics."""
         there = {(each.topic, each.broker) for each in found}
         for name in there & self._since.keys():
             del self._since[name]
         self.ends_in = None
-        missing = [each for each in former if (each.topic, each.broker) not in there]
-        if not missing:
-            return []
-        sets = self._set_ids()
+        return [each for each in former if (each.topic, each.broker) not in there]
+
+    def kept(self, missing: Iterable[TopicPartition], set_ids: Collection[int], now: float) -> list[TopicPartition]:
+        """Return those of the missing partitions whose broker set may register the topic again soon. set_ids: of all
+        broker sets. now: monotonic seconds."""
         kept = []
         for each in missing:
-            if each.broker not in sets:
+            if each.broker not in set_ids:
                 continue
             left = self._since.setdefault((each.topic, each.broker), now) + LEADERLESS_SECONDS - now
             if left > 0:

@@ -3,14 +3,13 @@ word."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import NamedTuple
 
 from metaq.protocol.errors import ConfigError, NotLeader
 
-from .connection import Endpoint
 from .metadata import parse_address
+from .wire import Endpoint
 
 __all__ = ["Redirects"]
 
@@ -43,29 +42,28 @@ class _Trouble:
 
 
 class Redirects:
-    """The node to ask instead, by the node that was asked. No I/O. Any thread; each change is a single assignment."""
+    """The node to ask instead, by the node that was asked. No I/O. Any thread; each change is a single assignment. now:
+    monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
         self._deposed: dict[Endpoint, float] = {}  # until when nodes that still name it are not believed
 
-    def target(self, endpoint: Endpoint, down: Collection[Endpoint]) -> Endpoint:
+    def target(self, endpoint: Endpoint, down: Collection[Endpoint], now: float) -> Endpoint:
         """Return the node to ask instead of the node at `endpoint`, which may be the same. down: nodes that cannot be
         reached."""
         found = self._targets.get(endpoint)
         if found is None:
             return endpoint
-        expired = self._clock() >= found.until and endpoint not in down
+        expired = now >= found.until and endpoint not in down
         if expired or found.target in down:
             self._targets.pop(endpoint, None)
             return endpoint
         return found.target
 
-    def learn(self, error: NotLeader) -> float:
+    def learn(self, error: NotLeader, now: float) -> float:
         """A node has answered with `error`. Return the seconds to wait before the request is sent again."""
-        now = self._clock()
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
             trouble = self._troubles[error.broker_id] = _Trouble(now)
@@ -86,12 +84,12 @@ class Redirects:
         """The address of the leader that the node has named; None: it does not know."""
         return _endpoint(error.url)
 
-    def moved(self, former: Collection[Endpoint], leader: Endpoint) -> None:
+    def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """ZooKeeper shows another leader than before. That is newer than the nodes' earlier answers. For a while it is
         also newer than their next ones: a newly elected node may still name the former leader, which may hang."""
         for endpoint in former:
             self._forget(endpoint)
-            self._deposed[endpoint] = self._clock() + TRUSTED_SECONDS
+            self._deposed[endpoint] = now + TRUSTED_SECONDS
         self._deposed.pop(leader, None)
         self._forget(leader)
 

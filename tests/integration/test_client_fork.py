@@ -30,7 +30,7 @@ consumed = until(consumer.poll)
 read = until(reader.poll)
 owned, session = consumer._core.owned, consumer._session.session_id
 metadata_session = producer._metadata._session.session_id
-connections = [link.connection for each in (producer, consumer, reader) for link in each._pool._links.values()]
+connections = [link.connection for each in (producer, consumer, reader) for link in each._pool._core.links.values()]
 seen = []
 futures = [producer.send_async("t", b"lingers") for _ in range(3)]
 

@@ -122,6 +122,7 @@ FLOORS = {
 """The rooms of a folder, each above those that it may import from, at run time and for types."""
 
 STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")
+CLIENT_CORES = ("shared.core", "transport.absences", "transport.core", "transport.redirects")
 CODECS_MUST_NOT_KNOW = (*STORE_MUST_NOT_KNOW, "threading", "logging", "time", "os", "subprocess", "pathlib")
 
 
@@ -270,6 +271,8 @@ def test_protocol_and_store_know_no_network_and_codecs_and_cores_no_io():
         top = imported.target.partition(".")[0]
         if is_within(imported.module, "metaq.protocol") or is_within(imported.module, "metaq.coordination.standalone"):
             return top in CODECS_MUST_NOT_KNOW
+        if imported.module.removeprefix("metaq.client.") in CLIENT_CORES:
+            return top in (*CODECS_MUST_NOT_KNOW, "kazoo")
         return is_within(imported.module, "metaq.broker.store") and top in STORE_MUST_NOT_KNOW
 
     assert_none(filter(forbidden, all_imports()), "I/O where there must be none")

@@ -52,7 +52,7 @@ def test_the_child_of_a_child_is_refused_too_and_has_guards_of_its_own():
 def test_a_producer_is_refused_and_its_connection_goes_on(broker):
     with Producer(metadata=FakeCluster([broker])) as producer:
         producer.send("t", b"1")
-        (link,) = producer._pool._links.values()
+        (link,) = producer._pool._core.links.values()
         connection = link.connection
         assert connection is not None
         transaction = producer.transaction()

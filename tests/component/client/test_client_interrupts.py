@@ -306,7 +306,7 @@ def test_closing_may_be_interrupted(broker):
     assert len(pulled.calls) == 1
 
 
-@interrupted("client.transport.pool", threading, lines=False)
+@interrupted("client.transport.pool client.transport.core", threading, lines=False)
 def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
     down: set[Endpoint] = set()
 

@@ -131,16 +131,6 @@ def test_a_thread_that_finds_a_connection_broken_leaves_making_another_to_housek
     assert (opening.opened, pool.down) == ([first], {broker.endpoint})
 
 
-def test_a_broker_that_is_gone_for_good_is_forgotten(new_pool):
-    pool = new_pool(open=unreachable)
-    with pytest.raises(BrokerUnavailable):
-        pool.connection(HERE, 3)
-    pool.listed({0: HERE})
-    assert pool.down == {HERE}
-    pool.listed({})
-    assert pool.down == frozenset()
-
-
 def test_a_closed_pool_refuses(broker, pool):
     connection = pool.connection(broker.endpoint, 3)
     pool.close()
@@ -231,12 +221,3 @@ def test_a_former_leader_that_answers_is_heard_first(broker, pool):
     pool.listed({0: HERE})
     assert connection.call(heartbeat, DEADLINE)
     eventually(lambda: connection.closed)
-
-
-def test_a_leader_that_is_back_at_once_keeps_its_connection(broker, pool):
-    pool.listed({0: broker.endpoint})
-    connection = pool.connection(broker.endpoint, 3)
-    pool.listed({0: HERE})
-    pool.listed({0: broker.endpoint})
-    time.sleep(0.5)
-    assert pool.connection(broker.endpoint, 3) is connection

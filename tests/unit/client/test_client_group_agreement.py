@@ -160,24 +160,13 @@ SET, ALONE = [TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)], [TopicParti
 
 
 class Watched(Absences):
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.asked = 0
-        super().__init__(self.sets, lambda: self.now)
-
-    def sets(self) -> list[int]:
-        self.asked += 1
-        return [0]
-
     def keeps(self, owned, there=(), at=0.0):
         """What it keeps then, and for how long yet."""
-        self.now = at
-        return self.kept(owned, set(there)), self.ends_in
+        return self.kept(self.missing(owned, set(there)), [0], at), self.ends_in
 
 
 def test_nothing_is_asked_while_nothing_is_missing():
-    watched = Watched()
-    assert (watched.keeps([*SET, *ALONE], [*SET, *ALONE]), watched.asked) == (([], None), 0)
+    assert Watched().missing([*SET, *ALONE], {*SET, *ALONE}) == []
 
 
 def test_a_sets_partitions_are_kept_until_no_leader_has_come_and_a_single_brokers_are_not():

@@ -16,13 +16,13 @@ A, B, C = (Endpoint("127.0.0.1", port) for port in (1, 2, 3))
 class Led(Redirects):
     def __init__(self) -> None:
         self.now = 100.0
-        super().__init__(lambda: self.now)
+        super().__init__()
 
     def says(self, node: Endpoint, leader: Endpoint | None) -> float:
-        return self.learn(NotLeader(0, "" if leader is None else str(leader), str(node)))
+        return self.learn(NotLeader(0, "" if leader is None else str(leader), str(node)), self.now)
 
     def asked(self, endpoint: Endpoint, *down: Endpoint) -> Endpoint:
-        return self.target(endpoint, down)
+        return self.target(endpoint, down, self.now)
 
 
 @pytest.fixture
@@ -80,23 +80,23 @@ def test_what_a_node_said_does_not_count_any_more():
     denied.says(B, A)
     assert [denied.asked(A), denied.asked(B)] == [A, A]
     changed.says(C, A)
-    changed.moved([B], A)
+    changed.moved([B], A, changed.now)
     assert (changed.asked(A), changed.asked(C)) == (A, C)
 
 
 def test_a_new_leader_that_does_not_know_it_yet_does_not_lead_back_to_the_former_one(led):
-    led.moved([A], B)
+    led.moved([A], B, led.now)
     assert (led.says(B, A), led.asked(B)) == (0.01, B)
-    led.moved([B], A)  # it leads again
+    led.moved([B], A, led.now)  # it leads again
     assert (led.says(C, A), led.asked(C)) == (0.0, A)
-    led.moved([A], B)
+    led.moved([A], B, led.now)
     led.now += TRUSTED_SECONDS
     assert led.says(C, A) == 0.0
 
 
 def test_an_address_that_no_client_can_use_is_as_good_as_none(led):
     nowhere = NotLeader(0, "meta://nowhere:99999", str(A))
-    assert (led.learn(nowhere), led.leader(nowhere)) == (0.01, None)
+    assert (led.learn(nowhere, led.now), led.leader(nowhere)) == (0.01, None)
     assert (led.says(A, A), led.asked(A)) == (0.01, A)
 
 

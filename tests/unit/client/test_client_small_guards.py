@@ -66,14 +66,15 @@ def test_a_pool_that_is_closed_in_the_middle_of_a_round_looks_after_no_further_b
     pool: Any = ConnectionPool(ConnectionConfig())
     looked: list[object] = []
 
-    def look_after(link: object) -> None:
+    def look_after(link: object, due: object) -> None:
         looked.append(link)
-        pool._closed = True
+        pool._core.closed = True
 
     pool._look_after = look_after
     pool._wake = SimpleNamespace(wait=lambda seconds: None)
-    pool._pause = lambda: 0.0
-    pool._links = {1: "first", 2: "second"}
+    pool._core = SimpleNamespace(
+        closed=False, links={1: "first", 2: "second"}, look_at=lambda now: now, due=lambda link, now: None
+    )
     pool._keep_house()
     assert looked == ["first"]
 

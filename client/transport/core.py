@@ -1,0 +1,192 @@
+"""Which address of a broker a client asks now, when it tries again to reach one, and which node of a broker set has
+taken the lead: a core without I/O, threads, locks and clocks.
+
+| event | method | what comes out |
+|---|---|---|
+| somebody needs a broker | `found` | its link; None: `link` makes one, and somebody connects |
+| a connection was made, or not, or has ended | `connected`, `failed` | whether it is wanted; whether that is news |
+| a request has ended with an error | `follow` | the seconds after which another node is asked |
+| ZooKeeper shows these brokers | `listed` | the links to close, and whether to look earlier |
+| the time of `look_at` has come | `due` of each link | what to do with it |
+| nobody needs a broker any more, or any | `drop`, `close` | the links to close |
+
+The threads of pool.py are one driver. now: monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar
+
+from metaq.coordination.backoff import Backoff
+from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NotLeader
+
+from ..settings.config import ConnectionConfig
+from .redirects import Redirects
+from .wire import Endpoint
+
+__all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
+
+_LOOK_SECONDS = 0.5
+"""How often idle connections are checked."""
+
+_LEAST_CONNECT_SECONDS = 1.0
+"""A connection that failed in less time proves nothing about the broker: others that ask for it have more time."""
+
+LAST_ANSWERS_SECONDS = 0.2
+"""By then a running former leader has refused its waiting requests; a hanging one answers nothing."""
+
+C = TypeVar("C")
+
+
+class Link(Generic[C]):
+    """The state of one broker. connection: the driver's last one, which may have ended. cause: why there is no
+    connection; "" = none was tried yet, or there is one. ends_at: when the connection is given up because another node
+    leads the broker set."""
+
+    def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
+        self.endpoint = endpoint
+        self.backoff = backoff
+        self.connection: C | None = None
+        self.cause = ""
+        self.retry_at = 0.0
+        self.ends_at = math.inf
+
+
+L = TypeVar("L", bound=Link[Any])
+
+
+class Due(Enum):
+    """What the driver does with a link now."""
+
+    NOTHING = auto()
+    BEAT = auto()
+    """Check the connection, if there is one."""
+    CONNECT = auto()
+    GIVE_UP = auto()
+    """`drop` it, and fail its connection with LeaderMoved."""
+
+
+class PoolCore(Generic[L]):
+    """The links by endpoint. One thread at a time; any thread may call `found`, `follow`, `look_at` and `due`, and read
+    the attributes.
+
+    down: brokers that cannot be reached now; usually empty. closed: nothing is wanted any more.
+    """
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        new_link: Callable[[Endpoint, Backoff], L],
+        random: Callable[[], float],
+    ) -> None:
+        self.links: dict[Endpoint, L] = {}
+        self.down: frozenset[Endpoint] = frozenset()
+        self.closed = False
+        self._config = config
+        self._new_link = new_link
+        self._random = random
+        self._redirects = Redirects()
+        self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
+
+    def found(self, endpoint: Endpoint, now: float) -> L | None:
+        """Return the link to `endpoint`, or to the leader that this node has named (`follow`); None if there is
+        none."""
+        return self.links.get(self._redirects.target(endpoint, self.down, now))
+
+    def link(self, endpoint: Endpoint, now: float) -> L:
+        """As `found`, but make it if there is none. Raises BrokerUnavailable if this is closed."""
+        endpoint = self._redirects.target(endpoint, self.down, now)
+        if self.closed:
+            raise BrokerUnavailable(f"no connection to {endpoint}: this client is closed")
+        link = self.links.get(endpoint)
+        if link is None:
+            backoff = Backoff(self._config.reconnect_min_seconds, self._config.reconnect_max_seconds, self._random)
+            link = self.links[endpoint] = self._new_link(endpoint, backoff)
+        return link
+
+    def drop(self, link: L) -> None:
+        """Nobody needs the broker any more."""
+        if self._is_wanted(link):
+            del self.links[link.endpoint]
+            self.down -= {link.endpoint}
+
+    def close(self) -> list[L]:
+        """Nobody needs any broker any more. Return the links to close."""
+        self.closed = True
+        links = list(self.links.values())
+        self.links.clear()
+        return links
+
+    def connected(self, link: L, connection: object) -> bool:
+        """A connection was made. Return whether it is still wanted."""
+        if not self._is_wanted(link):
+            return False
+        link.connection, link.cause = connection, ""
+        link.backoff.reset()
+        self.down -= {link.endpoint}
+        return True
+
+    def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
+        """This connection of a broker has ended; None: none could be made. Any number of times. Return whether that is
+        news: then it is tried again at `retry_at`."""
+        if not self._is_wanted(link):
+            return False
+        if connection is not None and (link.cause or connection is not link.connection):
+            return False  # already known, or there is a newer connection
+        link.cause = cause
+        link.retry_at = now + link.backoff.next()
+        self.down |= {link.endpoint}
+        return True
+
+    def _is_wanted(self, link: L) -> bool:
+        return not self.closed and self.links.get(link.endpoint) is link
+
+    # --- who leads a broker set -------------------------------------------------------------------------------------
+
+    def follow(self, error: MetaqError, now: float) -> float | None:
+        """As ConnectionPool.follow."""
+        if isinstance(error, NotLeader):
+            return self._redirects.learn(error, now)
+        return 0.0 if isinstance(error, LeaderMoved) else None
+
+    def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint], now: float) -> tuple[list[L], bool]:
+        """As ConnectionPool.listed. Return the links to close, and whether something is due earlier than before."""
+        wanted = {*masters.values(), *others}
+        gone = [link for each in self.down - wanted if (link := self.links.get(each)) is not None]
+        for link in gone:
+            self.drop(link)
+        is_earlier = False
+        for broker_id, endpoint in masters.items():
+            former, self._masters[broker_id] = self._masters.get(broker_id), endpoint
+            if former is not None and former != endpoint:
+                deposed = {former, self._redirects.target(former, (), now)} - wanted
+                self._redirects.moved(deposed, endpoint, now)  # this view is newer than the nodes' answers
+                for each in deposed & self.links.keys():
+                    self.links[each].ends_at = now + LAST_ANSWERS_SECONDS
+                    is_earlier = True
+            if (leader := self.links.get(endpoint)) is not None:
+                leader.ends_at = math.inf
+        return gone, is_earlier
+
+    # --- time passes ------------------------------------------------------------------------------------------------
+
+    def look_at(self, now: float) -> float:
+        """Return when to look at all links again, if nothing happens before."""
+        times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
+        return min([now + _LOOK_SECONDS, *times])
+
+    def due(self, link: L, now: float) -> Due:
+        """Return what to do with a link now."""
+        if link.ends_at <= now:
+            return Due.GIVE_UP
+        if not link.cause:
+            return Due.BEAT
+        return Due.CONNECT if link.retry_at <= now else Due.NOTHING
+
+
+def proves_nothing(seconds: float, left: float) -> bool:
+    """Whether a try to connect that had `seconds`, of which these are left, has failed only for lack of time."""
+    return seconds < _LEAST_CONNECT_SECONDS and left <= 0
