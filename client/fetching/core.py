@@ -55,8 +55,8 @@ from ..records.values import TopicPartition
 from ..runtime.wall_clock import WallClock, now_ms
 from ..settings.consumer_config import ConsumerConfig
 from ..transport.connection import Endpoint, Reply
-from .answers import NotWhole, PullCodec
 from .chunk import Chunk
+from .codec import NotWhole, PullCodec
 from .cursor import Ask, PartitionCursor, Reached, Request
 from .notices import Notice, Notices
 

@@ -14,7 +14,7 @@ leave the batch or be joined by others.
 
 1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends the flights that it gets, each to the broker of its partitions (answers.py makes the bytes), and ends the
+3. it sends the flights that it gets, each to the broker of its partitions (codec.py makes the bytes), and ends the
    reported messages; it confirms the `ended` ones with `forget`.
 
 The threads of `Producer` are one driver. For an event loop or a simulator this suffices: it keeps a clock, looks at

@@ -2,7 +2,7 @@
 
 A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Otherwise
 the half message goes like every asynchronous send. The reader of its answer hands it to the threads of LocalWork, which
-do the work and tell the outcome (ending.py). The reader of that answer ends the future.
+do the work and tell the outcome (ending_halves.py). The reader of that answer ends the future.
 
 Local work does not begin once a broker may have asked another producer of the group, which would have answered that
 nothing is committed (`check_age`).
@@ -32,9 +32,9 @@ from ..records.values import SendResult
 from ..runtime.durations import Duration, seconds_of
 from ..settings.config import check_call_back
 from .building import SendOptions, build_half, with_body
-from .checking import Checker, outcome_of
+from .checking_halves import Checker, outcome_of
 from .delays import Timing, refuse_delay
-from .ending import Ender, Telling
+from .ending_halves import Ender, Telling
 from .futures import Callbacks, Outcome, SendFuture
 from .local_work import LocalWork
 from .outgoing import OnDelivery, Outgoing

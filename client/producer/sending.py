@@ -19,7 +19,7 @@ from ..settings.config import ConnectionConfig
 from ..transport.connection import Connection, Exchange, Reply
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
-from .answers import FlightCodec, FlightRequest
+from .codec import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
 from .outgoing import Outgoing
 from .queues import FailedTurn, Flight, Turn

@@ -9,9 +9,9 @@ from ..runtime.timers import TimeLeft
 from ..settings.config import ProducerConfig
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
-from .checking import Checker
+from .checking_halves import Checker
 from .driver import Driver
-from .ending import Ender
+from .ending_halves import Ender
 from .halves import HalfTransactions
 from .packing import Packer
 from .routing import Router

@@ -50,8 +50,8 @@ from ..settings.config import ProducerConfig
 from ..transport.connection import Connection
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
-from .answers import batch_frame, put_result
 from .building import SendOptions, build_batch, build_message, list_of
+from .codec import batch_frame, put_result
 from .delays import refuse_delay
 from .futures import refuse_in_callback
 from .outgoing import Outgoing, OutgoingBatch

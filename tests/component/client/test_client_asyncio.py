@@ -12,7 +12,7 @@ from functools import partial
 
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import Request
-from metaq.client.producer.answers import FlightCodec
+from metaq.client.producer.codec import FlightCodec
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight

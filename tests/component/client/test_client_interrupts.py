@@ -27,7 +27,7 @@ import pytest
 from metaq import LocalMessageStore, OrderedProducer, Producer, ProducerConfig, StoredMessage
 from metaq.client.fetching.chunk import Chunk
 from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
-from metaq.client.producer.answers import FlightCodec
+from metaq.client.producer.codec import FlightCodec
 from metaq.client.producer.core import Actions
 from metaq.client.producer.futures import SendFuture, _tellers
 from metaq.client.producer.outgoing import Outgoing
@@ -332,7 +332,7 @@ def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside futures"])
-@interrupted(f"{CONNECTION} client.producer.sending client.producer.answers", more_than=30)
+@interrupted(f"{CONNECTION} client.producer.sending client.producer.codec", more_than=30)
 def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(broker, others, protocol):
     broker.topics["t"] = 2
     with Producer(metadata=FakeCluster([broker]), config=FAST, protocol=protocol) as producer:

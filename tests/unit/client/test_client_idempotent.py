@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaq import ProducerConfig, TopicPartition
-from metaq.client.producer.answers import FlightCodec
+from metaq.client.producer.codec import FlightCodec
 from metaq.client.producer.queues import Turn
 from metaq.protocol import errors
 from metaq.protocol.sends import SendBatchRequest, SendManyRequest, SendRequest, split_many

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.producer import tuning
-from metaq.client.producer.answers import encode_batch, give_results
 from metaq.client.producer.building import build_message
+from metaq.client.producer.codec import encode_batch, give_results
 from metaq.client.producer.delays import Timing
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing, OutgoingBatch, call_back
 from metaq.client.records.values import SendResult, TopicPartition

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, TopicBrowser, browse
-from metaq.client.fetching.answers import PullCodec
+from metaq.client.fetching.codec import PullCodec
 from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
 from metaq.client.records.arrow import columns_of, decode_columns
 from metaq.client.records.decoding import Records, decode_sized, decode_walking, in_bytes, joined

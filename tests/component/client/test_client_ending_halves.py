@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from metaq.client.producer import ending
-from metaq.client.producer.ending import Ender, Telling
+from metaq.client.producer import ending_halves
+from metaq.client.producer.ending_halves import Ender, Telling
 from metaq.client.records.values import TopicPartition
 from metaq.client.runtime.waiting import Exchange
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NotLeader, RequestRefused, RequestTimedOut
@@ -54,10 +54,11 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch):
     """Requests are the ids that they tell."""
-    monkeypatch.setattr(ending, "ends_request", lambda opaque, partition, outcomes: [each for each, _ in outcomes])
-    monkeypatch.setattr(
-        ending, "read_ended", lambda ids, *_: [EndHalfReply(COMMIT, half_id * 10, 0) for half_id in ids]
-    )
+    for name, double in (
+        ("ends_request", lambda opaque, partition, outcomes: [each for each, _ in outcomes]),
+        ("read_ended", lambda ids, *_: [EndHalfReply(COMMIT, half_id * 10, 0) for half_id in ids]),
+    ):
+        monkeypatch.setattr(ending_halves, name, double)
     return Broker()
 
 
@@ -170,7 +171,7 @@ def test_threads_that_wait_go_with_the_others(broker, ender):
 
 
 def test_a_request_has_no_more_than_its_limit(broker, ender, monkeypatch):
-    monkeypatch.setattr(ending, "MAX_ENDED_HALVES", 2)
+    monkeypatch.setattr(ending_halves, "MAX_ENDED_HALVES", 2)
     told = begun(ender, 1, 2, 3, 4)
     for _ in range(3):
         answer(broker)
@@ -185,7 +186,7 @@ def test_other_partitions_do_not_wait(broker, ender):
 
 
 def test_a_refusal_is_told_to_all_of_its_request_and_the_others_go_on(broker, ender, monkeypatch):
-    monkeypatch.setattr(ending, "MAX_ENDED_HALVES", 2)
+    monkeypatch.setattr(ending_halves, "MAX_ENDED_HALVES", 2)
     told = begun(ender, 1, 2, 3, 4)
     answer(broker)
     answer(broker, RequestRefused(ResponseCode.NO_PERMISSION, "no"))
