@@ -157,13 +157,13 @@ class Consumer(Poller):
         # The threads of its parts hold no reference to the consumer itself: otherwise they would keep an abandoned one
         # alive.
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
-        nearest = nearby.nodes if config.read_from == "nearest" else None
+        if config.read_from == "nearest":
+            core.nearest = nearby.nodes
         fetcher = Fetcher(
             core,
             self._pool,
             lambda partition: member.endpoint_of(partition),
             self._timers,
-            nearest,
             lambda request: beginnings.put(request),
         )
         super().__init__(core, fetcher)
@@ -190,7 +190,7 @@ class Consumer(Poller):
             self._timers,
             self._view,
             is_idle=self._poll_watch.is_idle,
-            on_brokers=lambda ids: None if nearest is None else nearby.look(ids),
+            on_brokers=lambda ids: None if core.nearest is None else nearby.look(ids),
             on_given_up=self._suspects.left,
         )
         self._watch = SessionWatch(self._session, self.group, self._timers, self._member.holds_its_claims)

@@ -4,8 +4,9 @@
 |---|---|---|
 | partitions were claimed, lost | `claim`, `lose` | `next_wanting`, `notices` |
 | they are to be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
-| a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send |
+| a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send, to `source` |
 | an answer begins, is there, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to the next one |
+| a lost message may have been read | cursor `take_doubt`, then `looked_into` | what to ask the broker (divergence.py) |
 | the beginnings of partitions were committed | `recorded` | `next_wanting`, `notices` |
 | the user polls | `acknowledge`, `take`, `take_batch` | messages |
 | poll() has returned them | `under_way = False` | |
@@ -36,12 +37,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import random
 from typing import TYPE_CHECKING
 
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import CorruptRecord, MetaqError, NotOwner
+from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.statuses import ResponseCode, Status
@@ -58,6 +59,7 @@ from ..transport.connection import Endpoint, Reply
 from .chunk import Chunk
 from .codec import NotWhole, PullCodec
 from .cursor import Ask, PartitionCursor, Reached, Request
+from .nearest_nodes import NearestNodes
 from .notices import Notice, Notices
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ class ConsumerCore:
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: another member may own the partitions, so nothing is delivered.
     under_way: a poll has taken messages and not returned them yet. It is an attribute, because a signal's handler may
-    run when a call returns, but not between an assignment and a return.
+    run when a call returns, but not between an assignment and a return. nearest: chooses other nodes of broker sets to
+    read from; the driver sets it.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class ConsumerCore:
         self.notices = Notices()
         self.in_doubt = False
         self.under_way = False
+        self.nearest: NearestNodes | None = None
         self.codec = PullCodec(group, tags, config, is_slave, "" if where is None else where.text)
         self.lock = threading.Lock()
         self.config = config
@@ -229,6 +233,27 @@ class ConsumerCore:
         except IndexError:
             return None
 
+    def source(self, request: Request, leader: Endpoint | None, down: Collection[Endpoint], now: float) -> Endpoint:
+        """Return which broker to ask. leader: the partition's, as ZooKeeper shows it. down: brokers that cannot be
+        reached. Raises BrokerUnavailable."""
+        partition = request.cursor.partition
+        if self.nearest is not None and request.ask is Ask.PULL:
+            leader = self.nearest.choose(partition, leader, down, now)
+        if leader is None:
+            raise BrokerUnavailable(f"broker {partition.broker} is not registered")
+        return leader
+
+    def nearest_changed(self, broker_id: int) -> None:
+        """Read the partitions of a broker set from its newly near nodes."""
+        for partition, cursor in self.owned.items():
+            if partition.broker == broker_id:
+                cursor.ask_anew()
+
+    def patience(self, frames: bool) -> float:
+        """Seconds within which a pull is answered, over the framed protocol or the text protocol."""
+        wait_ms = self.config.long_poll_ms if frames else 0
+        return wait_ms / 1000 + self.config.connection.request_timeout_seconds
+
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
         """Take the end of an answer before its body is there. Return the next request, so that the broker works on it
         while the body arrives and the user consumes."""
@@ -239,6 +264,8 @@ class ConsumerCore:
         """Take the answer to a pull. Return the seconds until its partition needs the next request, None if it needs
         none."""
         cursor = request.cursor
+        if isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER:
+            self._avoid(endpoint, now)
         if not cursor.awaits(request):
             return None
         try:
@@ -289,9 +316,11 @@ class ConsumerCore:
             cursor.offset_found(request, what)
         return self._recovered(request, now, 0.0)
 
-    def failed(self, request: Request, error: MetaqError, now: float) -> float | None:
-        """Note that no answer came, or a wrong one. Return the seconds until its partition needs another request."""
+    def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
+        """Note that no answer came, or a wrong one. Return the seconds until its partition needs another request.
+        endpoint: the broker that was asked, if another one may answer."""
         cursor = request.cursor
+        self._avoid(endpoint, now)
         follows = self._follow(error)
         if follows is not None:
             return follows if cursor.put_off(request, now, follows) else None
@@ -303,13 +332,34 @@ class ConsumerCore:
             log.warning("fetching %s failed, next try in %.2f s: %s", cursor, pause, error)
         return pause
 
-    def unanswered(self, request: Request, error: MetaqError, now: float) -> float | None:
+    def unanswered(
+        self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
+    ) -> float | None:
         """As `failed`, if no answer came, or an interrupt hit while it was taken, at any line: arrived data stay."""
         cursor = request.cursor
         cursor.forget_lead()
         if cursor.has_next:
             self.make_ready(cursor)
-        return self.failed(request, error, now)
+        return self.failed(request, error, now, endpoint)
+
+    def _avoid(self, endpoint: Endpoint | None, now: float) -> None:
+        if self.nearest is not None and endpoint is not None:
+            self.nearest.failed(endpoint, now)
+
+    def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
+        """Another message is before this position than the one read there. Log it if the read message is lost and
+        others have taken its place: nobody else would know that they are skipped. found: the offset from which they
+        are; None: it is not lost; why that is unknown."""
+        place = f"{partition.topic} {partition}"
+        if isinstance(found, MetaqError):
+            log.warning("%s: whether it has lost what group %s has read is unknown: %s", place, self.group, found)
+        elif found is not None:
+            log.error(
+                "%s: messages are lost that group %s had read. It goes on at %d, and may pass over what has come from "
+                "%d on: stop its members and `metaq groups seek %s --topic %s --partition %s --to %d`",
+                *(place, self.group, doubt[0], found),
+                *(self.group, partition.topic, partition, found),
+            )
 
     def _recovered(self, request: Request, now: float, pause: float) -> float:
         if request.cursor.answered(request, now, pause):

@@ -22,7 +22,6 @@ from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
-from metaq.protocol.statuses import ResponseCode
 
 from ..questions.divergence import diverged_at
 from ..questions.partitions import max_offset
@@ -34,7 +33,6 @@ from ..transport.connection import Connection, Endpoint, Reply
 from ..transport.pool import ConnectionPool
 from .core import ConsumerCore
 from .cursor import Ask, PartitionCursor, Reached, Request
-from .nearest_nodes import NearestNodes
 from .tuning import CONNECT_SECONDS
 
 __all__ = ["Fetcher"]
@@ -45,8 +43,7 @@ log = get_log(__name__)
 class Fetcher:
     """Keep the buffers of a consumer's partitions filled, and wake the thread that waits for data. Any thread.
 
-    endpoint_of: where a partition is read. nearest: chooses another node of its broker set to read from. record:
-    commits where the group begins in a partition, then calls `go_on`.
+    endpoint_of: where a partition is read. record: commits where the group begins in a partition, then calls `go_on`.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class Fetcher:
         pool: ConnectionPool,
         endpoint_of: Callable[[TopicPartition], Endpoint | None],
         timers: Timers,
-        nearest: NearestNodes | None = None,
         record: Callable[[Request], None] | None = None,
     ) -> None:
         self._core = core
@@ -63,7 +59,6 @@ class Fetcher:
         self._pool = pool
         self._endpoint_of = endpoint_of
         self._timers = timers
-        self._nearest = nearest
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         self._asides: dict[Endpoint, Aside] = {}  # work that may wait for a broker is on a thread of that broker
@@ -152,9 +147,7 @@ class Fetcher:
 
     def nearest_changed(self, broker_id: int) -> None:
         """Read the partitions of a broker set from its newly near nodes. Any thread."""
-        for partition, cursor in self._core.owned.items():
-            if partition.broker == broker_id:
-                cursor.ask_anew()
+        self._core.nearest_changed(broker_id)
         self.serve_soon()
 
     def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
@@ -162,17 +155,13 @@ class Fetcher:
         self._pool.listed(masters, others)
 
     def _send(self, request: Request) -> None:
-        cursor = request.cursor
         if request.ask is Ask.RECORD:
             assert self._record is not None, "only a member of a group records"
             self._record(request)
             return
         try:
-            endpoint = self._endpoint_of(cursor.partition)
-            if self._nearest is not None and request.ask is Ask.PULL:
-                endpoint = self._nearest.choose(cursor.partition, endpoint, self._pool.down)
-            if endpoint is None:
-                raise BrokerUnavailable(f"broker {cursor.partition.broker} is not registered")
+            leader = self._endpoint_of(request.cursor.partition)
+            endpoint = self._core.source(request, leader, self._pool.down, time.monotonic())
             connection = self._pool.open_connection(endpoint) if request.ask is Ask.PULL else None
             if connection is not None:
                 self._use(connection)
@@ -218,9 +207,7 @@ class Fetcher:
             )
             return core.found(request, what, time.monotonic())
         except MetaqError as error:
-            if self._nearest is not None:
-                self._nearest.failed(endpoint)
-            return core.failed(request, error, time.monotonic())
+            return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
         """Start to use a new connection: one thread in poll() can read one connection; several need their reader
@@ -238,11 +225,10 @@ class Fetcher:
 
     def _pull(self, request: Request, connection: Connection) -> None:
         frames = connection.speaks_frames
-        wait_ms = self._core.config.long_poll_ms if frames else 0
         connection.submit(
             self._core.codec.encode(request, frames, connection.knows_compressed, connection.takes_where),
             partial(self._answered, request, connection),
-            time.monotonic() + wait_ms / 1000 + self._core.config.connection.request_timeout_seconds,
+            time.monotonic() + self._core.patience(frames),
             background=len(self._connections) > 1,
             on_begun=partial(self._begun, request) if self._core.codec.reads_in_bulk else None,
         )
@@ -263,8 +249,6 @@ class Fetcher:
         """An answer is there; on the thread that reads the connection."""
         cursor, core = request.cursor, self._core
         try:
-            if self._nearest is not None and (reply is None or _is_refusal(reply)):
-                self._nearest.failed(connection.endpoint)
             if reply is not None:
                 pause = core.answered(request, reply, connection.endpoint, time.monotonic())
                 if (doubt := cursor.take_doubt()) is not None:
@@ -272,42 +256,20 @@ class Fetcher:
                     self._aside(connection.endpoint).start(look)
             else:
                 error = error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
-                pause = core.unanswered(request, error, time.monotonic())
+                pause = core.unanswered(request, error, time.monotonic(), connection.endpoint)
             self._then(request, pause)
         except BaseException:
             begin_elsewhere((self._ask_anew, cursor))
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Another message is before this position than the one read there. Log it if the read message is lost and
-        others have taken its place: nobody else would know that they are skipped. Broker's thread."""
-        offset, last_id = doubt
-        group = self._core.group
+        """Broker's thread."""
+        found: int | MetaqError | None
         try:
-            missed = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, offset, last_id)
+            found = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, *doubt)
         except MetaqError as error:
-            log.warning(
-                "%s %s: whether it has lost what group %s has read is unknown: %s",
-                partition.topic,
-                partition,
-                group,
-                error,
-            )
-            return
-        if missed is not None:
-            log.error(
-                "%s %s: messages are lost that group %s had read. It goes on at %d, and may pass over what has come "
-                "from %d on: stop its members and `metaq groups seek %s --topic %s --partition %s --to %d`",
-                partition.topic,
-                partition,
-                group,
-                offset,
-                missed,
-                group,
-                partition.topic,
-                partition,
-                missed,
-            )
+            found = error
+        self._core.looked_into(partition, doubt, found)
 
     def _then(self, request: Request, pause: float | None) -> None:
         """A request was answered, or not: ask the next one in `pause` seconds."""
@@ -318,10 +280,6 @@ class Fetcher:
             self._timers.call_later(pause, partial(self.ask, cursor))
         elif pause is not None:
             self.ask(cursor)
-
-
-def _is_refusal(reply: Reply) -> bool:
-    return isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER
 
 
 class _PollWaiter(Waiter):

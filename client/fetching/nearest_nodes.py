@@ -3,7 +3,6 @@ leader."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from metaq.coordination.session import ZkSession
@@ -23,11 +22,10 @@ are."""
 
 
 class NearestNodes:
-    """The choice, without I/O. Any thread; each change is a single assignment."""
+    """The choice, without I/O. Any thread; each change is a single assignment. now: monotonic seconds."""
 
-    def __init__(self, zone: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, zone: str) -> None:
         self._zone = zone
-        self._clock = clock
         self._near: dict[int, tuple[Endpoint, ...]] = {}
         self._avoided: dict[Endpoint, float] = {}
 
@@ -39,16 +37,17 @@ class NearestNodes:
         former, self._near[broker_id] = self._near.get(broker_id, ()), near
         return former != near
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: Endpoint, now: float) -> None:
         """Note that this node did not give the requested data."""
-        self._avoided[endpoint] = self._clock() + AVOIDED_SECONDS
+        self._avoided[endpoint] = now + AVOIDED_SECONDS
 
-    def choose(self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint]) -> Endpoint | None:
+    def choose(
+        self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint], now: float
+    ) -> Endpoint | None:
         """Choose where to read a partition. leader: as ZooKeeper shows it. down: nodes that cannot be reached."""
         near = self._near.get(partition.broker, ())
         if not near or leader in near:
             return leader
-        now = self._clock()
         usable = [each for each in near if each not in down and self._avoided.get(each, now) <= now]
         return usable[partition.partition % len(usable)] if usable else leader
 

@@ -198,7 +198,7 @@ def test_a_consumer_reads_from_the_follower_of_its_zone_while_there_is_one(nodes
             producer.send(TOPIC, sent[-1], partition=TopicPartition(TOPIC, 0, 0))
             while len(received) < len(sent):
                 received.extend(bytes(each.payload) for each in consumer.poll(timeout=1.0))
-            where = consumer._fetcher._nearest
+            where = consumer._core.nearest
             assert where is not None
             leader = consumer._member.endpoint_of(TopicPartition(TOPIC, 0, 0))
             chosen = where.choose(TopicPartition(TOPIC, 0, 0), leader, consumer._pool.down)

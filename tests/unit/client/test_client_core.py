@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from metaq import ConsumerConfig, TopicPartition
 from metaq.client.fetching.core import ConsumerCore
-from metaq.client.fetching.cursor import PartitionCursor
+from metaq.client.fetching.cursor import Ask, PartitionCursor
 from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.runtime.waiting import Waiter
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.interrupts import Bell
-from metaq.protocol.errors import NotLeader, NotOwner
+from metaq.protocol.errors import BrokerUnavailable, NotLeader, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode
 from tests.unit.client.chunks import chunk_of, payloads, record
@@ -161,6 +162,24 @@ def test_a_node_that_does_not_lead_is_no_trouble_of_the_partition(caplog, pause)
     assert following is not None
     assert following.offset == request.offset
     assert core.answered(request, refusal, Endpoint("here", 1), 1.0) is None  # an answer to the first one comes late
+
+
+def test_a_partition_is_read_from_the_nearest_node_until_that_refuses_or_does_not_answer(core, cursor):
+    leader, *others = (Endpoint("here", port) for port in (1, 2, 3))
+    choices = others.copy()
+    core.nearest = cast(Any, SimpleNamespace(choose=lambda *_: choices[0], failed=lambda node, _: choices.remove(node)))
+    request = cursor.next_request(0.0)
+    assert request is not None
+    assert core.source(request, leader, (), 0.0) == others[0]
+    core.answered(request, Frame(ResponseCode.NOT_LEADER, 1, 1, "", {}, memoryview(b"")), others[0], 0.0)
+    assert core.source(request, leader, (), 0.0) == others[1]
+    choices.append(leader)
+    core.unanswered(request, BrokerUnavailable("gone"), 0.0, others[1])
+    assert core.source(request, leader, (), 0.0) == leader
+    assert core.source(request._replace(ask=Ask.BEGIN), others[0], (), 0.0) == others[0]
+    core.nearest = None
+    with pytest.raises(BrokerUnavailable, match="broker 0 is not registered"):
+        core.source(request, None, (), 0.0)
 
 
 # --- brokers that wait for messages, and others -----------------------------------------------------------------------

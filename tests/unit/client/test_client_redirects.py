@@ -111,7 +111,7 @@ class Consumer(NearestNodes):
 
     def __init__(self, zone: str = "west") -> None:
         self.now = 0.0
-        super().__init__(zone, lambda: self.now)
+        super().__init__(zone)
 
     def sees(self, zones: dict[str, str], *in_sync: str, **urls: str) -> bool:
         urls = {"a": str(A), "b": str(B), "c": str(C)} | urls
@@ -119,7 +119,7 @@ class Consumer(NearestNodes):
         return self.seen(0, SetView(SetState(1, "a", dict.fromkeys(in_sync, "i")), 1, nodes))
 
     def reads(self, partition: TopicPartition = ZERO, *down: Endpoint, leader: Endpoint | None = A) -> Endpoint | None:
-        return self.choose(partition, leader, down)
+        return self.choose(partition, leader, down, self.now)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_without_a_node_in_its_zone_it_reads_from_the_leader(zone):
 def test_a_node_that_failed_is_avoided_for_a_while(consumer):
     consumer.sees(ZONES, "a", "b", "c")
     first, second = consumer.reads(ZERO), consumer.reads(ONE)
-    consumer.failed(first)
+    consumer.failed(first, consumer.now)
     assert (consumer.reads(ZERO), consumer.reads(ZERO, B, C)) == (second, A)
     consumer.now = AVOIDED_SECONDS
     assert consumer.reads(ZERO) == first is not None
