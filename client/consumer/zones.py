@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 from metaq.coordination.assignment import java_sorted, range_assignment, zone_assignment
 from metaq.coordination.group_view import GroupZones
@@ -22,23 +21,21 @@ class ByZone:
     zone has held for `settle_seconds`: a failover and a restart cost no rebalance.
     """
 
-    def __init__(self, group: str, settle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
         """Seconds until update() may want a new change; None: there is none."""
         self._group = group
         self._settle_seconds = settle_seconds
-        self._clock = clock
         self._moved: dict[int, tuple[str, float]] = {}  # by broker: its zone now, and since when
         self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
-    def update(self, me: str, zones: GroupZones, registered: Container[int]) -> dict[int, str] | None:
+    def update(self, me: str, zones: GroupZones, registered: Container[int], now: float) -> dict[int, str] | None:
         """Return the zones that the group should agree on now, if they differ from the agreed ones. registered: ids of
-        brokers with a master.
+        brokers with a master. now: monotonic seconds.
 
         A broker without an agreed zone counts at once, and one that has moved counts later. The first member of the
         group writes the change; if it does not, the others do so after twice the time.
         """
-        now = self._clock()
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
         moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}
         known = self._moved

@@ -201,7 +201,7 @@ def test_a_consumer_reads_from_the_follower_of_its_zone_while_there_is_one(nodes
             where = consumer._core.nearest
             assert where is not None
             leader = consumer._member.endpoint_of(TopicPartition(TOPIC, 0, 0))
-            chosen = where.choose(TopicPartition(TOPIC, 0, 0), leader, consumer._pool.down)
+            chosen = where.choose(TopicPartition(TOPIC, 0, 0), leader, consumer._pool.down, time.monotonic())
             open_to = {each.endpoint.port for each in consumer._fetcher._connections if not each.closed}
             return chosen == Endpoint("127.0.0.1", node.port) and node.port in open_to
 

@@ -122,7 +122,10 @@ FLOORS = {
 """The rooms of a folder, each above those that it may import from, at run time and for types."""
 
 STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")
-CLIENT_CORES = ("shared.core", "transport.absences", "transport.core", "transport.redirects")
+CLIENT_CORES = (
+    *("consumer.core", "consumer.rebalance", "consumer.zones", "shared.core"),
+    *("transport.absences", "transport.core", "transport.redirects"),
+)
 CODECS_MUST_NOT_KNOW = (*STORE_MUST_NOT_KNOW, "threading", "logging", "time", "os", "subprocess", "pathlib")
 
 

@@ -23,12 +23,12 @@ class Member:
     def __init__(self, me: str = "a") -> None:
         self.now = 100.0
         self.me = me
-        self.by_zone = ByZone("g", SETTLE, lambda: self.now)
+        self.by_zone = ByZone("g", SETTLE)
 
     def wants(self, agreed: dict[int, str], brokers: dict[int, str], after=0.0, registered: tuple[int, ...] = (0, 1)):
         """What is to be agreed on after so many seconds, and when that may be known otherwise."""
         self.now += after
-        found = self.by_zone.update(self.me, GroupZones(IN_ZONES, agreed, 0, brokers), registered)
+        found = self.by_zone.update(self.me, GroupZones(IN_ZONES, agreed, 0, brokers), registered, self.now)
         return found, self.by_zone.ends_in
 
 

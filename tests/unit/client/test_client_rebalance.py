@@ -115,6 +115,7 @@ class MemoryMembership:
         self.failures: list[Exception] = []
         self.claim_failures: list[Exception] = []
         self.release_failures: list[Exception] = []
+        self.owner_failures: list[Exception] = []
         self.lost_answers: list[Exception] = []  # of step_out: the server has done it
         self.when_free = lambda: None  # others claim now
         self.left = self.out = False
@@ -174,6 +175,7 @@ class MemoryMembership:
         self.held |= {each for each in partitions if self.owners.get(each[1]) == "g_me"}
 
     def owner(self, topic, partition):
+        self._fail(self.owner_failures)
         return self.owners.get(partition)
 
 
@@ -233,7 +235,7 @@ class World:
         self.member = GroupMember(
             membership, self.committer, self.core, fetcher, timers, view, lambda: self.idle, lambda: self.now
         )
-        self.member._start = start
+        self.member._rules.start = start
         missing_topics: Any = SimpleNamespace(
             look=lambda partitions: self.looks.append({each: list(names) for each, names in partitions.items()})
         )
@@ -491,6 +493,15 @@ def test_a_partition_still_held_by_another_is_asked_for_until_it_is_free_and_its
     assert world.opened == [("0-0", 0), ("0-1", 0)]  # the first was not opened twice
 
 
+def test_a_member_waits_on_for_a_partition_if_zookeeper_does_not_say_who_holds_it(caplog):
+    failures: list[Exception] = [AWAY, SessionLost("expired")]
+    world = World(*TWO, owners={"0-1": "g_slow"}, owner_failures=failures).start()
+    for _ in range(4):
+        world.waits()
+    assert (world.stands(), failures) == ((State.PLAN_LATER, ["0-0"]), [])
+    assert caplog.text.count("0-1 is held by g_slow") == 1
+
+
 def test_a_pause_that_a_change_has_ended_does_not_end_a_later_one():
     world = World(*TWO, owners={"0-1": "g_slow"}).start()
     (_, first) = world.timers[-1]
@@ -547,7 +558,7 @@ def test_a_bug_in_an_action_is_logged_and_tried_again_but_nothing_that_fails_whi
     error, closing, logged, caplog
 ):
     world = World("0-0").start()
-    world.member._closing = closing
+    world.member._rules.closing = closing
     world.changes(failures=[error])
     assert (world.stands()[0], "ZeroDivisionError" in caplog.text) == (State.PLAN_LATER, logged)
     assert logged or caplog.text == ""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import metaq
-from metaq import SharedConfig
+from metaq import ConsumerConfig, SharedConfig
 from metaq.client.browsing.dead_letters import _unending
-from metaq.client.consumer.group_member import GroupMember
+from metaq.client.consumer.core import MemberCore
+from metaq.client.fetching.core import ConsumerCore
 from metaq.client.producer.queues import BrokerQueue, Flight
 from metaq.client.producer.sending import _has_gone
 from metaq.client.questions.moves import MovesOfCluster
@@ -29,14 +30,10 @@ from metaq.protocol.errors import ConfigError
 
 def test_what_an_earlier_session_has_claimed_is_held_no_more():
     """Until the consumer has heard that the session is over."""
-    new: Any = GroupMember.__new__
-    member = new(GroupMember)
-    member._core = SimpleNamespace(owned={TopicPartition("t", 0, 0): SimpleNamespace(fence=11)})
-    member._membership = SimpleNamespace(session_id=11)
-    member._checked = None, 0
-    assert member.holds_its_claims()
-    member._membership.session_id = 12
-    assert not member.holds_its_claims()
+    core = ConsumerCore("g", ConsumerConfig())
+    member = MemberCore("g", "g_me", core)
+    core.claim([TopicPartition("t", 0, 0)], [0], fence=11)
+    assert [member.holds_claims(session) for session in (11, 12, 11)] == [True, False, True]
 
 
 def test_a_dead_letter_without_an_end_is_sent_as_it_is():

@@ -1,0 +1,361 @@
+"""What a member of a group does next: a core without I/O, threads, locks and clocks.
+
+rebalance.py, a table of states, says which actions follow an event. Here is what they decide. A driver takes them one
+after another, asks ZooKeeper in between, and reports their events:
+
+| action | the driver asks ZooKeeper | this core |
+|---|---|---|
+| PLAN | whether the claims hold, for a snapshot of the group, to agree on zones | `plan_begins`, `zones_to_agree_on`, |
+| | for the broker sets, if partitions are `missing`, to release `stray` claims | `brokers_are`, `plan`, `compare` |
+| DRAIN | nothing | `drain`, until it is `drained` |
+| RELEASE | to commit and to release the `losses` | `released` |
+| CLAIM | to claim the `gains`, for their offsets | `begin`, `claimed` |
+| SETTLE | nothing | `settle` |
+| PAUSE | who holds the `suspect` | `pause` |
+| ABANDON | nothing | `lose` |
+| STEP_OUT, LEAVE | to commit and to leave | `give_all_up`, `tell_rest` |
+
+The rebalance thread of group_member.py is one driver. now: monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from metaq.coordination.assignment import STRATEGIES, Strategy, java_sorted
+from metaq.coordination.backoff import Backoff
+from metaq.coordination.brokers import BrokerNodes
+from metaq.coordination.group_view import GroupSnapshot
+from metaq.coordination.logs import get_log
+from metaq.protocol.errors import CoordinationError, SessionLost
+from metaq.protocol.own_topics import RETRY_PREFIX
+
+from ..fetching.core import ConsumerCore
+from ..fetching.cursor import PartitionCursor, Reached
+from ..fetching.notices import Notice
+from ..fetching.tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
+from ..questions.brokers import source_of
+from ..records.values import TopicPartition
+from ..transport.absences import Absences
+from .filters import GroupFilters
+from .offset_commit import StartPosition
+from .rebalance import Action, Event, State, next_state
+from .zones import ByZone
+
+__all__ = ["MemberCore"]
+
+log = get_log(__name__)
+
+_FIRST = StartPosition(0)
+
+
+class MemberCore:
+    """The core of one member. One thread at a time; any thread may call `holds_claims` and `drained`, and read the
+    attributes.
+
+    start: where newly owned partitions begin; the driver sets it. closing: nothing that fails is told any more; the
+    driver sets it. reason: why the last action has failed. gains, losses: what the last plan gives and takes. known:
+    all partitions of the group. brokers: as the group has last seen them. pauses: their number.
+    """
+
+    def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
+        """me: the consumer's id. core: what this member owns."""
+        config = core.config
+        strategy = config.strategy
+        self.state = State.NEW
+        self.start = _FIRST
+        self.closing = False
+        self.reason = ""
+        self.gains: list[TopicPartition] = []
+        self.losses: list[PartitionCursor] = []
+        self.known: Collection[TopicPartition] = ()
+        self.brokers: Mapping[int, BrokerNodes] = {}
+        self.pauses = 0
+        self._group = group
+        self._me = me
+        self._core = core
+        self._revoke_wait = config.revoke_wait_seconds
+        self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
+        self._by_zone = ByZone(group, ZONE_SETTLE_SECONDS)
+        self._filters = GroupFilters(group)
+        self._absences = Absences()
+        self._listed: set[TopicPartition] = set()
+        self._retry_topic = RETRY_PREFIX + group
+        self._checked: tuple[Mapping[TopicPartition, PartitionCursor], int] = ({}, 0)
+        self._change_noted = False
+        self._draining: Notice | None = None
+        self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds)
+        self._waits_for: list[TopicPartition] = []  # held by other members at the last claim
+        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # the partitions waited for, and since when
+        self._complaint = ""  # the last reason that was logged as a warning
+        self._began = 0.0
+        self._moved = 0
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def take(self, event: Event) -> Sequence[Action]:
+        """Take an event; return the next actions. Raises LocalProtocolError for an event that cannot come now."""
+        self.state, actions = next_state(self.state, event)
+        return actions
+
+    def failed(self, action: Action, error: Exception, claims_hold: bool) -> Event:
+        """Return the event of an action that has failed."""
+        self.reason = str(error) or type(error).__name__
+        if action is Action.LEAVE:
+            log.warning("group %s: could not leave properly: %s", self._group, self.reason)
+            return Event.GONE
+        if isinstance(error, SessionLost) and action is not Action.JOIN and not claims_hold:
+            return Event.SESSION_LOST
+        return Event.FAILED
+
+    def holds_claims(self, session_id: int) -> bool:
+        """Whether everything owned was claimed on this session, the current one. Cheap enough for each poll.
+
+        When a session ends, nothing is ours any more, even before the driver hears of the end.
+        """
+        owned = self._core.owned
+        if self._checked[0] is owned and self._checked[1] == session_id:
+            return True
+        if any(each.fence != session_id for each in owned.values()):
+            return False
+        self._checked = owned, session_id
+        return True
+
+    # --- a plan -----------------------------------------------------------------------------------------------------
+
+    def plan_begins(self, now: float) -> None:
+        """Changes that come from now on are not in this plan."""
+        if self._backoff.tries == 0:
+            self._began, self._moved = now, 0
+        self._change_noted = False
+
+    def note_change(self) -> None:
+        """The plan must be made again."""
+        self._change_noted = True
+
+    def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
+        """Return the zones of brokers on which the group should agree before it plans, if it has to."""
+        if snapshot.zones is None:
+            return None
+        registered = {each for each, nodes in snapshot.brokers.items() if nodes.master is not None}
+        return self._by_zone.update(self._me, snapshot.zones, registered, now)
+
+    def brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> list[PartitionCursor]:
+        """Return the cursors that must ask their new source: a master left and a slave remains, or one came back."""
+        former, self.brokers = self.brokers, brokers
+        moved = []
+        for partition, cursor in self._core.owned.items():
+            source = source_of(brokers, partition)
+            if source is not None and source != source_of(former, partition):
+                log.info("group %s: %s is read from %s now", self._group, _names([partition]), source)
+                moved.append(cursor)
+        return moved
+
+    def missing(self, snapshot: GroupSnapshot) -> list[TopicPartition]:
+        """Begin a plan with this snapshot: return partitions that are not registered any more. If there are any, `plan`
+        needs the broker sets."""
+        listed = snapshot.partitions.items()
+        self._listed = {TopicPartition.parse(topic, name) for topic, names in listed for name in names}
+        return self._absences.missing(self.known, self._listed)
+
+    def plan(
+        self, snapshot: GroupSnapshot, missing: Sequence[TopicPartition], set_ids: Collection[int], now: float
+    ) -> set[TopicPartition]:
+        """Return the partitions that this member should own. Raises CoordinationError if the group does not list it."""
+        self._filters.look(self._me, snapshot.consumers, snapshot.filters)
+        wanted: set[TopicPartition] = set()
+        partitions = self._with_absent(snapshot.partitions, self._absences.kept(missing, set_ids, now))
+        for topic, consumers in snapshot.consumers.items():
+            if self._me not in consumers:
+                raise CoordinationError(f"{self._me} is not registered in the group")
+            if self._strategy is None:
+                assert snapshot.zones is not None, "the membership has a zone"
+                names = self._by_zone.share(self._me, topic, consumers, partitions[topic], snapshot.zones)
+            else:
+                names = self._strategy(self._me, consumers, partitions[topic])
+            wanted.update(TopicPartition.parse(topic, name) for name in names)
+        return wanted
+
+    def _with_absent(
+        self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
+    ) -> Mapping[str, Sequence[str]]:
+        """Return the partitions to assign, by topic in Java's string order: the registered ones, and those absent
+        because their broker set is changing its leader."""
+        self.known = self._listed.union(kept)
+        if not kept:
+            return listed
+        away: dict[str, list[str]] = {}
+        for each in kept:
+            away.setdefault(each.topic, []).append(str(each))
+        return {topic: java_sorted([*names, *away.get(topic, ())]) for topic, names in listed.items()}
+
+    @property
+    def looks_in(self) -> list[float]:
+        """Seconds after which the group must be planned again, even if nothing has changed."""
+        return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
+
+    def compare(self, wanted: Collection[TopicPartition]) -> Event:
+        """Compare a plan with what is owned."""
+        owned = self._core.owned
+        self.gains = sorted(set(wanted) - owned.keys())
+        self.losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
+        for partition in owned.keys() & wanted:
+            owned[partition].keep()  # drop a hand-over that failed half-way
+        if self.losses:
+            return Event.LOSSES
+        return Event.GAINS if self.gains else Event.SETTLED
+
+    # --- the hand-over ----------------------------------------------------------------------------------------------
+
+    def drain(self, on_told: Callable[[Notice], None]) -> Notice | None:
+        """Fetch no more from the losses. Return what the user is told; None: nobody has to let go of them. on_told:
+        called on the user's thread once the user was told."""
+        for cursor in self.losses:
+            cursor.revoke()
+        heard_of = self._core.told(self.losses)
+        if not (heard_of and self._core.notices.on_revoked) and not self._core.is_out(self.losses):
+            return None
+
+        def told(_: Sequence[TopicPartition]) -> None:
+            if not notice.left:
+                on_told(notice)
+
+        notice = self._draining = Notice(False, heard_of, told)
+        self._core.notices.put(notice)
+        return notice
+
+    def drained(self, notice: Notice, late: bool = False) -> bool:
+        """The user has let go, or has not done so in time (late). Return whether that is news."""
+        if self._draining is not notice:
+            return False
+        self._draining = None
+        if late:
+            log.warning(
+                "group %s: no poll() for %g s, so %s are handed over now; messages in work will come again elsewhere",
+                self._group,
+                self._revoke_wait,
+                _names(notice.left),
+            )
+        return True
+
+    def released(self) -> list[PartitionCursor]:
+        """The losses are committed: they are not ours any more. Return them."""
+        losses, self.losses = self.losses, []
+        self._core.lose(losses)
+        self._moved += len(losses)
+        return losses
+
+    def begin(
+        self,
+        claimed: Sequence[TopicPartition],
+        stored: Sequence[Reached | None],
+        resumed: Sequence[Reached | None],
+        fence: int,
+    ) -> None:
+        """Own these partitions, whose committed offsets are `stored`. resumed: where this member goes on by itself.
+        fence: the session of the claim."""
+        starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
+        begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
+        recorded = [each is not None or not start.resume for start, each in zip(starts, stored, strict=True)]
+        begins = [begin if place is None else place[0] for begin, place in zip(begins, resumed, strict=True)]
+        self._core.claim(claimed, begins, stored, resumed, recorded=recorded, fence=fence)
+        self._moved += len(claimed)
+
+    def claimed(self, granted: Collection[TopicPartition]) -> Event:
+        """These gains are ours."""
+        self._waits_for = [partition for partition in self.gains if partition not in granted]
+        return Event.FAILED if self._waits_for else Event.CLAIMED
+
+    def settle(self, now: float) -> Event | None:
+        """Everything assigned is owned."""
+        if self._moved or self._backoff.tries:
+            log.info(
+                "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
+                self._group,
+                self._me,
+                len(self._core.owned),
+                now - self._began,
+                self._backoff.tries + 1,
+            )
+        self._waiting = [], 0.0
+        self.calm_down()
+        return Event.CHANGED if self._change_noted else None
+
+    def calm_down(self) -> None:
+        """Nothing fails any more."""
+        self._backoff.reset()
+        self._complaint = ""
+
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    def suspect(self, now: float) -> TopicPartition | None:
+        """Return a partition whose holder should have given it up by now; the pause that follows names it."""
+        former, since = self._waiting
+        is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS
+        return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
+
+    def pause(self, now: float, holder: str | None = None) -> float | None:
+        """Return the seconds until the next try; None: at once, because something has changed and nothing has failed.
+        holder: of the `suspect`."""
+        waits_for, self._waits_for = self._waits_for, []  # it is about the failed claim, not about a later try
+        if waits_for and self._change_noted:
+            return None
+        self.pauses += 1
+        if waits_for:
+            self._wait_for_others(waits_for, now, holder)
+            return HELD_LOOK_SECONDS
+        pause = self._backoff.next()
+        self._complain(
+            f"rebalance try {self._backoff.tries} failed, next in {pause:.2f} s, keeping {len(self._core.owned)} "
+            "partitions",
+            self.reason,
+        )
+        return pause
+
+    def _wait_for_others(self, waits_for: list[TopicPartition], now: float, holder: str | None) -> None:
+        """Wait for members that hand over one after another: no failure, unless one keeps what it should give up."""
+        former, since = self._waiting
+        if former != waits_for:
+            self._waiting = waits_for, now
+            log.info("group %s: waiting until %s are free", self._group, _names(waits_for))
+        elif holder is not None:  # otherwise it has just become free
+            self._complain(
+                f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
+                f"{waits_for[0]} is held by {holder}",
+            )
+
+    def _complain(self, trouble: str, reason: str) -> None:
+        """Log a warning for each new reason, unless the end caused the failure."""
+        if self.closing:
+            return
+        tell = log.debug if reason == self._complaint else log.warning
+        self._complaint = reason
+        tell("group %s: %s: %s", self._group, trouble, reason)
+
+    # --- the end of ownership ---------------------------------------------------------------------------------------
+
+    def lose(self, lost: Sequence[PartitionCursor], why: str) -> None:
+        """Drop partitions that are not ours any more; there is nothing to give up."""
+        self._core.lose(lost)
+        if lost:
+            log.warning("group %s: %d partitions are lost: %s", self._group, len(lost), why)
+            self._core.notices.put(Notice(False, self._core.told(lost)))
+
+    def give_all_up(self) -> tuple[list[PartitionCursor], Collection[TopicPartition]]:
+        """Fetch no more from anything. Return what is owned, and the partitions whose end the user is told already."""
+        told = () if self._draining is None else self._draining.partitions
+        self._draining, self._waits_for = None, []
+        owned = list(self._core.owned.values())
+        for cursor in owned:
+            cursor.revoke()
+        return owned, told
+
+    def tell_rest(self, owned: Sequence[PartitionCursor], told: Collection[TopicPartition]) -> None:
+        """Tell the user of the rest of what `give_all_up` has returned."""
+        if owned:
+            self._core.notices.put(Notice(False, set(self._core.told(owned)).difference(told)))
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    shown = ", ".join(f"{each.topic} {each}" for each in partitions[:5])
+    return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more"
