@@ -27,8 +27,8 @@ from ..transport.connection import Connection, Endpoint
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
 from . import tuning
+from .codec import no_halves
 from .own_halves import Check, OwnHalves
-from .sending import no_halves
 
 __all__ = ["Checker", "outcome_of"]
 

@@ -15,8 +15,9 @@ from typing import NamedTuple, Protocol
 
 from metaq.protocol.arrays import np
 from metaq.protocol.delays import pending_ids
-from metaq.protocol.errors import MetaqError, RemoteProtocolError
+from metaq.protocol.errors import CompressionUnknown, MetaqError, RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import Frame, encode_frame
+from metaq.protocol.limits import DELAYS_MARK, HALVES_MARK
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import Buffer
 from metaq.protocol.refusals import frame_error, is_success, text_error
@@ -32,7 +33,7 @@ from metaq.protocol.sends import (
     decode_rows,
     encode_parts,
 )
-from metaq.protocol.statuses import RequestCode, Status
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
 from ..records.values import SendResult, TopicPartition
@@ -43,7 +44,16 @@ from .delays import due_at
 from .outgoing import Outgoing, OutgoingBatch, joined
 from .queues import FailedTurn, PartitionQueue, Turn
 
-__all__ = ["FlightCodec", "FlightRequest", "Landing", "batch_frame", "encode_batch", "give_results", "put_result"]
+__all__ = [
+    "FlightCodec",
+    "FlightRequest",
+    "Landing",
+    "batch_frame",
+    "encode_batch",
+    "give_results",
+    "no_halves",
+    "put_result",
+]
 
 
 class Landing(NamedTuple):
@@ -86,14 +96,43 @@ class Speaks(Protocol):
     takes_sequences: bool
 
 
+class Able(Protocol):
+    """The properties of a Connection on which it depends what its broker can be given at all."""
+
+    endpoint: Endpoint
+    peer_version: str
+    knows_compressed: bool
+    takes_delays: bool
+    takes_halves: bool
+
+
 class FlightCodec:
     """Makes the requests of one producer's flights."""
 
-    def __init__(self, producer: int = 0) -> None:
-        """producer: its number, if its requests are numbered."""
+    def __init__(self, producer: int = 0, packs: bool = False) -> None:
+        """producer: its number, if its requests are numbered. packs: it compresses payloads."""
         self._producer = producer
+        self._packs = packs
         self._headers = SendHeaders()
         self._counted = SendHeaders(producer)
+
+    def check(self, broker: Able) -> None:
+        """Raises CompressionUnknown if this broker would not understand the payloads."""
+        if self._packs and not broker.knows_compressed:
+            raise CompressionUnknown(broker.endpoint)
+
+    def refused(self, turns: Sequence[Turn], broker: Able) -> Sequence[FailedTurn]:
+        """Return the turns whose messages must wait at a broker that cannot keep them."""
+        if broker.takes_delays and broker.takes_halves:
+            return ()
+        refused: list[FailedTurn] = []
+        for turn in turns:
+            timing = turn.batch[0].timing
+            if timing.is_half and not broker.takes_halves:
+                refused.append((turn, no_halves(broker)))
+            elif timing and not timing.is_half and not broker.takes_delays:
+                refused.append((turn, _no_delays(broker)))
+        return refused
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
         """Return the requests for these turns. There are several if the broker is older than assumed, or if only some
@@ -292,6 +331,23 @@ def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoin
     except RemoteProtocolError as wrong:
         raise _unreadable(endpoint, wrong) from wrong
     return SendResult(message_id, partition._replace(partition=number), offset)
+
+
+def no_halves(broker: Able) -> RequestRefused:
+    """The error if a transaction with check-back goes to a broker without them."""
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{broker.endpoint} keeps no half messages (its version, {broker.peer_version!r}, does not say "
+        f"{HALVES_MARK}, or protocol='text' was chosen): update it, or send without send_in_transaction()",
+    )
+
+
+def _no_delays(broker: Able) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f"{broker.endpoint} keeps no messages until their time (its version, {broker.peer_version!r}, does not "
+        f"say {DELAYS_MARK}): update it, or send without deliver_at and delay",
+    )
 
 
 def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:

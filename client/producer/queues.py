@@ -219,6 +219,30 @@ class Flight:
         self.settled: list[Turn] = []
         self.request: Exchange | None = None
 
+    def deadline(self, now: float, request_seconds: float) -> float:
+        """Until when its answer is awaited: as long as a request may take, but not longer than its messages may."""
+        turns = self.turns
+        if len(turns) == 1 and len(turns[0].batch) == 1:
+            last = turns[0].batch[0].deadline
+        else:
+            last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
+        return min(now + request_seconds, last)
+
+    def needs_reader(self, connection: Connection) -> bool:
+        """Whether some of its messages have no blocked thread that reads this connection."""
+        for _, batch in self.turns:
+            for outgoing in batch:
+                if outgoing.driver is not connection:
+                    return True
+        return False
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether it has its outcome, or will have it, although its sender was interrupted."""
+        if self.failed or self.missing <= 0:
+            return True
+        return self.request is not None and self.request.taken
+
 
 class BrokerQueue:
     """All partitions of one broker.

@@ -9,9 +9,7 @@ from functools import partial
 
 from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
 from metaq.coordination.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, CompressionUnknown, MetaqError, NoPartition, RequestRefused
-from metaq.protocol.limits import DELAYS_MARK, HALVES_MARK
-from metaq.protocol.statuses import ResponseCode
+from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
 from ..records.values import TopicPartition
 from ..runtime.waiting import finish_together
@@ -22,7 +20,7 @@ from ..transport.pool import ConnectionPool
 from .codec import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
 from .outgoing import Outgoing
-from .queues import FailedTurn, Flight, Turn
+from .queues import Flight, Turn
 
 __all__ = ["Sender", "new_producer_id"]
 
@@ -62,8 +60,7 @@ class Sender:
         self._elsewhere = elsewhere
         self._clock = clock
         self._numbers = producer > 0
-        self._packs = packs
-        self._codec = FlightCodec(producer)
+        self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
         """Broker → the lowest announced number of seconds until the first check of half messages that state none; None:
         it does not announce it."""
@@ -75,17 +72,12 @@ class Sender:
             flight.taken = True
             flight.sent_at = now = self._clock()
             turns = flight.turns
-            queue, batch = turns[0]
-            if len(turns) == 1 and len(batch) == 1:
-                last = batch[0].deadline
-            else:
-                last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
-            deadline = min(now + self._request_timeout, last)
+            partition = turns[0].queue.partition
+            deadline = flight.deadline(now, self._request_timeout)
             patience = deadline if caller is None else min(deadline, caller.deadline)
             try:
-                connection = self._connection(queue.partition, patience - now)
-                if self._packs and not connection.knows_compressed:
-                    raise CompressionUnknown(connection.endpoint)
+                connection = self._connection(partition, patience - now)
+                self._codec.check(connection)
                 if self._numbers and connection.takes_sequences and (ended := connection.notice_end(now)) is not None:
                     raise ended
             except MetaqError as failure:
@@ -94,18 +86,17 @@ class Sender:
                 return
             if connection is not flight.broker.connection:
                 flight.broker.use(connection)
-                self._note_check(queue.partition.broker, connection)
+                self._note_check(partition.broker, connection)
             if caller is not None:
                 caller.driver = connection
-            takes_all = connection.takes_delays and connection.takes_halves
-            if not takes_all and (refused := _not_kept(turns, connection)):
+            if refused := self._codec.refused(turns, connection):
                 turns = [turn for turn in turns if all(turn is not other for other, _ in refused)]
                 self._take(flight, partial(self._landed, flight, (), refused, True))
                 if not turns:
                     flight.failed = True
                     return
             for request in self._codec.requests(turns, connection, now):
-                background = _needs_reader(connection, flight)
+                background = flight.needs_reader(connection)
                 opaques: list[int] = []
                 exchanges: list[Exchange] = []
                 for index in range(request.answers):
@@ -133,7 +124,7 @@ class Sender:
                 log.exception("a request could not be sent")
 
     def _lose_unless_gone(self, flight: Flight) -> None:
-        if not _has_gone(flight):
+        if not flight.has_gone:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
@@ -256,48 +247,3 @@ class Sender:
 def new_producer_id() -> int:
     """Return 63 bits of the system's randomness, not 0, which no fork and no seed repeats."""
     return int.from_bytes(os.urandom(8)) >> 1 or 1
-
-
-def _not_kept(turns: Sequence[Turn], connection: Connection) -> list[FailedTurn]:
-    """Return the turns whose messages must wait at a broker that cannot keep them."""
-    refused: list[FailedTurn] = []
-    for turn in turns:
-        timing = turn.batch[0].timing
-        if timing.is_half and not connection.takes_halves:
-            refused.append((turn, no_halves(connection)))
-        elif timing and not timing.is_half and not connection.takes_delays:
-            refused.append((turn, _no_delays(connection)))
-    return refused
-
-
-def no_halves(connection: Connection) -> RequestRefused:
-    """The error if a transaction with check-back goes to a broker without them."""
-    return RequestRefused(
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        f"{connection.endpoint} keeps no half messages (its version, {connection.peer_version!r}, does not say "
-        f"{HALVES_MARK}, or protocol='text' was chosen): update it, or send without send_in_transaction()",
-    )
-
-
-def _no_delays(connection: Connection) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        f"{connection.endpoint} keeps no messages until their time (its version, {connection.peer_version!r}, does not "
-        f"say {DELAYS_MARK}): update it, or send without deliver_at and delay",
-    )
-
-
-def _has_gone(flight: Flight) -> bool:
-    """Whether it has its outcome, or will have it, although its sender was interrupted."""
-    if flight.failed or flight.missing <= 0:
-        return True
-    return flight.request is not None and flight.request.taken
-
-
-def _needs_reader(connection: Connection, flight: Flight) -> bool:
-    """Whether some of these messages have no blocked thread that reads the connection."""
-    for _, batch in flight.turns:
-        for outgoing in batch:
-            if outgoing.driver is not connection:
-                return True
-    return False

@@ -13,7 +13,6 @@ from metaq.client.browsing.dead_letters import _unending
 from metaq.client.consumer.core import MemberCore
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.producer.queues import BrokerQueue, Flight
-from metaq.client.producer.sending import _has_gone
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.client.questions.steady import SteadyView
 from metaq.client.records.message import Message
@@ -91,7 +90,7 @@ def test_what_is_to_go_to_a_broker_that_is_not_registered_is_tried_again():
 def test_a_flight_that_has_its_outcome_is_not_tried_again_for_an_interrupt(failed, missing, has_gone):
     flight = Flight(BrokerQueue(), [])
     flight.failed, flight.missing = failed, missing
-    assert _has_gone(flight) is has_gone
+    assert flight.has_gone is has_gone
 
 
 def test_what_was_read_while_a_broker_set_changed_its_leader_is_read_again():
