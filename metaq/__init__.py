@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from metaq.client.browsing.reading import TopicBrowser as TopicBrowser
     from metaq.client.browsing.reading import browse as browse
     from metaq.client.consumer.consumer import Consumer as Consumer
-    from metaq.client.consumer.listener import RetryLater as RetryLater
     from metaq.client.consumer.rejected import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer.rejected import drop_message as drop_message
     from metaq.client.consumer.retry import Retry as Retry
+    from metaq.client.consumer.works import RetryLater as RetryLater
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
     from metaq.client.producer.halves import TransactionResult as TransactionResult
@@ -69,9 +69,9 @@ _NAMES = {
     "client.browsing.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.browsing.reading": ("PartitionReader", "TopicBrowser", "browse"),
     "client.consumer.consumer": ("Consumer",),
-    "client.consumer.listener": ("RetryLater",),
     "client.consumer.rejected": ("LocalRecoverStore", "drop_message"),
     "client.consumer.retry": ("Retry",),
+    "client.consumer.works": ("RetryLater",),
     "client.producer": ("PartitionSelector", "Producer"),
     "client.producer.halves": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),

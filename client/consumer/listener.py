@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -19,33 +17,25 @@ from typing import NamedTuple
 from metaq.coordination.interrupts import BackgroundThread, Ending
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError
-from metaq.protocol.own_topics import is_own_topic
-from metaq.protocol.retries import Failure
 
-from ..fetching.chunk import Chunk
 from ..fetching.core import Accept, ConsumerCore
 from ..fetching.cursor import PartitionCursor
 from ..fetching.fetcher import Fetcher
 from ..fetching.tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
-from ..records.message import Message, as_original
+from ..records.message import Message
 from ..records.values import TopicPartition
 from ..runtime.timers import TimeLeft, Timers
 from .rejected import RejectHandler
-from .retrying import FailedMessages, Sending
-from .suspects import Care, Suspects, WorkerDied
+from .retrying import FailedMessages
+from .suspects import Suspects, WorkerDied
 from .watches import PollWatch
+from .works import Leaving, Work, Works
 
-__all__ = ["Deliver", "Handling", "Listener", "RetryLater", "accepting", "delivering_living"]
+__all__ = ["Deliver", "Handling", "Listener", "accepting", "delivering_living"]
 
 log = get_log(__name__)
 
 Deliver = Callable[[Sequence[Message]], object]
-
-
-class RetryLater(Exception):
-    """Raise it in a handler to get the message again after a pause, without a line in the log. It counts as a try.
-    (1.x: Message.setRollbackOnly.)
-    """
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
@@ -86,55 +76,6 @@ class Handling(NamedTuple):
     suspects: Suspects | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Leaving:
-    """The first message of a work on its way to the delayed topic of its next attempt, or to the dead letters."""
-
-    original: Message
-    failure: Failure
-    sending: Sending | None = None
-    avoided: tuple[int, ...] = ()
-    """The broker to which it could not be sent last."""
-    complained: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    """The work of one partition. Its worker owns all fields, except `queued`, `more` and `paused`, which Listener._lock
-    guards."""
-
-    cursor: PartitionCursor
-    is_of_own_topic: bool
-    """Whether its messages may have failed before they came here."""
-    queued: bool = False
-    """In the queue, or with a worker."""
-    more: bool = False
-    """Messages arrived meanwhile."""
-    paused: bool = False
-    messages: deque[Message] = field(default_factory=deque)
-    """Taken but not processed yet, from the cursor's position on."""
-    end: int = 0
-    """The position once these are processed: after the last one, and after filtered ones behind it."""
-    moves: int = -1
-    """The cursor's `moves` when they were taken."""
-    tries: int = 0
-    """Failed tries of the first of them."""
-    may_expire: bool = False
-    """Whether some of `messages` have an expiry time."""
-    single_before: int = 0
-    """Below this offset, messages of a batch that failed go to the handler one by one."""
-    leaving: _Leaving | None = None
-    looked: bool = False
-    """Whether it is known if the last owner died."""
-    care: Care | None = None
-    complained: bool = False
-
-    def is_current(self) -> bool:
-        """Whether the taken messages are still the next ones."""
-        cursor = self.cursor
-        return cursor.active and not cursor.revoking and cursor.moves == self.moves
-
-
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
@@ -163,10 +104,7 @@ class Listener:
         self._config = core.config
         self._may_work = may_work
         self._lock = threading.Lock()
-        self._busy = 0  # workers that handle a partition
-        self._alone: _Work | None = None  # no other work may call the handler
-        self._works: dict[PartitionCursor, _Work] = {}
-        self._taken: dict[TopicPartition, _Work] = {}  # queued works by partition
+        self._works = Works(core.config)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
         self._failure: BaseException | None = None
@@ -230,44 +168,24 @@ class Listener:
         """Let a worker do another job that calls the handler."""
         self._jobs.put(job)
 
-    def _work_of(self, cursor: PartitionCursor) -> _Work:
+    def _work_of(self, cursor: PartitionCursor) -> Work:
         with self._lock:
-            work = self._works.get(cursor)
-            if work is None:
-                self._works = {each: work for each, work in self._works.items() if each.active or work.queued}
-                work = self._works[cursor] = _Work(cursor, is_own_topic(cursor.partition.topic))
-            return work
+            return self._works.of(cursor)
 
-    def _arrived(self, work: _Work) -> None:
+    def _arrived(self, work: Work) -> None:
         with self._lock:
-            work.more = True
-            self._queue(work)
+            self._begin(self._works.arrived(work))
 
-    def _queue(self, work: _Work) -> None:
-        """Put a work into the queue; under the lock. The work of a former claim may still be in its handler."""
-        if work.queued or work.paused:
-            return
-        if self._taken.setdefault(work.cursor.partition, work) is work:
-            work.queued, work.more = True, False
-            self._jobs.put(partial(self._work_on, work))
-        else:
-            work.more = True
-
-    def _leave_queue(self, work: _Work) -> None:
-        """Take a work out of the queue; under the lock. A later claim of the partition is next, if there is one."""
-        work.queued = False
-        del self._taken[work.cursor.partition]
-        if not work.cursor.active:
-            for later in list(self._works.values()):
-                if later.more and later.cursor.partition == work.cursor.partition:
-                    self._queue(later)
+    def _begin(self, works: Sequence[Work]) -> None:
+        """Hand works to the workers; under the lock."""
+        for each in works:
+            self._jobs.put(partial(self._work_on, each))
 
     def _is_busy(self, partition: TopicPartition) -> bool:
-        """Whether a handler works for a given up or lost claim of the partition; a later claim does not count."""
+        """Whether a handler works for a given up or lost claim of the partition."""
         with self._lock:
-            works = list(self._works)
-        given = [each for each in works if each.partition == partition and (each.revoking or not each.active)]
-        return self._core.is_out(given)
+            given_up = self._works.given_up(partition)
+        return self._core.is_out(given_up)
 
     def _end(self) -> None:
         try:
@@ -297,7 +215,7 @@ class Listener:
         for worker in self._workers:
             self._poll_watch.rests(worker.ident)
         with self._lock:
-            cursors = list(self._works)
+            cursors = self._works.cursors
         for cursor in cursors:
             cursor.again()
         self._fetcher.serve_soon()
@@ -322,40 +240,32 @@ class Listener:
                 self._poll_watch.rests(worker)
         self._jobs.put(None)  # for the other workers
 
-    def _work_on(self, work: _Work) -> None:
+    def _work_on(self, work: Work) -> None:
         cursor, pause = work.cursor, 0.0
         if cursor.hold():
             with self._lock:
-                self._busy += 1
+                self._works.begun()
             try:
                 pause = self._process(work)
             finally:
                 with self._lock:
-                    self._busy -= 1
+                    self._works.ended()
                 cursor.let_go()
                 if cursor.revoking or not cursor.active:
                     self._fetcher.wake()  # somebody waits for the handler to return
         with self._lock:
-            if self._alone is work and not (work.care and work.care.waits and work.is_current()):
-                self._alone = None
-            self._leave_queue(work)
+            self._begin(self._works.left(work, pauses=pause > 0))
             if pause:
-                work.paused = True
                 self._timers.call_later(pause, partial(self._resume, work))
-            elif work.more or (work.messages and work.is_current()) or cursor.next_chunk() is not None:
-                self._queue(work)
 
-    def _resume(self, work: _Work) -> None:
+    def _resume(self, work: Work) -> None:
         """Put a paused work back into the queue; timer thread."""
         with self._lock:
-            work.paused = False
-            self._queue(work)
+            self._begin(self._works.resumed(work))
 
-    def _process(self, work: _Work) -> float:
+    def _process(self, work: Work) -> float:
         """Process the work's messages, or the next ones. Return the seconds to pause; 0: none."""
-        if not work.is_current():
-            work.messages.clear()
-            work.tries, work.leaving = 0, None
+        work.refresh()
         if not work.messages:
             pause = self._take(work)
             if pause:
@@ -365,15 +275,15 @@ class Listener:
                 return 0.0
             if not self._may_work():
                 return self._config.retry_step_seconds
-            if self._alone is not None and self._alone is not work:
+            if self._works.alone is not None and self._works.alone is not work:
                 return ALONE_LOOK_SECONDS
             pause = self._process_next(work)
             if pause:
                 return pause
-        work.cursor.consumed_to(work.end, work.cursor.last_id, work.moves)
+        work.all_done()
         return 0.0
 
-    def _take(self, work: _Work) -> float:
+    def _take(self, work: Work) -> float:
         cursor = work.cursor
         work.moves, work.end = cursor.moves, cursor.position
         chunk = cursor.next_chunk()
@@ -382,119 +292,52 @@ class Listener:
             return 0.0
         pause = 0.0
         try:
-            work.messages.extend(self._core.next_messages(cursor, chunk, max(HANDLER_MESSAGES, self._handling.batch)))
-            work.may_expire = chunk.may_expire
-            work.end = chunk.reached
-            if not chunk.bytes_left:
-                cursor.used_up(chunk)
+            work.take(self._core, chunk, max(HANDLER_MESSAGES, self._handling.batch))
         except CorruptRecord as error:
-            pause = self._damaged(work, chunk, error)
+            pause = self._works.damaged(self._core, work, chunk, error)
         self._fetcher.serve()
         return pause
 
-    def _damaged(self, work: _Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Fetch damaged messages again and check them again. Skip a known damaged range, or try for ever: another
-        broker, or a repaired file, may have it intact. Other partitions go on.
-        """
-        cursor = work.cursor
-        if chunk.damage is None:
-            cursor.damaged_at(error.position, work.moves)
-            return 0.0
-        is_new = cursor.reported != error.position
-        try:
-            passes = self._core.passes_damage(cursor, error)
-        except Exception:
-            log.exception("on_damaged failed")
-            passes = False
-        if passes:
-            work.end = chunk.reached
-            cursor.used_up(chunk)
-            return 0.0
-        if is_new:
-            log.error("the partition waits at damaged bytes, which are fetched again and again: %s", error)
-        cursor.damaged_at(chunk.offset, work.moves, anew=True)
-        return self._config.retry_max_seconds
-
-    def _process_next(self, work: _Work) -> float:
+    def _process_next(self, work: Work) -> float:
+        handling = self._handling
         self._poll_watch.works(threading.get_ident())
         if work.leaving is not None:
             return self._leave(work, work.leaving)
-        if self._handling.suspects is not None and (work.care is not None or not work.looked):
-            pause = self._take_care(work, self._handling.suspects)
+        if handling.suspects is not None and (work.care is not None or not work.looked):
+            pause = self._take_care(work, handling.suspects)
             if pause is not None:
                 return pause
-        singly = work.care is not None and work.care.singly > 0
-        size = 1 if singly or work.messages[0].offset < work.single_before else self._handling.batch
-        unit = [work.messages[number] for number in range(min(size, len(work.messages)))]
+        unit = work.unit(handling.batch)
         living = self._core.living(unit) if work.may_expire else unit  # also for a message that has failed before
         if living:
-            has_failed = self._handling.failed is not None and (work.tries or work.is_of_own_topic)
-            given = [as_original(each, work.tries) for each in living] if has_failed else living
             try:
-                self._handling.deliver(given)
+                handling.deliver(work.given(living, may_have_failed=handling.failed is not None))
             except Exception as error:
                 return self._failed(work, unit, living[0], error)
-        self._done(work, unit)
+        self._works.done(work, unit)
         return 0.0
 
-    def _done(self, work: _Work, unit: Sequence[Message]) -> None:
-        for _ in unit:
-            work.messages.popleft()
-        if work.care is not None:
-            work.care.left -= len(unit)
-            self._alone = None if self._alone is work else self._alone
-        work.tries = 0
-        work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
-
-    def _failed(self, work: _Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
+    def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
         """Handle a failure. first: of the unit's messages that the handler got."""
         if self._choose is not None:
-            return self._failed_too_early(first, error)
+            return self._works.failed_too_early(first, error)
         work.tries += 1
         if self._handling.failed is not None:
             return self._failed_for_now(work, unit, error, self._handling.failed)
-        if self._handling.max_retries is None or work.tries <= self._handling.max_retries:
-            pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
-            if not isinstance(error, RetryLater):
-                log.warning(
-                    "the handler failed on %r, try %d; the next in %.2f s",
-                    first,
-                    work.tries,
-                    pause,
-                    exc_info=error if work.tries == 1 else None,
-                )
+        pause = self._works.failed_here(work, unit, first, error, self._handling.max_retries)
+        if pause is not None:
             return pause
-        if len(unit) > 1:
-            self._take_singly(work, unit)
-            return self._config.retry_step_seconds
         try:
             self._handling.reject(first, error)
         except Exception:
             log.exception("%r can be neither processed nor put aside: its partition waits", first)
             return self._config.retry_max_seconds
-        self._done(work, unit)
+        self._works.done(work, unit)
         return 0.0
-
-    def _failed_too_early(self, first: Message, error: Exception) -> float:
-        """The message stays and the attempt does not count: brokers may be absent for longer than all attempts take."""
-        pause = self._config.retry_max_seconds
-        if not isinstance(error, RetryLater):
-            log.warning(
-                "the handler failed on %r, and no broker has said yet whether it keeps failed messages: the next try "
-                "in %.2f s",
-                first,
-                pause,
-                exc_info=error,
-            )
-        return pause
-
-    def _take_singly(self, work: _Work, unit: Sequence[Message]) -> None:
-        log.warning("a batch of %d messages failed %d times: now one by one", len(unit), work.tries)
-        work.single_before, work.tries = unit[-1].next_offset, 0
 
     # --- messages that may end their process --------------------------------------------------------------------------
 
-    def _take_care(self, work: _Work, suspects: Suspects) -> float | None:
+    def _take_care(self, work: Work, suspects: Suspects) -> float | None:
         """Prepare for a message that may end the process. Return the seconds for which the partition must pause (0:
         none, but the first message has changed); None: the message may be begun."""
         offset = work.messages[0].offset
@@ -523,48 +366,26 @@ class Listener:
             suspects.over(work.cursor)
         return None
 
-    def _died(self, work: _Work) -> float:
+    def _is_alone(self, work: Work) -> bool:
+        with self._lock:
+            return self._works.is_alone(work)
+
+    def _died(self, work: Work) -> float:
         failed = self._handling.failed
         assert failed is not None, "only then there are suspects"
         error = WorkerDied(f"{work.tries} processes ended, or lost their sessions, while they handled it alone")
         return self._failed_for_now(work, [work.messages[0]], error, failed)
 
-    def _is_alone(self, work: _Work) -> bool:
-        """Whether this work is alone: other works finish their messages, and begin none until this one has been
-        handled."""
-        with self._lock:
-            if self._alone is None:
-                self._alone = work
-            return self._alone is work and self._busy == 1
-
     # --- messages that go back to the broker --------------------------------------------------------------------------
 
-    def _failed_for_now(self, work: _Work, unit: Sequence[Message], error: Exception, failed: FailedMessages) -> float:
-        if len(unit) > 1:  # it is not known which of them failed, so none counts an attempt
-            self._take_singly(work, unit)
-            return 0.0
-        original = as_original(unit[0])
-        failure = failed.failure(original, error, original.attempts + work.tries - 1)
-        waits_here = failed.retry.ordered and not failed.is_last(failure)
-        pause = failed.pause(failure.attempts) if waits_here else 0.0
-        if failed.is_last(failure):
-            log.error(
-                "the handler failed on %r for the last time, attempt %d", original, failure.attempts, exc_info=error
-            )
-        elif not isinstance(error, RetryLater):
-            log.warning(
-                "the handler failed on %r, attempt %d%s",
-                original,
-                failure.attempts,
-                f"; its partition waits for {pause:.2f} s" if waits_here else "",
-                exc_info=error if failure.attempts == 1 else None,
-            )
-        if waits_here:
+    def _failed_for_now(self, work: Work, unit: Sequence[Message], error: Exception, failed: FailedMessages) -> float:
+        pause = self._works.failed_for_now(work, unit, error, failed)
+        if pause is not None:
             return pause
-        work.leaving = _Leaving(original, failure)
+        assert work.leaving is not None, "it goes to another place"
         return self._leave(work, work.leaving)
 
-    def _leave(self, work: _Work, leaving: _Leaving) -> float:
+    def _leave(self, work: Work, leaving: Leaving) -> float:
         """Send the message on. It counts as consumed only when it is stored there; until then its partition waits."""
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"
@@ -579,24 +400,9 @@ class Listener:
                     return SENDING_LOOK_SECONDS
             sending.future.result()
         except MetaqError as error:
-            return self._not_sent(leaving, error)
+            return self._works.not_sent(leaving, error)
         work.leaving = None
         if leaving.complained or failed.is_last(leaving.failure):
             log.warning("%r lies in %s now", leaving.original, sending.partition.topic)
-        self._done(work, [work.messages[0]])
+        self._works.done(work, [work.messages[0]])
         return 0.0
-
-    def _not_sent(self, leaving: _Leaving, error: MetaqError) -> float:
-        if not leaving.complained:
-            leaving.complained = True
-            log.warning(
-                "%r waits with its partition until it can be stored for another attempt, or as a dead letter: %s; its "
-                "handler failed with %s",
-                leaving.original,
-                error,
-                leaving.failure.cause.splitlines()[0],
-            )
-        if leaving.sending is not None:
-            leaving.avoided = (leaving.sending.partition.broker,)
-            leaving.sending = None
-        return self._config.retry_max_seconds

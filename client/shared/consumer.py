@@ -29,9 +29,9 @@ from metaq.protocol.limits import (
 from metaq.protocol.retries import Failure
 from metaq.protocol.shared import STARTS
 
-from ..consumer.listener import RetryLater
 from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
+from ..consumer.works import RetryLater
 from ..records.values import TopicPartition
 from ..runtime.durations import Duration, check_wait, seconds_of
 from ..runtime.timers import END_SECONDS, TimeLeft

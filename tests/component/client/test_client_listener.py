@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consumer.listener import Handling, Listener, RetryLater, accepting
+from metaq.client.consumer.listener import Handling, Listener, accepting
 from metaq.client.consumer.watches import PollWatch
+from metaq.client.consumer.works import RetryLater
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.fetching.notices import Notice
