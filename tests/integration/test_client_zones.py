@@ -151,7 +151,7 @@ SETTLE = 6.0
 
 def test_a_failover_moves_nothing_until_the_next_leader_has_stayed(sets, chroot, session, monkeypatch):
     """With read_from="nearest": what is read across zones comes from the member's own zone, if it has a node there."""
-    monkeypatch.setattr("metaq.client.consumer.group_member.ZONE_SETTLE_SECONDS", SETTLE)
+    monkeypatch.setattr("metaq.client.consumer.core.ZONE_SETTLE_SECONDS", SETTLE)
     shares, zero = Shares(session), sets[0]
     members = {
         name: Polled(chroot, in_zone(name, zone, read_from="nearest")) for name, zone in (("e", "east"), ("w", "west"))

@@ -417,9 +417,7 @@ def test_a_caller_reads_the_connection_that_its_message_left_on_whatever_others_
     producer, broker, monkeypatch
 ):
     """The broker's next life may be at another address, and another thread be the first to send there."""
-    monkeypatch.setattr(
-        "metaq.client.transport.pool._HOUSEKEEPING_SECONDS", 1000.0
-    )  # which looks at connections as well
+    monkeypatch.setattr("metaq.client.transport.core._LOOK_SECONDS", 1000.0)  # which looks at connections as well
     producer.send("t", b"1", partition=TopicPartition("t", 0, 0))
     transmit = producer._driver._sender.transmit
     other = open_connection(broker.endpoint, FAST.connection)
