@@ -143,7 +143,7 @@ class Broker:
             lambda: self.url,
         )
         self.run_in_thread = threads.disk
-        self.delays = Delays(store, Write, clock, reactor, self.in_thread, enabled=alone)
+        self.delays = Delays(store, Write, clock, reactor, self.in_thread)
         self.halves = Halves(
             store,
             Write,
@@ -153,10 +153,8 @@ class Broker:
             self.account,
             first_seconds=options.half_check_seconds,
             checks=options.half_checks,
-            enabled=alone,
         )
-        # it makes partitions, so it must follow those that look at the existing ones
-        self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting, enabled=alone)
+        self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting)
         self.writing = Writing(
             store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
         )
@@ -169,11 +167,13 @@ class Broker:
             reactor,
             clock,
             self.account,
-            enabled=alone,
         )
-        self.memories: tuple[Memory, ...] = (self.delays, self.halves, self.sequences, self.shared)
+        self.memories: tuple[Memory[Any], ...] = (self.delays, self.halves, self.sequences, self.shared)
         """In the order in which they begin to lead: numbered sends need the places of delayed and half messages."""
         self._watch_shared = self.shared.watch
+        if alone:
+            for memory in self.memories:
+                memory.lead()
         for log in store.logs():
             for damaged in log.segments.damage:  # found at the start, before this listened
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)

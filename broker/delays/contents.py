@@ -265,8 +265,16 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The first byte of the records that a power cut may make wait again; the log's end if there are none."""
-        return min((each.least for each in self._unsettled), default=self.log.end_offset)
+        """The end of the first segments in which nothing waits, and nothing can wait again after a power cut."""
+        end, unsettled = (
+            self.log.first_offset,
+            min((each.least for each in self._unsettled), default=self.log.end_offset),
+        )
+        for segment in self.log.segments[:-1]:
+            if self._live[segment.first_offset] or segment.end > unsettled:
+                break
+            end = segment.end
+        return end
 
     def rewritten(self, ids: Ids, offsets: Ids) -> None:
         """Note that this leader has written records anew at `offsets`; ids that no longer wait are ignored."""
@@ -324,10 +332,6 @@ class DelayedLog(LogReader):
         self.counts[place] += len(ids)
         self.live_bytes += size
         self._tally(offsets, 1)
-
-    def live_in(self, segment: Segment) -> int:
-        """Return how many of a segment's records wait."""
-        return self._live[segment.first_offset]
 
     def _tally(self, offsets: Ids, sign: int) -> None:
         if not len(offsets):

@@ -48,13 +48,14 @@ from ..memory.delayed_records import (
     encode_pending,
     place_tag,
 )
+from ..memory.memory import Memory
 from ..memory.topics import DELAYED_TOPIC
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.batch import encode_many_puts, packed_units
 from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
 from ..store.tuning import FEW_PUTS
-from .cleaning import Cleaning
+from .cleaning import write_oldest_anew
 from .contents import DelayedLog, Late, read_records
 from .deliverer import Deliverer, DueWrite
 from .table import NOWHERE
@@ -90,12 +91,15 @@ class DelayedDelivery(NamedTuple):
     wanted: Ids
 
 
-class Delays:
+class Delays(Memory[DelayedLog]):
     """The delayed messages of one broker. Reactor thread.
 
-    `enabled` is False on a node that copies another node's partitions and so delivers nothing. `lead` sets it to True,
-    `follow` to False.
+    While another node leads, nothing is delivered.
     """
+
+    topic = DELAYED_TOPIC
+    name = "delayed messages"
+    followed = tuning.DELAYED_FOLLOWED_UNITS
 
     def __init__(
         self,
@@ -104,26 +108,20 @@ class Delays:
         clock: Callable[[], float],
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
-        *,
-        enabled: bool = True,
-        topic: str = DELAYED_TOPIC,
     ) -> None:
-        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970. topic: the logs' topic."""
-        self.enabled = False
+        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970."""
+        super().__init__(store, clock, reactor)
         self.writing: Deliverer
         """To be set before the first request."""
         self.delivered = 0
         """Messages delivered since the start."""
         self.damaged = 0
         """Messages since the start that could not be read when they were due."""
-        self.store = store
-        self._topic = topic
         self._make_write = make_write
-        self._clock = clock
         self.in_thread = in_thread
+        self.reactor = reactor
         self.seconds = reactor.seconds
         self.call_later = reactor.callLater
-        self._logs: dict[PartitionLog, DelayedLog] = {}
         self._counter = 0
         self._crowded = False  # whether an id may be in use already
         self._timer: Timer | None = None
@@ -132,9 +130,6 @@ class Delays:
         self._lateness: deque[int] = deque(maxlen=tuning.DELAYED_LATENESS)
         self._returned: dict[PartitionLog, list[Group]] = {}
         self._last_settled: dict[PartitionLog, int] = {}
-        self._cleaning = Cleaning(self)
-        if enabled:
-            self.lead()
 
     @property
     def turn_records(self) -> int:
@@ -227,18 +222,12 @@ class Delays:
 
     def _contents(self, waits: bool) -> DelayedLog:
         """Return the log for partitions with or without group commit. Raises DiskFull, StoreError."""
-        log = self.store.internal_log(self._topic, waits)
+        log = self.store.internal_log(self.topic, waits)
         if self.store.space.full:
             self.store.space.check(log.directory, journaled=waits)
         return self._of(log)
 
-    def _of(self, log: PartitionLog) -> DelayedLog:
-        found = self._logs.get(log)
-        if found is None:
-            found = self._logs[log] = self._new_contents(log)
-        return found
-
-    def _new_contents(self, log: PartitionLog) -> DelayedLog:
+    def _reader(self, log: PartitionLog) -> DelayedLog:
         return DelayedLog(log)
 
     def _ids(self, dues: Sequence[int]) -> Generator[None, None, Sequence[int]]:
@@ -268,10 +257,6 @@ class Delays:
         self._wake_by(due_ms(int(ids.min())))
 
     # --- time passes --------------------------------------------------------------------------------------------------
-
-    def now_ms(self) -> int:
-        """Return the time by the wall clock, Unix ms."""
-        return int(self._clock() * 1000)
 
     def _wake_by(self, due: float) -> None:
         """Wake at `due`, Unix ms, or earlier."""
@@ -399,7 +384,7 @@ class Delays:
         finally:
             self._sleep()
 
-    def _decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
+    def decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
         """Return the readable messages; drop damaged ones. ids: of the records, and perhaps more after them."""
         found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
@@ -409,13 +394,13 @@ class Delays:
             else:
                 found.append(pending)
         if damaged:
-            self.drop_damaged(contents, damaged)
+            self._drop_damaged(contents, damaged)
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
         """Append messages to their partitions, after a mark. ids: of the records, and perhaps more after them."""
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
-        for pending in self._decoded(contents, ids, records):
+        for pending in self.decoded(contents, ids, records):
             groups[pending.place].append(pending)
         deliveries = []
         for place, messages in groups.items():
@@ -497,10 +482,7 @@ class Delays:
         late = contents.set_late(place, ids, str(error), tuning.DELAYED_RETRY_SECONDS[0])
         self._pause(late, str(error))
 
-    def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called when records were written anew, and so lie behind the marks about them."""
-
-    def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
+    def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
         """Cancel unreadable messages for good; their partitions are unknown."""
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
@@ -542,14 +524,9 @@ class Delays:
 
     # --- leading and following ----------------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        """As Memory."""
-        return "delayed messages"
-
     def lead(self) -> None:
         """As Memory. Due messages are delivered from now on."""
-        for log in self.store.internal_logs(self._topic):
+        for log in self.store.internal_logs(self.topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
                 self._returned[log] = returned
@@ -564,34 +541,21 @@ class Delays:
         if self.enabled:
             self._sleep()
 
-    def follow(self) -> None:
-        """As Memory. No message is delivered from now on. The state in memory is dropped, and read again."""
-        if self.enabled:
-            self.enabled = False
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer, self._wakes_at = None, _NEVER
-            self._logs.clear()
-            self._returned.clear()
-            self._last_settled.clear()
-            self._cleaning.stop()
-
-    def read_ahead(self) -> None:
-        """As Memory."""
-        for log in self.store.internal_logs(self._topic):
-            self._of(log).read_on()
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._wakes_at = None, _NEVER
+        self._logs.clear()
+        self._returned.clear()
+        self._last_settled.clear()
 
     def tick(self) -> None:
-        """As Memory."""
-        if not self.enabled:
-            for log in self.store.followed_internal_logs(self._topic):
-                self._of(log).read_on(tuning.DELAYED_FOLLOWED_UNITS)
-            return
-        if self._returned:
-            self._tell_returned()
-        for contents in self._logs.values():
-            self._tell_settled(contents)
-            self._cleaning.consider(contents)
+        if self.enabled:
+            if self._returned:
+                self._tell_returned()
+            for contents in self._logs.values():
+                self._tell_settled(contents)
+        super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
         """Mark in an idle log that all its deliveries have happened."""
@@ -602,6 +566,19 @@ class Delays:
         if settled == contents.log.end_offset:
             del self._last_settled[contents.log]
             self._append_marks(contents, Marks(MarkKind.DELIVERED, settled, ()))
+
+    def most_bytes(self, log: PartitionLog) -> int:
+        return max(tuning.DELAYED_LOG_BYTES, 2 * self._of(log).live_bytes)
+
+    def needed_from(self, log: PartitionLog) -> int:
+        return self._of(log).needed_from
+
+    async def write_anew(self, log: PartitionLog) -> int:
+        await write_oldest_anew(self, self._of(log))
+        return self.needed_from(log)
+
+    def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
+        """Called when records were written anew, and so lie behind the marks about them."""
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

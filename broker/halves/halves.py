@@ -74,6 +74,9 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 class Halves(Delays):
     """The half messages of one broker. Reactor thread. Leads and follows as Delays."""
 
+    topic = HALVES_TOPIC
+    name = "half messages"
+
     def __init__(
         self,
         store: Store,
@@ -85,10 +88,10 @@ class Halves(Delays):
         *,
         first_seconds: float,
         checks: int,
-        enabled: bool = True,
     ) -> None:
         """first_seconds: from a half message to its first check. checks: questions for each half message. Otherwise as
         Delays."""
+        super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
         self._account = account
         self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
@@ -100,7 +103,6 @@ class Halves(Delays):
         self._ending: dict[int, list[Deferred[None]]] = {}  # who else waits for an outcome that is not safe yet
         self.committed = self.rolled_back = self.questions = 0
         """Half messages decided, and questions asked for half messages, since the start."""
-        super().__init__(store, make_write, clock, reactor, in_thread, enabled=enabled, topic=HALVES_TOPIC)
 
     @property
     def turn_records(self) -> int:
@@ -122,7 +124,7 @@ class Halves(Delays):
         super().noted(pended, base)
         cast(HalfLog, pended.log).senders.came(self._account.asker, np.array(pended.ids, np.int64))
 
-    def _new_contents(self, log: PartitionLog) -> DelayedLog:
+    def _reader(self, log: PartitionLog) -> DelayedLog:
         return HalfLog(log, self._account.half_messages)
 
     def _half_logs(self) -> Iterator[HalfLog]:
@@ -164,7 +166,7 @@ class Halves(Delays):
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
         """Have producers asked for half messages whose first check is due."""
-        found = self._decoded(contents, ids, records)
+        found = self.decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
         now = self._running()
@@ -273,7 +275,7 @@ class Halves(Delays):
             self._groups.put_off(half, half.at)
         wanted = [(half, record) for half, record in zip(waiting, result, strict=False) if half is not None]
         ids = np.array([half.id for half, _ in wanted], np.int64)
-        messages = self._decoded(contents, ids, [record for _, record in wanted])
+        messages = self.decoded(contents, ids, [record for _, record in wanted])
         for half_id in set(ids.tolist()).difference(each.id for each in messages):
             self._groups.discard(half_id)  # damaged
         if not messages or poll.answer.called or not self.enabled:
@@ -332,8 +334,8 @@ class Halves(Delays):
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
         self._tell_asked(cast(HalfLog, contents), messages)
 
-    def drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        super().drop_damaged(contents, ids)
+    def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
+        super()._drop_damaged(contents, ids)
         for half_id in ids:
             self._groups.discard(half_id)
 
@@ -389,7 +391,7 @@ class Halves(Delays):
         records = read_records(contents.log.segments.read, offsets, tuning.HALVES_TURN_BYTES)
         if records is None:
             return ids[:0], []
-        return ids[len(records) :], self._decoded(contents, ids, records)
+        return ids[len(records) :], self.decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
         """Return the outcome of a half message, once it is safe."""
@@ -414,7 +416,7 @@ class Halves(Delays):
             if records is None:  # or not visible: its producer may be answered before all nodes of the set have it
                 records = await self.in_thread(partial(read_records, contents.snapshot().read, offsets, 0))
                 waits = self._logs.get(contents.log) is contents and contents.find(ids)[0] != NOWHERE
-            (pending,) = self._decoded(contents, ids, records) or (None,)
+            (pending,) = self.decoded(contents, ids, records) or (None,)
             return (contents, pending) if pending is not None and pending.place == place and waits else None
         return None
 
@@ -458,26 +460,21 @@ class Halves(Delays):
 
     # --- leading and following ----------------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        return "half messages"
-
     def lead(self) -> None:
         super().lead()
         if self._logs:  # else nobody has sent a half message before
             self._groups.presumed_until = self._running() + tuning.HALVES_SILENT_SECONDS
 
-    def follow(self) -> None:
-        if self.enabled:
-            self._works.add(self._refuse(self._groups.clear()))
-            for contents in self._half_logs():
-                self._works.add(self._drop(contents.questions, contents.decided))
-                contents.questions, contents.decided = {}, OrderedDict()
-                contents.forget()
-            self._works.add(self._drop(self._given))
-            self._given = {}
-            self._lost.clear()
-        super().follow()
+    def _stop(self) -> None:
+        self._works.add(self._refuse(self._groups.clear()))
+        for contents in self._half_logs():
+            self._works.add(self._drop(contents.questions, contents.decided))
+            contents.questions, contents.decided = {}, OrderedDict()
+            contents.forget()
+        self._works.add(self._drop(self._given))
+        self._given = {}
+        self._lost.clear()
+        super()._stop()
 
     def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
         """Tell waiting producers that another node leads."""

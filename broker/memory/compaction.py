@@ -1,86 +1,112 @@
-"""Keep the internal logs of one kind short: write the known state anew, and drop everything before it."""
+"""Keep the internal logs of one kind short: write anew what still counts, and drop everything before it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError
 
 from .. import tuning
-from ..runtime.slices import SlicedWork
+from ..runtime.reactor import ReactorTime
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 
-__all__ = ["Compaction"]
+__all__ = ["Compaction", "Kept"]
 
 _log = logging.getLogger(__name__)
+
+
+class Kept(Protocol):
+    """The memory whose logs are kept short."""
+
+    @property
+    def topic(self) -> str:
+        """The internal topic."""
+
+    def most_bytes(self, log: PartitionLog) -> int:
+        """Return the log's maximum length."""
+
+    def needed_from(self, log: PartitionLog) -> int:
+        """Return the byte offset before which nothing counts, although nothing was written anew."""
+
+    async def write_anew(self, log: PartitionLog) -> int:
+        """Append what counts of the log's first part, in turns. Return the byte offset before which nothing counts once
+        that is on the disk. Raises OSError, MetaqError."""
 
 
 class Compaction:
     """Compacts the logs of one internal topic while this node leads. Reactor thread.
 
-    A log that is too long gets a new segment. The whole known state is written to it, a part in each turn; new rows
-    follow as ever. The segments before it go once that state is on the disk.
+    Segments in which nothing counts go. If a log is too long all the same, what counts of its first part is written
+    anew, one log after the other; the segments before go once that is on the disk.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        topic: str,
-        works: SlicedWork,
-        write_all: Callable[[PartitionLog], Iterator[None]],
-        most_bytes: Callable[[PartitionLog], int],
-        seconds: Callable[[], float],
-    ) -> None:
-        """write_all(log): append the whole known state, with pauses as in a SlicedWork; raises MetaqError if that
-        fails. most_bytes(log): the log's maximum length."""
+    def __init__(self, store: Store, kept: Kept, reactor: ReactorTime) -> None:
         self._store = store
-        self._topic = topic
-        self._works = works
-        self._write_all = write_all
-        self._most_bytes = most_bytes
-        self._seconds = seconds
-        self._under_way: set[PartitionLog] = set()
-        self._written: dict[PartitionLog, tuple[int, int]] = {}  # begin and end of its newest snapshot
-        self._not_before = 0.0
+        self._kept = kept
+        self._reactor = reactor
+        self._job: Deferred[None] | None = None
+        self._written: dict[PartitionLog, tuple[int, int]] = {}
+        """What was written anew and may not be on the disk: the byte offset that `write_anew` has returned, and the
+        end."""
+        self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """Drop old segments that are no longer needed, or begin a compaction."""
-        for log in self._store.internal_logs(self._topic):
-            if log in self._written:
-                start, end = self._written[log]
-                if log.synced_end >= end:
-                    del self._written[log]
-                    self._store.drop_internal_before(log, start)
-            elif log not in self._under_way and self._is_due(log):
-                self._under_way.add(log)
-                self._works.add(self._compact(log))
+        """Drop segments in which nothing counts, or begin to write anew."""
+        for log in self._store.internal_logs(self._kept.topic):
+            if self._job is not None or log.read_only is not None:
+                continue
+            needed_from, written_to = self._written.get(log, (0, 0))
+            if log.synced_end < written_to:
+                continue
+            self._written.pop(log, None)
+            needed_from = max(needed_from, self._kept.needed_from(log))
+            if len(log.segments) > 1 and log.segments[0].end <= needed_from:
+                self._store.drop_internal_before(log, needed_from)
+            elif self._is_due(log):
+                self._slice_ends = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS
+                self._job = ensureDeferred(self._compact(log))
+                self._job.addBoth(self._ended, log)
 
     def clear(self) -> None:
-        """End the compactions under way: another node leads. `works` must also be cleared before this node leads."""
-        self._under_way.clear()
+        """End the compaction under way: another node leads."""
+        if self._job is not None:
+            self._job.cancel()
         self._written.clear()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a log is being written anew."""
+        return self._job is not None
+
+    async def pause(self) -> None:
+        """Let others be served if this slice of `write_anew` is over."""
+        if self._reactor.seconds() >= self._slice_ends:
+            await deferLater(cast(Any, self._reactor), 0)
+            self._slice_ends = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS
 
     def _is_due(self, log: PartitionLog) -> bool:
         size = log.end_offset - log.first_offset
-        return log.read_only is None and self._seconds() >= self._not_before and size > self._most_bytes(log)
+        return self._reactor.seconds() >= self._not_before and size > self._kept.most_bytes(log)
 
-    def _compact(self, log: PartitionLog) -> Iterator[None]:
-        if log not in self._under_way:
-            return
-        try:
-            log.roll()
-            start = log.end_offset
-            for _ in self._write_all(log):
-                yield
-                if log not in self._under_way:
-                    return
-            if log.read_only is None:
-                self._written[log] = start, log.end_offset
-                log.checkpoint()
-        except (OSError, MetaqError) as error:
-            _log.warning("%s is not made shorter now: %s", log.directory, error)
-            self._not_before = self._seconds() + tuning.COMPACTION_PAUSE_SECONDS
-        finally:
-            self._under_way.discard(log)
+    async def _compact(self, log: PartitionLog) -> None:
+        before = log.end_offset
+        needed_from = await self._kept.write_anew(log)
+        if log.end_offset > before and log.read_only is None:
+            self._written[log] = needed_from, log.end_offset
+            log.checkpoint()
+
+    def _ended(self, result: Any, log: PartitionLog) -> Failure | None:
+        self._job = None
+        if not isinstance(result, Failure) or isinstance(result.value, CancelledError):
+            return None
+        self._not_before = self._reactor.seconds() + tuning.COMPACTION_PAUSE_SECONDS
+        if not isinstance(result.value, OSError | MetaqError):
+            return result
+        _log.warning("%s is not made shorter now: %s", log.directory, result.value)
+        return None

@@ -31,15 +31,15 @@ import numpy.typing as npt
 
 from metaq.protocol.errors import StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
+from metaq.protocol.record import HEADER, HEADER_BYTES
 
 from ..store.directories import PartitionDirectory
 from ..store.files import Files, opened
-from ..store.index import UNIT
 from ..store.internal_logs import number_of
 from ..store.segment import SegmentFile, segment_files
 from ..store.segments import Snapshot
 from .delayed_records import FRONT_BYTES, taken_at
+from .records import read_bodies, read_cut
 from .topics import DELAYED_TOPIC, HALVES_TOPIC
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "encode_row",
     "first_bytes",
     "first_id_of",
-    "internal_record",
     "pending_log",
     "read_rows",
     "read_tables",
@@ -74,7 +73,6 @@ _COLUMNS = np.dtype(
         *((name, ">u4") for name in ("records", "partition", "topic")),
     ]
 )
-_READ_BYTES = 4 << 20
 
 ROW_BYTES = _ROW.size
 
@@ -120,13 +118,6 @@ encode_row = _ROW.pack
 """encode_row(the fields of SequenceRow, but the topic as its number in `encode_head`)"""
 
 
-def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:
-    """Return a whole record and its index unit, to be appended at byte `offset`. record_id: includes the time."""
-    size = HEADER_BYTES + len(body)
-    unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
-    return HEADER.pack(len(body), checksum(body), record_id, 0) + body, unit
-
-
 def pending_log(records: int) -> tuple[str, bool]:
     """Return the topic of the internal log that has the messages of a row with DELAYED_ROW, and whether it is the log
     for partitions with group commit. records: of the row."""
@@ -145,32 +136,17 @@ def first_id_of(begun: bytes, records: int) -> int | None:
     return None if len(begun) < HEADER_BYTES else HEADER.unpack_from(begun)[2]
 
 
-def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[tuple[int, list[SequenceRow]]]:
-    """Yield the end offset and the rows of each record of an internal log, in order. Raises StoreError."""
-    offset, rest = first_offset, b""
+def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[SequenceRow]:
+    """Yield the rows of an internal log, in order. Raises StoreError."""
     head, topics = b"", [""]  # of the record before: most records name the same topic
-    while data := snapshot.read(offset, _READ_BYTES):
-        base = offset - len(rest)
-        offset += len(data)
-        rest += data
-        start = 0
-        while start + HEADER_BYTES <= len(rest):
-            body = start + HEADER_BYTES
-            end = body + HEADER.unpack_from(rest, start)[0]
-            if end > len(rest):
-                break
-            if not head or not rest.startswith(head, body, end):
-                head, topics = _head(rest[body:end])
-            try:
-                rows = [
-                    SequenceRow._make((*row[:7], topics[row[7]]))
-                    for row in _ROW.iter_unpack(rest[body + len(head) : end])
-                ]
-            except (error, IndexError) as wrong:
-                raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
-            yield base + end, rows
-            start = end
-        rest = rest[start:]
+    for _, body in read_bodies(snapshot, first_offset):
+        if not head or not body.startswith(head):
+            head, topics = _head(body)
+        try:
+            for row in _ROW.iter_unpack(body[len(head) :]):
+                yield SequenceRow._make((*row[:7], topics[row[7]]))
+        except (error, IndexError) as wrong:
+            raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
 
 
 class RowTable(NamedTuple):
@@ -191,36 +167,22 @@ class RowTable(NamedTuple):
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
     """As read_rows, three times as fast, for callers that need not look at each row. Stops after the record that has
     the last of `most_bytes`."""
-    last = None if most_bytes is None else first_offset + most_bytes
-    size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
-    offset, rest = first_offset, b""
     heads: dict[bytes, tuple[int, int]] = {}  # head → where its names begin among all names, and how many
     names: list[str] = []
-    unpack = HEADER.unpack_from
-    while (last is None or offset - len(rest) < last) and (data := snapshot.read(offset, size)):
-        base = offset - len(rest)
-        offset += len(data)
-        rest += data
-        start, most, head = 0, len(rest) if last is None else last - base, b""
+    for base, data, bodies in read_cut(snapshot, first_offset, most_bytes):
+        head = b""
         pieces: list[bytes] = []
         places: list[tuple[int, int]] = []
-        while start < most and start + HEADER_BYTES <= len(rest):
-            body = start + HEADER_BYTES
-            end = body + unpack(rest, start)[0]
-            if end > len(rest):
-                break
-            if not head or not rest.startswith(head, body, end):
-                head, topics = _head(rest[body:end])
+        for start, end in bodies:
+            if not head or not data.startswith(head, start, end):
+                head, topics = _head(data[start:end])
                 if head not in heads:
                     heads[head] = len(names), len(topics)
                     names += topics
                 place = heads[head]
-            pieces.append(rest[body + len(head) : end])
+            pieces.append(data[start + len(head) : end])
             places.append(place)
-            start = end
-        rest = rest[start:]
-        if pieces:
-            yield _table(base + start, pieces, places, names)
+        yield _table(base + end, pieces, places, names)
 
 
 def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: Sequence[str]) -> RowTable:
@@ -245,7 +207,7 @@ def cut_torn_writes(
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:
-        for row in (row for _, rows in read_rows(snapshot, first_offset) for row in rows):
+        for row in read_rows(snapshot, first_offset):
             key = row.topic, row.partition
             if row.records & DELAYED_ROW:
                 topic, waits = pending_log(row.records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..configuration.settings import BrokerConfig
 from ..memory.memory import Memory
@@ -53,6 +53,6 @@ class SetHost(StoreHost, TransactionHost, Protocol):
     @property
     def writing(self) -> Writing: ...
     @property
-    def memories(self) -> tuple[Memory, ...]: ...
+    def memories(self) -> tuple[Memory[Any], ...]: ...
     @property
     def parked(self) -> ParkedPulls: ...

@@ -21,20 +21,18 @@ import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import InvalidWhere, MetaqError, NotLeader, NotMaster, SharedRefused
-from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
-from ..memory.compaction import Compaction
-from ..memory.sequence_rows import internal_record
+from ..memory.memory import Memory
+from ..memory.records import internal_record, record_id_at
 from ..memory.topics import SHARED_TOPIC
 from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls, ParkedRequest
 from ..reading.reading import Reading
 from ..runtime.account import NOBODY, Account, Shares
 from ..runtime.reactor import ReactorTime
-from ..runtime.slices import SlicedWork
 from ..store.damage import Damaged, Soundness
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
@@ -161,11 +159,12 @@ class _SharedGroup:
         self.held_back: dict[SharedKey, None] = {}
 
 
-class SharedGroups:
-    """Lives on the reactor thread.
+class SharedGroups(Memory[StoredStates]):
+    """Lives on the reactor thread. While another node leads, nothing is served here."""
 
-    `enabled` is False on a node that follows, which serves nothing here. `lead` sets it.
-    """
+    topic = SHARED_TOPIC
+    name = "shared groups"
+    followed = tuning.SHARED_READ_BYTES
 
     def __init__(
         self,
@@ -179,20 +178,17 @@ class SharedGroups:
         account: Account,
         *,
         limits: Limits = LIMITS,
-        enabled: bool = True,
     ) -> None:
         """store: open. clock: seconds since 1970."""
-        self.enabled = False
+        super().__init__(store, clock, reactor)
         self.leased = self.acknowledged = self.redelivered = self.refused = 0
         """Counts since the start: messages leased, acknowledged and leased again, and settlements that came too
         late."""
-        self._store = store
         self._partitions = partitions
         self._writing = writing
         self._reading = reading
         self._parked = parked
         self._reactor = reactor
-        self._clock = clock
         self._places = account.shared_groups
         self._memory = account.shared_bytes
         self._makers: dict[SharedKey, str] = {}  # the addresses charged for the places
@@ -201,7 +197,6 @@ class SharedGroups:
         self._groups: dict[str, _SharedGroup] = {}
         self._topics: dict[tuple[str, str], _SharedTopic] = {}  # by group and topic
         self._by_partition: dict[tuple[str, int], list[SharedQueue]] = {}
-        self._stored: dict[PartitionLog, StoredStates] = {}
         self._gathered: dict[bool, _Gathered] = {}
         self._flush_due = False
         self._led = 0  # how often all state was dropped
@@ -210,13 +205,7 @@ class SharedGroups:
         self._looks = 0  # queues looked at in this turn
         self._to_look: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
-        self._works = SlicedWork(reactor)
-        self._compaction = Compaction(
-            store, SHARED_TOPIC, self._works, self._write_states, self._most_bytes, reactor.seconds
-        )
         self._state_bytes: dict[PartitionLog, int] = {}  # the size of its newest snapshot
-        if enabled:
-            self.lead()
 
     @property
     def takes_shared(self) -> bool:
@@ -262,7 +251,7 @@ class SharedGroups:
         suspects = state.suspects([grants[0].offset])
         self.leased += len(grants)
         self.redelivered += len(suspects) or sum(grant.attempts > 1 for grant in grants)
-        until_ms = self._now_ms() + request.lease_ms
+        until_ms = self.now_ms() + request.lease_ms
         section = leased_section(queue.key, grants, token, until_ms, request.member)
         gathered = self._gather(queue, section + suspects_section(queue.key, suspects))
         suspicion = suspects[0].suspicion if suspects else Suspicion.NONE
@@ -404,7 +393,7 @@ class SharedGroups:
 
     def _settle(self, queue: SharedQueue, settlements: Sequence[Settlement]) -> tuple[bytes, _Gathered | None]:
         state, now = queue.state, self._reactor.seconds()
-        now_ms = self._now_ms()
+        now_ms = self.now_ms()
         state.expire(now)
         outcomes = bytearray()
         done: list[tuple[int, int]] = []
@@ -567,7 +556,7 @@ class SharedGroups:
     def _write_state(self, queue: SharedQueue) -> _Gathered:
         """Write the whole state, including the latest changes."""
         queue.mode = queue.log is not None and queue.log.waits
-        section = state_section(queue.key, queue.state, self._reactor.seconds(), self._now_ms())
+        section = state_section(queue.key, queue.state, self._reactor.seconds(), self.now_ms())
         if queue.filter is not None:
             section += filter_section(queue.key, queue.filter)
             queue.is_filter_written = True
@@ -596,11 +585,11 @@ class SharedGroups:
         writes: list[Write] = []
         waiting: list[Write] = []
         try:
-            internal = self._store.internal_log(SHARED_TOPIC, waits)
+            internal = self.store.internal_log(self.topic, waits)
             for sections in _cut(gathered.sections):
                 self._serial += 1
                 body = encode_body(self._serial, sections)
-                data, unit = internal_record(body, self._now_id(), internal.segments.end_offset)
+                data, unit = internal_record(body, record_id_at(self.now_ms()), internal.segments.end_offset)
                 write = Write(internal, (data,), unit)
                 writes.append(write)
                 waiting += self._writing.append((write,))
@@ -632,25 +621,20 @@ class SharedGroups:
 
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        """As Memory."""
-        return "shared groups"
-
     def lead(self) -> None:
         """As Memory."""
-        self._works.clear()
-        self._clear()
+        self._stop()
         found: dict[SharedKey, tuple[StoredState, bool]] = {}
         serial = 0
-        for log in self._store.internal_logs(SHARED_TOPIC):
-            stored = self._read_on(log)
+        for log in self.store.internal_logs(self.topic):
+            stored = self._of(log)
+            stored.read_on()
             serial = max(serial, stored.serial)
             for key, each in stored.take_all().items():
                 if key not in found or found[key][0].serial < each.serial:
                     found[key] = each, log.waits
         self._serial = max(self._serial, serial)
-        now, now_ms = self._reactor.seconds(), self._now_ms()
+        now, now_ms = self._reactor.seconds(), self.now_ms()
         self.enabled = True
         filters = _newest_filters(found)
         for key, (stored_state, waits) in found.items():
@@ -662,7 +646,7 @@ class SharedGroups:
             if topic is None:
                 topic = _SharedTopic(TopicFilter(*place, now, filters.get(place)), self._memory)
             state.crew = self._groups.setdefault(key.group, _SharedGroup()).crew
-            partition = self._store.find(key.topic, key.partition)
+            partition = self.store.find(key.topic, key.partition)
             changed = state.clip(0 if partition is None else partition.end_offset)
             state.begin(now, now_ms)
             queue = self._add(key, state, topic)
@@ -677,17 +661,7 @@ class SharedGroups:
                 )
                 self._write_state(queue)
 
-    def follow(self) -> None:
-        """As Memory."""
-        self.enabled = False
-        self._clear()
-
-    def read_ahead(self) -> None:
-        """As Memory."""
-        for log in self._store.internal_logs(SHARED_TOPIC):
-            self._read_on(log)
-
-    def _clear(self) -> None:
+    def _stop(self) -> None:
         self._led += 1
         for queue in self._queues.values():
             queue.drop()
@@ -703,14 +677,9 @@ class SharedGroups:
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._compaction.clear()
 
-    def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> StoredStates:
-        stored = self._stored.get(log)
-        if stored is None:
-            stored = self._stored[log] = StoredStates(log, self._limits)
-        stored.read_on(most_bytes)
-        return stored
+    def _reader(self, log: PartitionLog) -> StoredStates:
+        return StoredStates(log, self._limits)
 
     def _add(self, key: SharedKey, state: SharedState, topic: _SharedTopic, address: str = NOBODY) -> SharedQueue:
         self._makers[key] = address
@@ -724,36 +693,28 @@ class SharedGroups:
         self._by_partition.setdefault((key.topic, key.partition), []).append(queue)
         return queue
 
-    # --- time passes --------------------------------------------------------------------------------------------------
+    # --- keeping the logs short ---------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """As Memory."""
-        if self.enabled:
-            self._compaction.tick()
-        else:
-            for log in self._store.followed_internal_logs(SHARED_TOPIC):
-                self._read_on(log, tuning.SHARED_READ_BYTES)
-
-    def _most_bytes(self, log: PartitionLog) -> int:
+    def most_bytes(self, log: PartitionLog) -> int:
         return max(tuning.SHARED_LOG_BYTES, 4 * self._state_bytes.get(log, 0))
 
-    def _write_states(self, log: PartitionLog) -> Iterator[None]:
+    async def write_anew(self, log: PartitionLog) -> int:
+        log.roll()
         start = log.end_offset
         outcomes: list[MetaqError | None] = []
         told: _Gathered | None = None
-        queues = [queue for queue in self._queues.values() if queue.mode == log.waits]
-        for queue in queues:
+        for queue in [queue for queue in self._queues.values() if queue.mode == log.waits]:
             if self._queues.get(queue.key) is queue and queue.mode == log.waits:
                 gathered = self._write_state(queue)
                 if gathered is not told:
                     told = gathered
                     gathered.written.insert(0, outcomes.append)  # the first is told at once
-            if self._works.is_over:
-                yield
+            await self._compaction.pause()
         self._flush()  # else what is older would go although none of this is on the disk
         for failure in filter(None, outcomes):
             raise failure
         self._state_bytes[log] = log.end_offset - start
+        return start
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -804,14 +765,6 @@ class SharedGroups:
         count = len(queues)
         gathered.safe.append(lambda error: answer.callback(count) if error is None else answer.errback(error))
         return answer
-
-    # --- time ---------------------------------------------------------------------------------------------------------
-
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
-
-    def _now_id(self) -> int:
-        return max(0, self._now_ms() - EPOCH_MS) << TIME_SHIFT
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:

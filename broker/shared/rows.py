@@ -32,9 +32,7 @@ import numpy as np
 import simplejson
 
 from metaq.protocol.errors import StoreError
-from metaq.protocol.record import HEADER, HEADER_BYTES
 
-from ..store.segments import Snapshot
 from .crew import Suspicion
 from .filters import GroupFilter
 from .state import Grant, HeldState, SharedState, Suspect
@@ -50,7 +48,6 @@ __all__ = [
     "filter_section",
     "forgotten_section",
     "leased_section",
-    "read_bodies",
     "read_filter",
     "read_state",
     "sections",
@@ -82,7 +79,6 @@ _HELD_ROW = np.dtype(
         ("state", "u1"),
     ]
 )
-_READ_BYTES = 4 << 20
 _SUSPECTS_IN_NOTE = 2000  # up to 24 bytes each; the text may have 64 KiB
 _STATES = {1: HeldState.LEASED, 2: HeldState.DELAYED}
 _NUMBERS = {state: number for number, state in _STATES.items()}
@@ -196,26 +192,6 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
 def forgotten_section(key: SharedKey) -> bytes:
     """Say that the group on this partition was forgotten."""
     return _section(RowKind.FORGOTTEN, key, b"")
-
-
-def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the bodies of an internal log's records in order, each with its end offset. Stops after the record that
-    has the last of `most_bytes`. Raises StoreError."""
-    last = None if most_bytes is None else first_offset + most_bytes
-    size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
-    offset, rest = first_offset, b""
-    while (last is None or offset - len(rest) < last) and (data := snapshot.read(offset, size)):
-        base = offset - len(rest)
-        offset += len(data)
-        rest += data
-        start = 0
-        while start + HEADER_BYTES <= len(rest):
-            end = start + HEADER_BYTES + HEADER.unpack_from(rest, start)[0]
-            if end > len(rest):
-                break
-            yield base + end, rest[start + HEADER_BYTES : end]
-            start = end
-        rest = rest[start:]
 
 
 def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..memory.reading import LogReader
+from ..memory.records import read_bodies
 from ..store.partition_log import PartitionLog
 from .filters import GroupFilter
-from .rows import RowKind, RowSection, SharedKey, apply, read_bodies, read_filter, read_state, sections
+from .rows import RowKind, RowSection, SharedKey, apply, read_filter, read_state, sections
 from .state import Limits, SharedState
 
 __all__ = ["StoredState", "StoredStates"]

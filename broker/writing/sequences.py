@@ -30,7 +30,8 @@ from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
 from metaq.protocol.record import HEADER, Buffer
 
 from .. import tuning
-from ..memory.compaction import Compaction
+from ..memory.memory import Memory
+from ..memory.records import internal_record, record_id_at
 from ..memory.sequence_rows import (
     DELAYED_ROW,
     FORGOTTEN,
@@ -40,7 +41,6 @@ from ..memory.sequence_rows import (
     encode_row,
     first_bytes,
     first_id_of,
-    internal_record,
     pending_log,
 )
 from ..memory.topics import SEQUENCES_TOPIC
@@ -115,12 +115,12 @@ class NumberedWrite(Append):
 W = TypeVar("W", bound=NumberedWrite)
 
 
-class Sequences(Generic[W]):
-    """Lives on the reactor thread.
+class Sequences(Memory[LastRows], Generic[W]):
+    """Lives on the reactor thread. While another node leads, no number is checked or written."""
 
-    `enabled` is False on a node that copies another node's partitions: it checks and writes no numbers. `lead` sets it
-    to True, `follow` to False.
-    """
+    topic = SEQUENCES_TOPIC
+    name = "numbered sends"
+    followed = READ_BYTES
 
     def __init__(
         self,
@@ -129,37 +129,24 @@ class Sequences(Generic[W]):
         clock: Callable[[], float],
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
-        *,
-        enabled: bool = True,
     ) -> None:
         """store: open. make: makes a write of an internal log, for which to wait. clock: seconds since 1970.
         for_waiting: as `Partitions.for_waiting`."""
-        self.enabled = False
+        super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
         self.repeated: list[W] = []
         """The writes that `admit` has found to be stored already; the user empties this list."""
-        self._store = store
         self._make = make
-        self._clock = clock
         self._table: dict[_Key, _Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; none is empty
         self._forgotten_ms = -inf
         """When the youngest entry that was forgotten for want of room was stored: by this node's clock, Unix ms."""
-        self._last_rows: dict[PartitionLog, LastRows] = {}  # by internal log
         self._unsafe: PartitionLog | None = None  # has rows that answers have to wait for
         self._restated: dict[_Key, None] = {}  # the newest rows of these did not happen
-        self._works = SlicedWork(reactor)  # sweeps and compactions
-        self._compaction = Compaction(store, SEQUENCES_TOPIC, self._works, self._write_all, self._most_bytes, clock)
+        self._sweeps = SlicedWork(reactor)
         self._next_sweep = 0.0
         self._rebuilt = (0.0, 0.0)
         """When the logs were read, and the time of their newest row; seconds since 1970."""
-        if enabled:
-            self.lead()
-
-    @property
-    def name(self) -> str:
-        """As Memory."""
-        return "numbered sends"
 
     def __len__(self) -> int:
         """The number of remembered pairs of producer and partition."""
@@ -280,7 +267,7 @@ class Sequences(Generic[W]):
 
     def _append_rows(self, waits: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
         try:
-            internal = self._store.internal_log(SEQUENCES_TOPIC, waits)
+            internal = self.store.internal_log(self.topic, waits)
             body = encode_head(tuple(topics)) + rows
             data, unit = internal_record(body, writes[0].first_id, internal.segments.end_offset)
             internal.append((data,), unit)
@@ -329,30 +316,26 @@ class Sequences(Generic[W]):
     def _row(self, key: _Key) -> _Row:
         producer, log = key
         if producer == FORGOTTEN:
-            return (producer, 0, 0, 0, self._id_of(self._forgotten_ms), 0, log)
+            return (producer, 0, 0, 0, record_id_at(self._forgotten_ms), 0, log)
         known = self._table.get(key)
         return (producer, 0, 0, 0, 0, 0, log) if known is None else (producer, *known[:5], log)
 
     # --- reading it again ---------------------------------------------------------------------------------------------
 
-    def follow(self) -> None:
-        """As Memory."""
-        self.enabled = False
-        self._compaction.clear()
-
     def lead(self) -> None:
         """As Memory. Rows of writes that are not in their partitions are taken back, also in the log."""
-        self._works.clear()
+        self._sweeps.clear()
         self._table.clear()
         self._addresses.clear()
         self._restated.clear()
         forgotten_ms = 0.0
         found: defaultdict[_Key, list[SequenceRow]] = defaultdict(list)
-        for log in self._store.internal_logs(SEQUENCES_TOPIC):
-            read = self._read_on(log)
+        for log in self.store.internal_logs(self.topic):
+            read = self._of(log)
+            read.read_on()
             forgotten_ms = max(forgotten_ms, read.forgotten_ms)
             for (producer, topic, number), rows in read.items():
-                partition = self._store.find(topic, number)
+                partition = self.store.find(topic, number)
                 if partition is None and any(map(self._waits, rows)):
                     partition = self._for_waiting(topic, number)
                 if partition is not None:
@@ -391,32 +374,22 @@ class Sequences(Generic[W]):
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
     def _pending_log(self, records: int) -> PartitionLog:
-        return self._store.internal_log(*pending_log(records))
+        return self.store.internal_log(*pending_log(records))
 
     def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
         """Return the log of a row's messages: the partition, or the log of delayed messages."""
         return self._pending_log(records) if records & DELAYED_ROW else partition
 
-    def read_ahead(self) -> None:
-        """As Memory."""
-        for log in self._store.internal_logs(SEQUENCES_TOPIC):
-            self._read_on(log)
-
-    def _read_on(self, log: PartitionLog, most_bytes: int | None = None) -> LastRows:
-        rows = self._last_rows.get(log)
-        if rows is None:
-            rows = self._last_rows[log] = LastRows(log, tuning.MAX_SEQUENCES)
-        rows.read_on(most_bytes)
-        return rows
+    def _reader(self, log: PartitionLog) -> LastRows:
+        return LastRows(log, tuning.MAX_SEQUENCES)
 
     def _restate(self) -> None:
-        for log in self._store.internal_logs(SEQUENCES_TOPIC):
+        for log in self.store.internal_logs(self.topic):
             rows = self._take_restated()
-            data, unit = _record(rows, self._now_id(), log.end_offset)
-            append = Append(log, (data,), unit)
-            self._store.append_many((append,))
-            if append.error is not None:  # the ids still show that those rows do not count
-                _log.warning("numbers of sends that were not stored stay in %s: %s", log.directory, append.error)
+            try:
+                self._write(log, _body(rows))
+            except MetaqError as error:  # the ids still show that those rows do not count
+                _log.warning("numbers of sends that were not stored stay in %s: %s", log.directory, error)
             self._restated = {(row[0], row[6]): None for row in rows}
         self._restated.clear()
 
@@ -427,12 +400,8 @@ class Sequences(Generic[W]):
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
-            self._works.add(self._sweep(self._oldest_ms()))
-        if self.enabled:
-            self._compaction.tick()
-        else:
-            for log in self._store.followed_internal_logs(SEQUENCES_TOPIC):
-                self._read_on(log, READ_BYTES)
+            self._sweeps.add(self._sweep(self._oldest_ms()))
+        super().tick()
 
     def _sweep(self, oldest_ms: float) -> Iterator[None]:
         """Forget entries that were last used before `oldest_ms`."""
@@ -442,23 +411,16 @@ class Sequences(Generic[W]):
                 stored = self._table.get(key)
                 if stored is not None and _time_ms(stored) < oldest_ms:
                     self._drop(key)
-            if self._works.is_over:
+            if self._sweeps.is_over:
                 yield
 
-    def _most_bytes(self, log: PartitionLog) -> int:
+    def most_bytes(self, log: PartitionLog) -> int:
         return max(tuning.SEQUENCE_LOG_BYTES, 4 * ROW_BYTES * len(self._table))
 
-    def _write_all(self, log: PartitionLog) -> Iterator[None]:
+    def _state(self, log: PartitionLog) -> Iterator[bytes]:
         keys = [*([(FORGOTTEN, log)] if self._forgotten_ms > -inf else ()), *self._table]
         for first in range(0, len(keys), tuning.SEQUENCE_ROWS):
-            rows = [self._row(key) for key in keys[first : first + tuning.SEQUENCE_ROWS]]
-            data, unit = _record(rows, self._now_id(), log.end_offset)
-            append = Append(log, (data,), unit)
-            self._store.append_many((append,))
-            if append.error is not None:
-                raise append.error
-            if self._works.is_over:
-                yield
+            yield _body([self._row(key) for key in keys[first : first + tuning.SEQUENCE_ROWS]])
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -519,21 +481,15 @@ class Sequences(Generic[W]):
             now = min(now, newest)
         return (now - tuning.SEQUENCE_SECONDS) * 1000
 
-    def _now_id(self) -> int:
-        return self._id_of(self._clock() * 1000)
-
-    def _id_of(self, time_ms: float) -> int:
-        return max(0, int(time_ms) - EPOCH_MS) << TIME_SHIFT
-
 
 _Row = tuple[int, int, int, int, int, int, PartitionLog]
 """producer, sequence, base, end, first id, records, log."""
 
 
-def _record(rows: Sequence[_Row], record_id: int, offset: int) -> tuple[bytes, bytes]:
+def _body(rows: Sequence[_Row]) -> bytes:
     topics: dict[str, int] = {}
     packed = b"".join([_packed(row, topics) for row in rows])
-    return internal_record(encode_head(tuple(topics)) + packed, record_id, offset)
+    return encode_head(tuple(topics)) + packed
 
 
 def _packed(row: _Row, topics: dict[str, int]) -> bytes:

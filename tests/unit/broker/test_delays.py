@@ -11,6 +11,7 @@ import pytest
 from metaq.broker import tuning
 from metaq.broker.memory import kinds
 from metaq.broker.memory.topics import DELAYED_TOPIC
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.cli.app import run
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest, due_ms, pending_ids
 from metaq.protocol.errors import DiskFull
@@ -19,6 +20,7 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import DELAYED_FLAG, attribute_of, iter_headers, property_of
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from tests.raising import raising
 from tests.unit.broker import harness
 from tests.unit.broker.harness import NOW, lose_partition, noted, place, put, raw_batch, records_of, reserved
 
@@ -580,6 +582,24 @@ def test_what_is_written_anew_is_synced_for_the_old_segment_to_go(small, topic):
     assert log.first_offset > 10_000
 
 
+def test_nothing_goes_while_what_waits_cannot_be_written_anew(small, monkeypatch, caplog):
+    place(small.ask(batch("t", 0, [delayed(b"long", 3_600_000)])))
+    for _ in range(20):
+        place(small.ask(batch("t", 0, [delayed(b"x" * 200, 100) for _ in range(10)])))
+    small.wait(0.2)
+    small.harness.store.get("t", 0).checkpoint()
+    (log,) = small.harness.store.internal_logs(DELAYED_TOPIC)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "append", raising(DiskFull(log.directory, "0 MiB are free")))
+        tick(small)
+    assert "is not made shorter now" in caplog.text
+    small.kill()
+    assert len(small.broker.delays) == 1
+    small.step_clock(3600)
+    small.wait(1)
+    assert small.payloads()[200:] == [b"long"]
+
+
 def test_metaq_check_finds_nothing_wrong_with_what_waits(lives, capsys):
     for topic in ("t", "safe"):
         place(lives.ask(batch(topic, 0, [delayed(b"a", 100), delayed(b"b", 1000)])))
@@ -600,7 +620,7 @@ def test_a_log_whose_end_is_being_cut_off_is_not_read_meanwhile(lives):
     """That of a deposed leader: what is known of its end is not there any more."""
     place(lives.ask(batch("t", 0, [delayed(b"a", 100)])))
     lives.broker.delays.follow()
-    (log,) = lives.broker.delays.store.internal_logs(lives.broker.delays._topic)
+    (log,) = lives.broker.delays.store.internal_logs(DELAYED_TOPIC)
     log.durability.write_failed("its end is being cut off")
     for segment in log.segments:
         os.truncate(segment.path, 0)

@@ -7,9 +7,12 @@ import pytest
 from metaq.broker import tuning
 from metaq.broker.memory import sequence_rows
 from metaq.broker.memory.topics import SEQUENCES_TOPIC
+from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.writing import last_rows
+from metaq.protocol.errors import DiskFull
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode
+from tests.raising import raising
 from tests.unit.broker import harness
 from tests.unit.broker.harness import put, raw_batch, record
 
@@ -433,21 +436,28 @@ def test_clients_see_nothing_of_the_internal_logs(lives):
         assert lives.ask(batch(name, 1, [b"x"], ALICE, 9)).code != OK
 
 
-def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
-    topic, peer, works = "t", lives.harness.connect(), lives.broker.sequences._works
+def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices, monkeypatch):
+    topic, peer, sequences = "t", lives.harness.connect(), lives.broker.sequences
     places = {producer: place(lives.ask(batch(topic, 0, [b"a"], producer, 1))) for producer in range(1, 60)}
     for number in range(2, 100):
         places[1] = place(lives.ask(batch(topic, 0, [b"a"], 1, number)))
     (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
     before, first = log.end_offset - log.first_offset, log.first_offset
-    lives.harness.turn()
-    lives.broker.sequences.tick()
     turns = 0
-    while works:
+    pause = sequences._compaction.pause
+
+    async def others():
+        nonlocal turns
+        await pause()
         turns += 1
         places[turns] = place(peer.ask_frame(batch(topic, 0, [b"b"], turns, 200)))
-        works._go_on()
-    assert 59 + 28 <= turns < 100  # each producer is looked at, then two are written in a slice
+
+    monkeypatch.setattr(sequences._compaction, "pause", others)
+    lives.harness.turn()
+    sequences.tick()
+    assert turns == 0
+    lives.harness.turn()
+    assert turns == 30  # two producers are written in a slice
     for _ in range(2):
         lives.harness.threads.run()
         lives.broker.sequences.tick()
@@ -459,6 +469,19 @@ def test_others_send_while_the_log_is_replaced_slice_by_slice(lives, slices):
         assert place(lives.ask(batch(topic, 0, [b"c"], producer, number))) == found
 
 
+def test_nothing_goes_while_what_is_known_cannot_be_written_anew(lives, slices, monkeypatch, caplog):
+    invent(lives, 1, 20)
+    for number in range(2, 200):
+        lives.ask(batch("t", 0, [b"a"], 20, number))
+    (log,) = lives.harness.store.internal_logs(SEQUENCES_TOPIC)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "append", raising(DiskFull(log.directory, "0 MiB are free")))
+        compact(lives)
+    assert "is not made shorter now" in caplog.text
+    lives.kill()
+    assert len(lives.broker.sequences) == 20
+
+
 @pytest.mark.parametrize("leads_again", [False, True])
 def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slices, leads_again):
     invent(lives, 1, 20)
@@ -468,7 +491,7 @@ def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slice
     sequences = lives.broker.sequences
     lives.harness.turn()
     sequences.tick()
-    assert sequences._works
+    assert sequences._compaction.is_busy
     sequences.follow()
     end = log.end_offset
     if leads_again:
@@ -476,7 +499,7 @@ def test_a_node_that_leads_no_more_does_not_go_on_replacing_the_log(lives, slice
     for _ in range(200):
         lives.harness.turn()
     assert log.end_offset == end
-    assert not sequences._works
+    assert not sequences._compaction.is_busy
     assert len(sequences) == 20
 
 

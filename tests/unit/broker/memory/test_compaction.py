@@ -1,15 +1,15 @@
-"""What the compaction of an internal log may drop, and when: the same for numbered sends and for shared groups."""
+"""What the compaction of an internal log may drop, and when: the same for all kinds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from metaq.broker.memory.compaction import Compaction
-from metaq.broker.memory.sequence_rows import internal_record
+from metaq.broker.memory.records import internal_record
 from metaq.broker.memory.topics import SHARED_TOPIC
-from metaq.broker.runtime.slices import SlicedWork
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.protocol.errors import StoreError
 from tests.doubles.store_harness import StoreHarness
@@ -18,17 +18,17 @@ MOST_BYTES = 1000
 
 
 class Compacted:
-    """An internal log of 40 records, 30 bytes each, that `write_all` replaces by 3, one in each turn."""
+    """An internal log of 40 records, 30 bytes each, that `write_anew` replaces by 3, one in each turn."""
+
+    topic = SHARED_TOPIC
 
     def __init__(self, harness: StoreHarness) -> None:
         self.harness = harness
         self.log = harness.store.internal_log(SHARED_TOPIC, False)
         self.clock = Clock()
-        self.writes: Callable[[PartitionLog], Iterator[None]] = self.write_three
-        works = SlicedWork(self.clock)
-        self.compaction = Compaction(
-            harness.store, SHARED_TOPIC, works, lambda log: self.writes(log), lambda log: MOST_BYTES, self.clock.seconds
-        )
+        self.writes: Callable[[], Awaitable[None]] = self.write_three
+        self.unneeded = 0
+        self.compaction = Compaction(harness.store, self, self.clock)
         self.append(40)
         self.before = self.log.end_offset
 
@@ -37,10 +37,25 @@ class Compacted:
             data, unit = internal_record(b"0123456789", 0, self.log.end_offset)
             self.log.append((data,), unit)
 
-    def write_three(self, log: PartitionLog) -> Iterator[None]:
+    def most_bytes(self, log: PartitionLog) -> int:
+        return MOST_BYTES
+
+    def needed_from(self, log: PartitionLog) -> int:
+        return self.unneeded
+
+    async def write_anew(self, log: PartitionLog) -> int:
+        log.roll()
+        start = log.end_offset
+        await self.writes()
+        return start
+
+    async def write_three(self) -> None:
         for _ in range(3):
             self.append(1)
-            yield
+            await self.turn()
+
+    def turn(self) -> Awaitable[None]:
+        return deferLater(cast(Any, self.clock), 0)
 
     def turns(self, count: int) -> None:
         self.compaction.tick()
@@ -71,11 +86,20 @@ def test_a_log_of_few_bytes_stays(compacted: Compacted, monkeypatch: pytest.Monk
     assert compacted.log.end_offset == compacted.before
 
 
+def test_segments_in_which_nothing_counts_go_without_being_written_anew(compacted: Compacted) -> None:
+    compacted.log.roll()
+    compacted.append(1)
+    compacted.unneeded = compacted.before
+    end = compacted.log.end_offset
+    compacted.turns(1)
+    assert (compacted.log.first_offset, compacted.log.end_offset) == (compacted.before, end)
+
+
 def test_what_cannot_be_written_is_tried_again_a_minute_later(
     compacted: Compacted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(log: PartitionLog) -> Iterator[None]:
-        yield
+    async def fail() -> None:
+        await compacted.turn()
         raise StoreError("no room")
 
     compacted.writes = fail

@@ -8,7 +8,7 @@ import pytest
 import simplejson
 
 from metaq.broker import tuning
-from metaq.broker.memory.sequence_rows import internal_record
+from metaq.broker.memory.records import internal_record
 from metaq.broker.runtime.account import Shares
 from metaq.broker.shared.rows import SharedKey, leased_section, state_section
 from metaq.broker.shared.rows import encode_body as encode_rows
