@@ -62,6 +62,9 @@ PAGE_LOGS = 512
 PAGE_GROUPS = 1000
 """For how many groups `/metrics` has rows: 1 MB with the longest names."""
 
+STATS_NAMED = 100
+"""How many read-only partitions, late partitions or groups an item of `stats` names."""
+
 STATS_LINES = 64
 """How many lines of an answer to STATS are made before others are served: 1 ms."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from operator import attrgetter
-from typing import TypeAlias
 
 from .. import tuning
+from ..memory.figures import Lines
 from ..partitions.metrics import KINDS
-from ..shared.status import messages_left
 from ..store.partition_log import PartitionLog
 from .broker import Broker
 
@@ -25,9 +24,6 @@ _HELP = (
     "realtime Returns realtime statistics detail info.",
     "config Returns broker's config file content.",
 )
-_MAX_NAMED = 100
-"""How many read-only partitions `journal` names with the cause."""
-
 _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 _partition = attrgetter("partition")
 
@@ -41,15 +37,15 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 
 
-Lines: TypeAlias = Iterator[str | None]
-"""Lines, and None where others may be served."""
-
-
 def stats_lines(broker: Broker, item: str) -> Lines:
     """Yield the lines of a topic or of any item but `config`. Raises NotLeader."""
-    make = _ITEMS.get(item)
     yield "STATS"
-    yield from _topic_lines(broker, item) if make is None else make(broker)
+    if item in _ITEMS:
+        yield from _ITEMS[item](broker)
+    elif (memory := next((each for each in broker.memories if each.item == item), None)) is not None:
+        yield from memory.lines()
+    else:
+        yield from _topic_lines(broker, item)
     yield "END"
 
 
@@ -137,32 +133,6 @@ def _disk_lines(broker: Broker) -> Lines:
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
-def _delayed_lines(broker: Broker) -> Lines:
-    """Yield lines about delayed messages. An item of ours."""
-    delays = broker.delays
-    yield f"pending {len(delays)}"
-    yield f"pending_bytes {delays.live_bytes}"
-    yield f"delivered {delays.delivered}"
-    yield f"damaged {delays.damaged}"
-    yield f"lateness_p99_ms {delays.lateness_ms(0.99)}"
-    for (topic, partition), (count, why) in sorted(delays.late().items())[:_MAX_NAMED]:
-        yield f"late:{topic}-{partition} {count} {why}"
-
-
-def _halves_lines(broker: Broker) -> Lines:
-    """Yield lines about half messages. An item of ours."""
-    halves = broker.halves
-    for state, count in halves.states().items():
-        yield f"{state.value} {count}"
-    yield f"bytes {halves.live_bytes}"
-    yield f"committed {halves.committed}"
-    yield f"rolled_back {halves.rolled_back}"
-    yield f"questions {halves.questions}"
-    yield f"damaged {halves.damaged}"
-    for name, figures in (yield from halves.largest(_MAX_NAMED)).items():
-        yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
-
-
 def _journal_lines(broker: Broker) -> Lines:
     """Yield lines on whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
     status = broker.store.journal_status()
@@ -182,7 +152,7 @@ def _journal_lines(broker: Broker) -> Lines:
     yield f"waiting_appends {status.waiting}"
     yield f"waiting_bytes {status.waiting_bytes}"
     yield f"read_only_partitions {len(closed)}"
-    for topic, partition, cause in sorted(closed)[:_MAX_NAMED]:
+    for topic, partition, cause in sorted(closed)[: tuning.STATS_NAMED]:
         yield f"read_only:{topic}-{partition} {cause}"
 
 
@@ -221,17 +191,6 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _shared_lines(broker: Broker) -> Lines:
-    """Yield lines about shared groups. An item of ours."""
-    for queue in broker.shared.each():
-        state, (group, topic, partition) = queue.state, queue.key
-        delayed, most_attempts, _ = yield from state.figures()
-        yield (
-            f"{group} {topic}-{partition} left {messages_left(queue)} leased {state.leased} delayed {delayed} "
-            f"low {state.low} attempts {most_attempts}"
-        )
-
-
 _ITEMS = {
     "": _system_lines,
     "help": _help_lines,
@@ -242,7 +201,4 @@ _ITEMS = {
     "replication": _replication_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
-    "shared": _shared_lines,
-    "delayed": _delayed_lines,
-    "halves": _halves_lines,
 }

@@ -48,6 +48,7 @@ from ..memory.delayed_records import (
     encode_pending,
     place_tag,
 )
+from ..memory.figures import Lines, Metrics, counter, gauge, gauges
 from ..memory.memory import Memory
 from ..memory.topics import DELAYED_TOPIC
 from ..runtime.reactor import ReactorTime, Timer
@@ -99,6 +100,9 @@ class Delays(Memory[DelayedLog]):
 
     topic = DELAYED_TOPIC
     name = "delayed messages"
+    item = "delayed"
+    ending = "to be delivered or cancelled"
+    """How one ends, in the words of a move that waits for it."""
     followed = tuning.DELAYED_FOLLOWED_UNITS
 
     def __init__(
@@ -579,6 +583,41 @@ class Delays(Memory[DelayedLog]):
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
         """Called when records were written anew, and so lie behind the marks about them."""
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        yield f"pending {len(self)}"
+        yield f"pending_bytes {self.live_bytes}"
+        yield f"delivered {self.delivered}"
+        yield f"damaged {self.damaged}"
+        yield f"lateness_p99_ms {self.lateness_ms(0.99)}"
+        for (topic, partition), (count, why) in sorted(self.late().items())[: tuning.STATS_NAMED]:
+            yield f"late:{topic}-{partition} {count} {why}"
+
+    def metrics(self) -> Metrics:
+        topics: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), count in self.counts().items():
+            topics[topic] += count
+        late: defaultdict[str, int] = defaultdict(int)
+        for (topic, _), (count, _) in self.late().items():
+            late[topic] += count
+        yield gauges("metaq_delayed_pending", "Messages that wait for their time", "topic", sorted(topics.items()))
+        refused = "Messages that are due, and that their partition does not take"
+        yield gauges("metaq_delayed_late", refused, "topic", sorted(late.items()))
+        yield gauge("metaq_delayed_bytes", "Bytes of what waits", self.live_bytes)
+        yield counter("metaq_delayed_delivered", "Delayed messages delivered", self.delivered)
+        damaged = "Delayed messages that could not be read when they were due"
+        yield counter("metaq_delayed_damaged", damaged, self.damaged)
+        text = "Time from when a message was due to its delivery, of the last deliveries"
+        parts = (("50", 0.5), ("99", 0.99), ("100", 1.0))
+        lateness = ((name, self.lateness_ms(part) / 1000) for name, part in parts)
+        yield gauges("metaq_delayed_lateness_seconds", text, "percentile", lateness)
+
+    def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
+        counts = {partition: self.count((topic, partition)) for partition in partitions}
+        where = ", ".join(f"{count} for {topic}-{partition}" for partition, count in counts.items() if count)
+        return f"{self.name} {self.ending} ({where}): see `metaq {self.item} list --topic {topic}`" if where else None
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from ..delays.delays import Delays, Pended
 from ..delays.deliverer import DueWrite
 from ..delays.table import NOWHERE
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
+from ..memory.figures import Lines, Metrics, counter, gauges
 from ..memory.topics import HALVES_TOPIC
 from ..partitions.metrics import OTHERS
 from ..runtime.account import Account
@@ -76,6 +77,8 @@ class Halves(Delays):
 
     topic = HALVES_TOPIC
     name = "half messages"
+    item = "halves"
+    ending = "to be committed or rolled back"
 
     def __init__(
         self,
@@ -491,6 +494,33 @@ class Halves(Delays):
                 each.popitem()
                 if self._works.is_over:
                     yield
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        for state, count in self.states().items():
+            yield f"{state.value} {count}"
+        yield f"bytes {self.live_bytes}"
+        yield f"committed {self.committed}"
+        yield f"rolled_back {self.rolled_back}"
+        yield f"questions {self.questions}"
+        yield f"damaged {self.damaged}"
+        for name, figures in (yield from self.largest(tuning.STATS_NAMED)).items():
+            yield f"group:{name} asked {figures.asked} parked {figures.parked} askers {figures.askers}"
+
+    def metrics(self) -> Metrics:
+        text = "Half messages: waiting for their producer, asked for, or parked until an operator decides"
+        states = sorted((state.value, count) for state, count in self.states().items())
+        yield gauges("metaq_halves", text, "state", states)
+        figures = (yield from self.largest(tuning.PAGE_GROUPS)).items()
+        for state in ("asked", "parked"):
+            counts = ((name, getattr(each, state)) for name, each in figures)
+            yield gauges(f"metaq_halves_{state}", f"Half messages that are {state}", "group", counts)
+        askers = ((name, each.askers) for name, each in figures)
+        yield gauges("metaq_halves_askers", "Producers that wait for questions", "group", askers)
+        yield counter("metaq_halves_committed", "Half messages committed", self.committed)
+        yield counter("metaq_halves_rolled_back", "Half messages rolled back", self.rolled_back)
+        yield counter("metaq_halves_questions", "Questions for a half message", self.questions)
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from metaq.protocol.limits import is_utf8
 
 from .. import tuning
 from ..assembly.broker import Broker
-from ..partitions.metrics import OTHERS
+from ..memory.figures import Metric, Metrics, counter, gauge, gauges
 from ..replication.status import CopyState, ReplicationStatus
 from ..sets.member_state import ROLES
-from ..shared.status import messages_left
 from .pages import Pieces
 
 if TYPE_CHECKING:
@@ -27,20 +25,6 @@ __all__ = ["CONTENT_TYPE", "TopicTotals", "exposition", "topic_totals"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMANDS = ("cmd_put", "cmd_get", "cmd_offset", "get_miss", "put_failed")
-
-
-class _Metric(NamedTuple):
-    """The samples of one name: a value for each label."""
-
-    name: str
-    kind: str
-    text: str
-    labels: Sequence[str]
-    samples: Iterable[tuple[Sequence[str], float]]
-
-
-_Metrics: TypeAlias = Generator["_Metric | None", None, None]
-"""Metrics, and None where others may be served."""
 
 
 @dataclass(slots=True)
@@ -87,48 +71,33 @@ def _labelled(label: str, value: str) -> str:
     return f'{label}="{escaped}"'
 
 
-def _gauge(name: str, text: str, value: float) -> _Metric:
-    return _Metric(name, "gauge", text, (), [((), value)])
-
-
-def _counter(name: str, text: str, value: float) -> _Metric:
-    """Return a counter. name: without its ending."""
-    return _Metric(f"{name}_total", "counter", text, (), [((), value)])
-
-
-def _gauges(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> _Metric:
-    """Return a gauge with one value for each value of the label."""
-    return _Metric(name, "gauge", text, (label,), (((labelled,), value) for labelled, value in values))
-
-
-def _metrics(broker: Broker) -> _Metrics:
+def _metrics(broker: Broker) -> Metrics:
     metrics = broker.metrics
     labels = (str(broker.config.broker_id), broker.version)
-    yield _Metric("metaq_broker_info", "gauge", "1 for a running broker", ("broker_id", "version"), [(labels, 1)])
-    yield _gauge("metaq_uptime_seconds", "Time since the start", metrics.uptime_seconds)
-    yield _gauge("metaq_connections", "Connections of clients", broker.connections)
+    yield Metric("metaq_broker_info", "gauge", "1 for a running broker", ("broker_id", "version"), [(labels, 1)])
+    yield gauge("metaq_uptime_seconds", "Time since the start", metrics.uptime_seconds)
+    yield gauge("metaq_connections", "Connections of clients", broker.connections)
     if broker.registered is not None:
-        yield _gauge("metaq_registered", "1 while registered in ZooKeeper", broker.registered())
+        yield gauge("metaq_registered", "1 while registered in ZooKeeper", broker.registered())
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    yield _gauge("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
+    yield gauge("metaq_peak_memory_bytes", "Largest resident memory so far", peak_bytes)
     for name in _COMMANDS:
-        yield _counter(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
+        yield counter(f"metaq_{name}", f"`{name}` of the stats command", getattr(metrics, name))
     pending = broker.pending_puts
-    yield _gauge("metaq_pending_put_bytes", "Bytes of puts that wait to be safe", pending.bytes)
-    yield _gauge("metaq_pending_put_bytes_limit", "Limit of the bytes that wait", pending.limit)
+    yield gauge("metaq_pending_put_bytes", "Bytes of puts that wait to be safe", pending.bytes)
+    yield gauge("metaq_pending_put_bytes_limit", "Limit of the bytes that wait", pending.limit)
     held_back = "Connections that are not read because too many puts wait"
-    yield _gauge("metaq_put_connections_held_back", held_back, pending.waiting)
+    yield gauge("metaq_put_connections_held_back", held_back, pending.waiting)
     yield from _account(broker)
     found = "found in segments since the start: bytes that hold no good record"
-    yield _counter("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
-    yield _counter("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
+    yield counter("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
+    yield counter("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
     yield from _disks(broker)
     yield from _journal(broker)
-    yield from _delays(broker)
-    yield from _halves(broker)
     yield _filter_failures(broker)
     yield from _topics(broker)
-    yield from _shared(broker)
+    for memory in broker.memories:
+        yield from memory.metrics()
     if broker.moves is not None:
         yield from _moves(broker.moves.figures())
     if broker.replication is not None:
@@ -139,21 +108,21 @@ def _metrics(broker: Broker) -> _Metrics:
             yield from _replication(status)
 
 
-def _account(broker: Broker) -> _Metrics:
+def _account(broker: Broker) -> Metrics:
     budgets = list(broker.account.budgets())
     for name, text, figure in (
         ("metaq_account_used", "What clients have of the broker's memory and places", "used"),
         ("metaq_account_limit", "What they may have, docs/broker.md", "limit"),
         ("metaq_account_largest_address", "What the address has that has most", "largest"),
     ):
-        yield _gauges(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
+        yield gauges(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
     refused = [((what,), budget.refused) for what, budget in budgets]
-    yield _Metric("metaq_account_refused_total", "counter", "Refused, or made to wait", ("what",), refused)
+    yield Metric("metaq_account_refused_total", "counter", "Refused, or made to wait", ("what",), refused)
     unfinished = broker.account.unfinished
-    yield _counter("metaq_unfinished_cut", "Requests that did not come whole in time", unfinished.cut)
+    yield counter("metaq_unfinished_cut", "Requests that did not come whole in time", unfinished.cut)
 
 
-def _disks(broker: Broker) -> _Metrics:
+def _disks(broker: Broker) -> Metrics:
     rooms = broker.store.space.rooms()
     families = (
         ("metaq_disk_free_bytes", "Room on a data directory's disk", [room.free for room in rooms]),
@@ -161,62 +130,25 @@ def _disks(broker: Broker) -> _Metrics:
         ("metaq_disk_takes_puts", "0 while puts are refused for want of room", [room.takes_puts for room in rooms]),
     )
     for name, text, values in families:
-        yield _gauges(name, text, "path", zip((room.path for room in rooms), values, strict=True))
+        yield gauges(name, text, "path", zip((room.path for room in rooms), values, strict=True))
 
 
-def _journal(broker: Broker) -> _Metrics:
+def _journal(broker: Broker) -> Metrics:
     status = broker.store.journal_status()
     failed = "1 after a failed write or sync: synchronous puts are refused until a restart"
-    yield _gauge("metaq_journal_failed", failed, bool(status.cause))
-    yield _gauge("metaq_journal_files", "Files of the journal", status.files)
-    yield _gauge("metaq_journal_bytes", "Bytes in the journal's files", status.size_bytes)
+    yield gauge("metaq_journal_failed", failed, bool(status.cause))
+    yield gauge("metaq_journal_files", "Files of the journal", status.files)
+    yield gauge("metaq_journal_bytes", "Bytes in the journal's files", status.size_bytes)
     waiting = "Bytes that wait for the next sync"
-    yield _gauge("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
+    yield gauge("metaq_journal_waiting_bytes", waiting, status.waiting_bytes)
 
 
-def _delays(broker: Broker) -> _Metrics:
-    delays = broker.delays
-    topics: defaultdict[str, int] = defaultdict(int)
-    for (topic, _), count in delays.counts().items():
-        topics[topic] += count
-    late: defaultdict[str, int] = defaultdict(int)
-    for (topic, _), (count, _) in delays.late().items():
-        late[topic] += count
-    yield _gauges("metaq_delayed_pending", "Messages that wait for their time", "topic", sorted(topics.items()))
-    refused = "Messages that are due, and that their partition does not take"
-    yield _gauges("metaq_delayed_late", refused, "topic", sorted(late.items()))
-    yield _gauge("metaq_delayed_bytes", "Bytes of what waits", delays.live_bytes)
-    yield _counter("metaq_delayed_delivered", "Delayed messages delivered", delays.delivered)
-    damaged = "Delayed messages that could not be read when they were due"
-    yield _counter("metaq_delayed_damaged", damaged, delays.damaged)
-    text = "Time from when a message was due to its delivery, of the last deliveries"
-    parts = (("50", 0.5), ("99", 0.99), ("100", 1.0))
-    lateness = ((name, delays.lateness_ms(part) / 1000) for name, part in parts)
-    yield _gauges("metaq_delayed_lateness_seconds", text, "percentile", lateness)
-
-
-def _halves(broker: Broker) -> _Metrics:
-    halves = broker.halves
-    text = "Half messages: waiting for their producer, asked for, or parked until an operator decides"
-    states = sorted((state.value, count) for state, count in halves.states().items())
-    yield _gauges("metaq_halves", text, "state", states)
-    figures = (yield from halves.largest(tuning.PAGE_GROUPS)).items()
-    for state in ("asked", "parked"):
-        counts = ((name, getattr(each, state)) for name, each in figures)
-        yield _gauges(f"metaq_halves_{state}", f"Half messages that are {state}", "group", counts)
-    askers = ((name, each.askers) for name, each in figures)
-    yield _gauges("metaq_halves_askers", "Producers that wait for questions", "group", askers)
-    yield _counter("metaq_halves_committed", "Half messages committed", halves.committed)
-    yield _counter("metaq_halves_rolled_back", "Half messages rolled back", halves.rolled_back)
-    yield _counter("metaq_halves_questions", "Questions for a half message", halves.questions)
-
-
-def _filter_failures(broker: Broker) -> _Metric:
+def _filter_failures(broker: Broker) -> Metric:
     failures = [((each.name,), each.failures) for each in broker.reading.filters.filters()]
-    return _Metric("metaq_filter_failures_total", "counter", "Messages whose filter raised", ("filter",), failures)
+    return Metric("metaq_filter_failures_total", "counter", "Messages whose filter raised", ("filter",), failures)
 
 
-def _topics(broker: Broker) -> _Metrics:
+def _topics(broker: Broker) -> Metrics:
     totals = yield from topic_totals(broker)
     families = (
         ("metaq_topic_messages", "Messages kept", "messages"),
@@ -225,53 +157,18 @@ def _topics(broker: Broker) -> _Metrics:
         ("metaq_topic_read_only_partitions", "Partitions closed by a failed write or sync", "read_only"),
     )
     for name, text, figure in families:
-        yield _gauges(name, text, "topic", [(topic, getattr(totals[topic], figure)) for topic in sorted(totals)])
+        yield gauges(name, text, "topic", [(topic, getattr(totals[topic], figure)) for topic in sorted(totals)])
 
 
-def _shared(broker: Broker) -> _Metrics:
-    """Yield the metrics of shared groups."""
-    shared = broker.shared
-    for name, text, value in (
-        ("metaq_shared_leased", "Messages leased to shared consumers", shared.leased),
-        ("metaq_shared_redelivered", "Messages leased that had been leased before", shared.redelivered),
-        ("metaq_shared_acknowledged", "Messages acknowledged by shared consumers", shared.acknowledged),
-        ("metaq_shared_late", "Settlements of messages that came too late", shared.refused),
-    ):
-        yield _counter(name, text, value)
-    left: defaultdict[tuple[str, str], int] = defaultdict(int)
-    leased: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for queue in shared.queues():
-        names = (queue.key.group, queue.key.topic)
-        left[names] += messages_left(queue)
-        leased[names] += queue.state.leased
-        yield None
-    labels = ("group", "topic")
-    for name, text, values in (
-        ("metaq_shared_left_messages", "Messages that are not acknowledged", left),
-        ("metaq_shared_leased_messages", "Messages that members have now", leased),
-    ):
-        yield None
-        yield _Metric(name, "gauge", text, labels, _largest(values))
-
-
-def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """Return the largest values by group and topic, and the sum of all others."""
-    if len(values) <= tuning.PAGE_GROUPS:
-        return list(values.items())
-    order = sorted(values.items(), key=itemgetter(1), reverse=True)
-    others = sum(value for _, value in order[tuning.PAGE_GROUPS :])
-    return [*order[: tuning.PAGE_GROUPS], ((OTHERS, OTHERS), others)]
-
-
-def _replication(status: ReplicationStatus) -> _Metrics:
+def _replication(status: ReplicationStatus) -> Metrics:
     """Yield the metrics of a broker in replication; only an asynchronous slave knows partitions."""
     if status.role != "sync-slave":  # it does not follow its master's connection
         text = "1 while connected to the other broker"
-        yield _gauges("metaq_replication_connected", text, "role", [(status.role, status.connected)])
+        yield gauges("metaq_replication_connected", text, "role", [(status.role, status.connected)])
     if not status.partitions:
         return
     states = ((state.value, sum(each.state is state for each in status.partitions)) for state in CopyState)
-    yield _gauges("metaq_replication_partitions", "Partitions of a slave by state", "state", states)
+    yield gauges("metaq_replication_partitions", "Partitions of a slave by state", "state", states)
     lags: defaultdict[str, list[int]] = defaultdict(list)
     for each in status.partitions:
         if each.lag_bytes is not None:  # None before the master's first answer
@@ -280,47 +177,47 @@ def _replication(status: ReplicationStatus) -> _Metrics:
         ("metaq_replication_lag_bytes", "Bytes not copied yet", sum),
         ("metaq_replication_lag_bytes_max", "Largest of a partition", max),
     ):
-        yield _gauges(name, text, "topic", ((topic, figure(values)) for topic, values in sorted(lags.items())))
+        yield gauges(name, text, "topic", ((topic, figure(values)) for topic, values in sorted(lags.items())))
 
 
-def _moves(moves: Sequence[MoveFigures]) -> _Metrics:
+def _moves(moves: Sequence[MoveFigures]) -> Metrics:
     """Yield the metrics of moves that this broker drives, or for which it closes its partitions."""
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")
     states = [((*names, each.move.state.value), each.state_seconds) for names, each in named]
-    yield _Metric("metaq_move_state_seconds", "gauge", "How long a move is in its state", (*labels, "state"), states)
+    yield Metric("metaq_move_state_seconds", "gauge", "How long a move is in its state", (*labels, "state"), states)
     for name, kind, text, values in (
         ("metaq_move_idle_seconds", "gauge", "How long a move has made no progress", [m.idle_seconds for m in moves]),
         ("metaq_move_left_bytes", "gauge", "Bytes that a move has to copy still", [m.left for m in moves]),
         ("metaq_move_copied_bytes_total", "counter", "Bytes that a move has copied", [m.copied for m in moves]),
     ):
         samples = [(names, value) for (names, _), value in zip(named, values, strict=True) if value is not None]
-        yield _Metric(name, kind, text, labels, samples)
+        yield Metric(name, kind, text, labels, samples)
 
 
-def _broker_set(status: ReplicationStatus) -> _Metrics:
+def _broker_set(status: ReplicationStatus) -> Metrics:
     """Yield the metrics of a broker set's node; only the leader knows the other nodes."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
     topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
-    yield _gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])
-    yield _gauges(
+    yield gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])
+    yield gauges(
         "metaq_set_role", "1 for what the node is now", "role", ((role, role == status.role) for role in ROLES)
     )
-    yield _counter("metaq_set_elections", "Elections that the node has won", figures["elections"])
-    yield _counter("metaq_set_hand_overs", "Hand-overs that the node has made", figures["handOvers"])
+    yield counter("metaq_set_elections", "Elections that the node has won", figures["elections"])
+    yield counter("metaq_set_hand_overs", "Hand-overs that the node has made", figures["handOvers"])
     if status.nodes is None:
         return
     in_sync = 1 + sum(node.in_sync for node in status.nodes)
-    yield _gauge("metaq_set_in_sync_nodes", "Nodes that have all that is acknowledged, the leader too", in_sync)
+    yield gauge("metaq_set_in_sync_nodes", "Nodes that have all that is acknowledged, the leader too", in_sync)
     live = sum(node.live for node in status.nodes)
-    yield _gauge("metaq_set_live_followers", "Followers that get each block as it is made", live)
+    yield gauge("metaq_set_live_followers", "Followers that get each block as it is made", live)
     under = "Topics that fewer nodes have in sync than replicas= says, or than the set has"
-    yield _gauge("metaq_set_under_replicated_topics", under, topics["underReplicated"])
+    yield gauge("metaq_set_under_replicated_topics", under, topics["underReplicated"])
     refusing = "Topics that take no messages, because fewer nodes are in sync than minInSync= says"
-    yield _gauge("metaq_set_refusing_topics", refusing, topics["refusing"])
+    yield gauge("metaq_set_refusing_topics", refusing, topics["refusing"])
     lags = [(node.name, node.lag_bytes, node.lag_seconds) for node in status.nodes]
     for name, text, values in (
         ("metaq_set_lag_bytes", "Bytes that a live follower has not acknowledged", [(n, b) for n, b, _ in lags]),
         ("metaq_set_lag_seconds", "How long ago those were sent", [(n, s) for n, _, s in lags]),
     ):
-        yield _gauges(name, text, "node", [(node, value) for node, value in values if value is not None])
+        yield gauges(name, text, "node", [(node, value) for node, value in values if value is not None])

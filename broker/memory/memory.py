@@ -7,13 +7,14 @@ and `metaq check` iterate over those rows and know no kind. CONTRIBUTING.md says
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from ..runtime.reactor import ReactorTime
 from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
 from .compaction import Compaction
+from .figures import Lines, Metrics
 from .reading import LogReader
 from .records import internal_record, record_id_at
 
@@ -30,6 +31,8 @@ class Memory(ABC, Generic[R]):
     """The internal topic, `/delayed`."""
     name: str
     """What the kind is called in the broker's log: `delayed messages`."""
+    item: str | None = None
+    """The item of `stats` that shows `lines`; None: there is none."""
     followed: int
     """How much of a log is read at once while nobody waits, in the units of `LogReader.read_on`."""
 
@@ -119,3 +122,18 @@ class Memory(ABC, Generic[R]):
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
         """Yield the bodies of records that say all that is known. Others are served in between."""
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
+
+    # --- what is shown, and asked -------------------------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        """Yield the lines of `stats <item>`. Raises NotLeader."""
+        yield from ()
+
+    def metrics(self) -> Metrics:
+        """Yield the metrics of `/metrics`."""
+        yield from ()
+
+    def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
+        """Return why these partitions cannot move to another broker yet; None if they can. What is kept stays on this
+        broker. No client can begin anything new for these partitions any more (Partitions.is_leaving)."""
+        return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.stream import Lane
 
 from ..configuration.settings import BrokerConfig
-from ..delays.delays import Delays
-from ..halves.halves import Halves
+from ..memory.memory import Memory
 from ..replication.host import CopyHost
 from ..transactions.transactions import Transactions
 from ..writing.writing import Writing
@@ -52,9 +51,7 @@ class MovingHost(CopyHost, Protocol):
     @property
     def writing(self) -> Writing: ...
     @property
-    def delays(self) -> Delays: ...
-    @property
-    def halves(self) -> Halves: ...
+    def memories(self) -> Sequence[Memory[Any]]: ...
     @property
     def transactions(self) -> Transactions: ...
     @property

@@ -269,23 +269,12 @@ class BrokerMoves:
         if move.state is MoveState.CLOSING:
             return answer | self._ends(move)
         if move.state is MoveState.COPYING:
-            return answer | self._delayed(move)
+            numbers = range(move.first, move.first + move.count)
+            reasons = (each.left_behind(move.topic, numbers) for each in self.broker.memories)
+            why = next(filter(None, reasons), None)
+            return answer if why is None else answer | {"waitsFor": why}
         await self.offer(move.topic)
         return answer
-
-    def _delayed(self, move: Move) -> dict[str, Any]:
-        """Say how many delayed and half messages the move waits for: they stay on this broker. No new ones begin to
-        wait for these partitions (Partitions.is_leaving), so their number falls."""
-        for keeper, what, command in (
-            (self.broker.delays, "delayed messages to be delivered or cancelled", "delayed"),
-            (self.broker.halves, "half messages to be committed or rolled back", "halves"),
-        ):
-            numbers = range(move.first, move.first + move.count)
-            counts = {number: keeper.count((move.topic, number)) for number in numbers}
-            if any(counts.values()):
-                where = ", ".join(f"{count} for {move.topic}-{number}" for number, count in counts.items() if count)
-                return {"waitsFor": f"{what} ({where}): see `metaq {command} list --topic {move.topic}`"}
-        return {}
 
     def _ends(self, move: Move) -> dict[str, Any]:
         """Return where the partitions end for good, or why that is not known yet.

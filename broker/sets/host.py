@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..configuration.settings import BrokerConfig
@@ -53,6 +54,6 @@ class SetHost(StoreHost, TransactionHost, Protocol):
     @property
     def writing(self) -> Writing: ...
     @property
-    def memories(self) -> tuple[Memory[Any], ...]: ...
+    def memories(self) -> Sequence[Memory[Any]]: ...
     @property
     def parked(self) -> ParkedPulls: ...

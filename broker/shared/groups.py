@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import ceil
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,11 @@ from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
 
 from .. import tuning
+from ..memory.figures import Lines, Metric, Metrics, counter
 from ..memory.memory import Memory
 from ..memory.records import internal_record, record_id_at
 from ..memory.topics import SHARED_TOPIC
+from ..partitions.metrics import OTHERS
 from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls, ParkedRequest
 from ..reading.reading import Reading
@@ -164,6 +168,7 @@ class SharedGroups(Memory[StoredStates]):
 
     topic = SHARED_TOPIC
     name = "shared groups"
+    item = "shared"
     followed = tuning.SHARED_READ_BYTES
 
     def __init__(
@@ -716,6 +721,40 @@ class SharedGroups(Memory[StoredStates]):
         self._state_bytes[log] = log.end_offset - start
         return start
 
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        for queue in self.each():
+            state, (group, topic, partition) = queue.state, queue.key
+            delayed, most_attempts, _ = yield from state.figures()
+            yield (
+                f"{group} {topic}-{partition} left {queue.left} leased {state.leased} delayed {delayed} "
+                f"low {state.low} attempts {most_attempts}"
+            )
+
+    def metrics(self) -> Metrics:
+        for name, text, value in (
+            ("metaq_shared_leased", "Messages leased to shared consumers", self.leased),
+            ("metaq_shared_redelivered", "Messages leased that had been leased before", self.redelivered),
+            ("metaq_shared_acknowledged", "Messages acknowledged by shared consumers", self.acknowledged),
+            ("metaq_shared_late", "Settlements of messages that came too late", self.refused),
+        ):
+            yield counter(name, text, value)
+        left: defaultdict[tuple[str, str], int] = defaultdict(int)
+        leased: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for queue in self.queues():
+            names = (queue.key.group, queue.key.topic)
+            left[names] += queue.left
+            leased[names] += queue.state.leased
+            yield None
+        labels = ("group", "topic")
+        for name, text, values in (
+            ("metaq_shared_left_messages", "Messages that are not acknowledged", left),
+            ("metaq_shared_leased_messages", "Messages that members have now", leased),
+        ):
+            yield None
+            yield Metric(name, "gauge", text, labels, _largest(values))
+
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
@@ -765,6 +804,15 @@ class SharedGroups(Memory[StoredStates]):
         count = len(queues)
         gathered.safe.append(lambda error: answer.callback(count) if error is None else answer.errback(error))
         return answer
+
+
+def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
+    """Return the largest values by group and topic, and the sum of all others."""
+    if len(values) <= tuning.PAGE_GROUPS:
+        return list(values.items())
+    order = sorted(values.items(), key=itemgetter(1), reverse=True)
+    others = sum(value for _, value in order[tuning.PAGE_GROUPS :])
+    return [*order[: tuning.PAGE_GROUPS], ((OTHERS, OTHERS), others)]
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:

@@ -114,6 +114,13 @@ class SharedQueue:
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
+    @property
+    def left(self) -> int:
+        """The number of unacknowledged messages, leased ones included."""
+        if self.log is None:
+            return 0
+        return max(0, self.log.lookup.messages_behind(self.state.low) - self.state.done_above)
+
     def take_filter(self, found: GroupFilter, tag_hashes: npt.NDArray[np.uint32] | None) -> None:
         """Use this valid filter from now on. tag_hashes: the hashes of its tags; None: all tags are wanted."""
         self.filter = found

@@ -15,14 +15,7 @@ from ..reading.answers import Work, body_frame
 from .groups import SharedGroups
 from .queue import SharedQueue
 
-__all__ = ["answer_status", "messages_left"]
-
-
-def messages_left(queue: SharedQueue) -> int:
-    """Return the number of unacknowledged messages, leased ones included."""
-    if queue.log is None:
-        return 0
-    return max(0, queue.log.lookup.messages_behind(queue.state.low) - queue.state.done_above)
+__all__ = ["answer_status"]
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
@@ -47,7 +40,7 @@ def _described(queue: SharedQueue, now_ms: int) -> Generator[None, None, dict[st
         "topic": queue.key.topic,
         "partition": queue.key.partition,
         "low": state.low,
-        "left": messages_left(queue),
+        "left": queue.left,
         "leased": state.leased,
         "delayed": delayed,
         "available": state.available,

@@ -78,7 +78,7 @@ def test_metrics_have_rows_of_the_largest_groups_in_slices_and_a_sum_of_the_othe
         f'metaq_halves_asked{{group="{group}"}} {count}.0'
         for group, count in (("g17", 17), ("g18", 18), ("g19", 19), ("*", sum(range(17))))
     ]
-    monkeypatch.setattr(stats, "_MAX_NAMED", 1)
+    monkeypatch.setattr(tuning, "STATS_NAMED", 1)
     lines = [line for line in stats.stats_lines(harness.broker, "halves") if line and line.startswith("group:")]
     assert lines == ["group:g19 asked 19 parked 0 askers 0", f"group:* asked {sum(range(19))} parked 0 askers 0"]
 
