@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from metaq.broker.memory.kinds import KINDS
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.store.batch import stamp_puts
 from metaq.broker.store.store import Store, TopicStoreConfig
 from metaq.protocol.record import HEADER_BYTES, checksum

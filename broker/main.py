@@ -24,6 +24,7 @@ from metaq.protocol.errors import MetaqError
 
 from . import tuning
 from .assembly.broker import Broker, WorkerThreads
+from .assembly.kinds import KINDS
 from .assembly.reload import Reloader
 from .assembly.server import SessionFactory, listen
 from .assembly.verbs import make_gate
@@ -31,7 +32,6 @@ from .configuration.config import read_config
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
 from .filters.table import load_filters
-from .memory.kinds import KINDS
 from .partitions.move_table import MoveTable
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
@@ -44,6 +44,7 @@ from ..transactions.log import TransactionLog
 from ..transactions.transactions import Transactions
 from ..writing.sequences import Sequences
 from ..writing.writing import Write, Writing
+from .kinds import KINDS
 
 if TYPE_CHECKING:
     from ..moving.moves import BrokerMoves
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "WorkerThreads"]
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Memory[Any])
 
 
 class Reloads(Protocol):
@@ -143,33 +145,14 @@ class Broker:
             lambda: self.url,
         )
         self.run_in_thread = threads.disk
-        self.delays = Delays(store, Write, clock, reactor, self.in_thread)
-        self.halves = Halves(
-            store,
-            Write,
-            clock,
-            reactor,
-            self.in_thread,
-            self.account,
-            first_seconds=options.half_check_seconds,
-            checks=options.half_checks,
-        )
-        self.sequences = Sequences(store, Write, clock, reactor, self.partitions.for_waiting)
-        self.writing = Writing(
-            store, self.partitions, self.message_ids, self.metrics, self.sequences, self.delays, self.halves
-        )
-        self.shared = SharedGroups(
-            store,
-            self.partitions,
-            self.writing,
-            self.reading,
-            self.parked,
-            reactor,
-            clock,
-            self.account,
-        )
-        self.memories: tuple[Memory[Any], ...] = (self.delays, self.halves, self.sequences, self.shared)
-        """In the order in which they begin to lead: numbered sends need the places of delayed and half messages."""
+        self.options = options
+        self.memories: list[Memory[Any]] = []
+        """Of all kinds, in the order in which they begin to lead."""
+        for kind in KINDS.values():
+            self.memories.append(kind.memory_in(self))
+        self.delays, self.halves = self.memory(Delays), self.memory(Halves)
+        self.sequences: Sequences[Write] = self.memory(Sequences)
+        self.shared = self.memory(SharedGroups)
         self._watch_shared = self.shared.watch
         if alone:
             for memory in self.memories:
@@ -198,6 +181,17 @@ class Broker:
         """To be opened before the first request, and closed before the store."""
         self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
+
+    def memory(self, kind: type[M]) -> M:
+        """Return this broker's memory of a kind."""
+        return next(each for each in self.memories if type(each) is kind)
+
+    @cached_property
+    def writing(self) -> Writing:
+        """Made as soon as a memory needs it."""
+        sequences: Sequences[Write] = self.memory(Sequences)
+        delays, halves = self.memory(Delays), self.memory(Halves)
+        return Writing(self.store, self.partitions, self.message_ids, self.metrics, sequences, delays, halves)
 
     def _watch(self, log: PartitionLog) -> None:
         self.parked.watch(log)

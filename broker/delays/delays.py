@@ -43,6 +43,7 @@ from ..memory.delayed_records import (
     Marks,
     Pending,
     Sizes,
+    check_record,
     decode_pending,
     encode_marks,
     encode_pending,
@@ -103,6 +104,7 @@ class Delays(Memory[DelayedLog]):
     item = "delayed"
     ending = "to be delivered or cancelled"
     """How one ends, in the words of a move that waits for it."""
+    check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
 
     def __init__(

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
 
-from ..memory.kinds import KINDS
+from ..assembly.kinds import KINDS
 from ..sets.history import NodeFile
 from ..store.directories import LOCK_NAME, scan_data_paths
 from ..store.files import REAL_FILES, Files
 from ..store.internal_logs import is_internal
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
 from ..store.replay import Continuation, Gap, continuations
-from ..store.segment import DATA_SUFFIX, SegmentFile, segment_files
+from ..store.segment import DATA_SUFFIX, SegmentFile
 from ..transactions.directory import DIRECTORY
 from .findings import Finding, Level
+from .memories import inspect_kept, kept_logs
 from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
 from .redo import RedoReport, inspect_redo
 
@@ -90,7 +91,8 @@ def inspect_directory(
     findings: list[Finding] = []
     listed = list(_listed(files, path, findings))
     findings += _java_traps(path, listed, options.processors)
-    total(sum(each.size for each in listed))
+    kept = list(kept_logs(files, str(path)))
+    total(sum(each.size for each in listed) + sum(each.size for each in kept))
     partitions = [
         inspect_partition(
             files,
@@ -102,7 +104,10 @@ def inspect_directory(
         )
         for each in listed
     ]
-    logs = {each.name: each.segments for each in listed}
+    for log in kept:
+        findings += inspect_kept(files, log, fast=options.fast, in_use=in_use is True, advance=advance)
+    logs: dict[str, Sequence[SegmentFile]] = {each.name: each.segments for each in listed}
+    logs |= {each.name: each.segments for each in kept}
     journal = _inspect_journal(files, path, logs, in_use=in_use is True)
     findings += _inspect_set(files, path)
     directory = (log_path or path) / DIRECTORY
@@ -253,10 +258,9 @@ def _inspect_journal(
     try:
         for name, found in sorted(journal.entries.items()):
             directory, segments = os.path.join(data_path, name), logs.get(name, ())
-            if is_internal(name):  # an internal log is no partition
+            if is_internal(name):
                 topic, _, number = name.rpartition("-")
                 directory = KINDS[topic].path(str(data_path), int(number))
-                segments = segment_files(files, directory) if files.is_directory(directory) else ()
             _compare(report, name, continuations(files, directory, segments, found, data))
     except OSError as error:
         text = f"cannot be compared with the partitions: {error.strerror}"

@@ -47,6 +47,7 @@ __all__ = [
     "Marks",
     "Pending",
     "Sizes",
+    "check_record",
     "decode_marks",
     "decode_pending",
     "encode_marks",
@@ -272,3 +273,9 @@ def _groups(record: bytes, start: int) -> Iterator[Group]:
         sizes = np.frombuffer(record, _SIZES, count, start).astype(np.int64)
         start += count * _SIZES.itemsize
         yield Group((topic, partition), ids, sizes, base, first_id)
+
+
+def check_record(record: bytes) -> None:
+    """Raise StoreError if a record is neither a waiting message nor marks."""
+    if decode_marks(record) is None and decode_pending(record) is None:
+        raise StoreError("a delayed message cannot be read")

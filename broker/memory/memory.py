@@ -51,6 +51,12 @@ class Memory(ABC, Generic[R]):
     def _reader(self, log: PartitionLog) -> R:
         """Return the empty table of one log."""
 
+    @staticmethod
+    @abstractmethod
+    def check_record(record: bytes) -> None:
+        """Raise StoreError if a broker could not read this whole record, whose checksum is right. `metaq check` calls
+        it."""
+
     def _of(self, log: PartitionLog) -> R:
         """Return the table of one log."""
         found = self._logs.get(log)
@@ -77,9 +83,10 @@ class Memory(ABC, Generic[R]):
         for log in self.store.internal_logs(self.topic):
             self._of(log).read_on()
 
-    @abstractmethod
     def lead(self) -> None:
         """Read the logs to their ends, then serve and write. Raises StoreError."""
+        self.read_ahead()
+        self.enabled = True
 
     def follow(self) -> None:
         """Stop serving and writing, because another node leads; read what that node writes."""

@@ -50,6 +50,7 @@ __all__ = [
     "WAITING_ROW",
     "RowTable",
     "SequenceRow",
+    "check_rows",
     "cut_torn_writes",
     "encode_head",
     "encode_row",
@@ -142,11 +143,22 @@ def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[SequenceRow]:
     for _, body in read_bodies(snapshot, first_offset):
         if not head or not body.startswith(head):
             head, topics = _head(body)
-        try:
-            for row in _ROW.iter_unpack(body[len(head) :]):
-                yield SequenceRow._make((*row[:7], topics[row[7]]))
-        except (error, IndexError) as wrong:
-            raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
+        yield from _rows(body, head, topics)
+
+
+def check_rows(record: bytes) -> None:
+    """Raise StoreError if the rows of a record cannot be read."""
+    body = record[HEADER_BYTES:]
+    for _ in _rows(body, *_head(body)):
+        pass
+
+
+def _rows(body: bytes, head: bytes, topics: Sequence[str]) -> Iterator[SequenceRow]:
+    try:
+        for row in _ROW.iter_unpack(body[len(head) :]):
+            yield SequenceRow._make((*row[:7], topics[row[7]]))
+    except (error, IndexError) as wrong:
+        raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
 
 
 class RowTable(NamedTuple):

@@ -48,6 +48,7 @@ from .queue import Handed, SharedQueue
 from .rows import (
     SharedKey,
     changed_section,
+    check_sections,
     done_section,
     encode_body,
     filter_section,
@@ -170,6 +171,7 @@ class SharedGroups(Memory[StoredStates]):
     name = "shared groups"
     item = "shared"
     followed = tuning.SHARED_READ_BYTES
+    check_record = staticmethod(check_sections)
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ import numpy as np
 import simplejson
 
 from metaq.protocol.errors import StoreError
+from metaq.protocol.record import HEADER_BYTES
 
 from .crew import Suspicion
 from .filters import GroupFilter
@@ -43,6 +44,7 @@ __all__ = [
     "SharedKey",
     "apply",
     "changed_section",
+    "check_sections",
     "done_section",
     "encode_body",
     "filter_section",
@@ -203,6 +205,12 @@ def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:
     if version != _VERSION:
         raise StoreError(f"rows of shared groups of version {version}: a newer broker has written them")
     return serial, _sections(memoryview(body))
+
+
+def check_sections(record: bytes) -> None:
+    """Raise StoreError if the sections of a record cannot be read."""
+    for _ in sections(record[HEADER_BYTES:])[1]:
+        pass
 
 
 def _sections(body: memoryview) -> Iterator[RowSection]:

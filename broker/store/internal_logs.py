@@ -4,7 +4,7 @@ An internal log is a PartitionLog like any other: it is journaled, synced, recov
 lies in a directory without a `-`, which Java brokers ignore. No client can name its topic, because a topic has no `/`
 (limits.check_topic). `Store.logs()` never returns it.
 
-Whoever opens the store names the internal topics (memory/kinds.py). Each has two logs, one for partitions with
+Whoever opens the store names the internal topics (assembly/kinds.py). Each has two logs, one for partitions with
 asynchronous flush and one for those with group commit, so that its data becomes safe like the messages it belongs to.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from . import tuning
 from .directories import PartitionDirectory
@@ -38,11 +39,12 @@ OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]],
 partitions in the directories, by `<topic>-<partition>`, have not been recovered yet. Raises StoreError."""
 
 
-class InternalTopic(NamedTuple):
+@dataclass(frozen=True)
+class InternalTopic:
     """directory: below the first data path; max_segment_size: bytes.
 
     with_messages: whether appends to it become safe together with the messages appended to partitions in the same turn
-    of the reactor: a start finds both or neither. recovered: called before partitions and later topics are recovered.
+    of the reactor: a start finds both or neither. recovered: called before partitions and other topics are recovered.
     """
 
     directory: str
@@ -62,7 +64,7 @@ class InternalTopic(NamedTuple):
 
 
 InternalTopics: TypeAlias = Mapping[str, InternalTopic]
-"""By name, in the order in which a start recovers them."""
+"""By name."""
 
 
 def is_internal(topic: str) -> bool:

@@ -182,7 +182,7 @@ class Store:
 
         journal = replay_journal(self.files, self.data_paths[0], directory_for)
         sync = PageCacheSync(self._file_systems, [each.path for each in found.values()])
-        for topic, kind in self._kinds.items():
+        for topic, kind in sorted(self._kinds.items(), key=lambda item: item[1].recovered is None):
             for number in NUMBERS:
                 if (entry := found.pop(f"{topic}-{number}", None)) is not None:
                     self._recover_internal(entry, sync)

@@ -37,6 +37,7 @@ from ..memory.sequence_rows import (
     FORGOTTEN,
     ROW_BYTES,
     SequenceRow,
+    check_rows,
     encode_head,
     encode_row,
     first_bytes,
@@ -121,6 +122,7 @@ class Sequences(Memory[LastRows], Generic[W]):
     topic = SEQUENCES_TOPIC
     name = "numbered sends"
     followed = READ_BYTES
+    check_record = staticmethod(check_rows)
 
     def __init__(
         self,

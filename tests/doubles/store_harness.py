@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from metaq.broker.memory.kinds import KINDS
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.recovery import RecoveryReport

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 
-from metaq.broker.memory.kinds import KINDS
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.store import Append, Store, TopicStoreConfig
 from metaq.protocol.message_id import counter_at, message_id

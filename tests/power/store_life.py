@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from metaq.broker.memory.kinds import KINDS
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.store import journal as journal_module
 from metaq.broker.store.batch import encode_puts
 from metaq.broker.store.partition_log import PartitionLog

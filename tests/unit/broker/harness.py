@@ -21,13 +21,13 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from metaq.broker.assembly.broker import Broker, WorkerThreads
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.assembly.reload import Reloader
 from metaq.broker.assembly.verbs import make_gate
 from metaq.broker.configuration.config import BrokerConfig, parse_config
 from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.filters.table import load_filters
-from metaq.broker.memory.kinds import KINDS
 from metaq.broker.network.session import Session
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig

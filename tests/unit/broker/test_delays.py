@@ -3,13 +3,14 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.memory import kinds
+from metaq.broker.assembly import kinds
 from metaq.broker.memory.topics import DELAYED_TOPIC
 from metaq.broker.store.partition_log import PartitionLog
 from metaq.cli.app import run
@@ -515,7 +516,7 @@ def test_ids_that_are_in_use_are_not_given_again(lives, monkeypatch):
 @pytest.fixture
 def small(lives, monkeypatch):
     """Segments of a few kibibytes."""
-    monkeypatch.setitem(kinds.KINDS, DELAYED_TOPIC, kinds.KINDS[DELAYED_TOPIC]._replace(max_segment_size=4096))
+    monkeypatch.setitem(kinds.KINDS, DELAYED_TOPIC, replace(kinds.KINDS[DELAYED_TOPIC], max_segment_size=4096))
     monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 8192)
     return lives
 

@@ -1,13 +1,14 @@
 """Half messages of one broker: seen once if they are committed, never otherwise, and asked for until that is known."""
 
 from base64 import b64decode
+from dataclasses import replace
 
 import pytest
 import simplejson
 
 from metaq.broker import tuning
+from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.configuration.settings import BrokerOptions
-from metaq.broker.memory.kinds import KINDS
 from metaq.broker.memory.topics import HALVES_TOPIC
 from metaq.broker.runtime.account import Shares
 from metaq.protocol.frames import encode_frame
@@ -632,7 +633,7 @@ def test_what_is_remembered_of_askers_is_bounded(lives):
 
 def test_counts_of_questions_survive_that_a_record_is_written_anew(lives, monkeypatch):
     monkeypatch.setattr(tuning, "DELAYED_LOG_BYTES", 1)
-    monkeypatch.setitem(KINDS, HALVES_TOPIC, KINDS[HALVES_TOPIC]._replace(max_segment_size=100_000))
+    monkeypatch.setitem(KINDS, HALVES_TOPIC, replace(KINDS[HALVES_TOPIC], max_segment_size=100_000))
     lives.sent(b"kept")
     lives.wait(7)
     assert lives.asked() == [(b"kept", 1)]

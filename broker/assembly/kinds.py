@@ -1,0 +1,88 @@
+"""One row for each kind of message that has an internal log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..delays.delays import Delays
+from ..halves.halves import Halves
+from ..memory.memory import Memory
+from ..memory.sequence_rows import cut_torn_writes
+from ..shared.groups import SharedGroups
+from ..store.internal_logs import InternalTopic
+from ..store.tuning import DELAYED_SEGMENT_BYTES
+from ..writing.sequences import Sequences
+from ..writing.writing import Write
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+__all__ = ["KINDS", "Kind"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(InternalTopic):
+    """Where the records of a kind are stored, and what the broker remembers of them.
+
+    make: makes the memory, if its constructor needs more than a `Memory`'s does.
+    """
+
+    memory: type[Memory[Any]]
+    make: Callable[[Broker], Memory[Any]] | None = None
+
+    def memory_in(self, broker: Broker) -> Memory[Any]:
+        """Return a new memory for this broker."""
+        if self.make is not None:
+            return self.make(broker)
+        return self.memory(broker.store, broker.clock, broker.reactor)
+
+
+def _delays(broker: Broker) -> Delays:
+    return Delays(broker.store, Write, broker.clock, broker.reactor, broker.in_thread)
+
+
+def _halves(broker: Broker) -> Halves:
+    return Halves(
+        broker.store,
+        Write,
+        broker.clock,
+        broker.reactor,
+        broker.in_thread,
+        broker.account,
+        first_seconds=broker.options.half_check_seconds,
+        checks=broker.options.half_checks,
+    )
+
+
+def _sequences(broker: Broker) -> Sequences[Write]:
+    return Sequences(broker.store, Write, broker.clock, broker.reactor, broker.partitions.for_waiting)
+
+
+def _shared(broker: Broker) -> SharedGroups:
+    return SharedGroups(
+        broker.store,
+        broker.partitions,
+        broker.writing,
+        broker.reading,
+        broker.parked,
+        broker.reactor,
+        broker.clock,
+        broker.account,
+    )
+
+
+KINDS: dict[str, Kind] = {
+    kind.memory.topic: kind
+    for kind in (
+        # a delivery without its mark would be repeated
+        Kind("metaqdelayed", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Delays, make=_delays),
+        Kind("metaqhalves", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Halves, make=_halves),
+        # behind those two: rows about their messages count only if these are there
+        Kind("metaqsequences", 1 << 30, recovered=cut_torn_writes, memory=Sequences, make=_sequences),
+        # behind those three, which `broker.writing` needs
+        Kind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
+    )
+}
+"""By internal topic, in the order in which their memories are made and begin to lead."""
