@@ -19,11 +19,11 @@ from ..writing.writing import Write
 if TYPE_CHECKING:
     from .broker import Broker
 
-__all__ = ["KINDS", "Kind"]
+__all__ = ["KINDS", "MessageKind"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind(InternalTopic):
+class MessageKind(InternalTopic):
     """Where the records of a kind are stored, and what the broker remembers of them.
 
     make: makes the memory, if its constructor needs more than a `Memory`'s does.
@@ -73,16 +73,16 @@ def _shared(broker: Broker) -> SharedGroups:
     )
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, MessageKind] = {
     kind.memory.topic: kind
     for kind in (
         # a delivery without its mark would be repeated
-        Kind("metaqdelayed", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Delays, make=_delays),
-        Kind("metaqhalves", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Halves, make=_halves),
+        MessageKind("metaqdelayed", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Delays, make=_delays),
+        MessageKind("metaqhalves", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Halves, make=_halves),
         # behind those two: rows about their messages count only if these are there
-        Kind("metaqsequences", 1 << 30, recovered=cut_torn_writes, memory=Sequences, make=_sequences),
+        MessageKind("metaqsequences", 1 << 30, recovered=cut_torn_writes, memory=Sequences, make=_sequences),
         # behind those three, which `broker.writing` needs
-        Kind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
+        MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
 """By internal topic, in the order in which their memories are made and begin to lead."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from metaq.protocol.errors import StoreError
 
-from ..assembly.kinds import KINDS, Kind
+from ..assembly.kinds import KINDS, MessageKind
 from ..store.files import Files, opened, read_exactly
 from ..store.internal_logs import NUMBERS
 from ..store.recovery import trusted_checkpoint
@@ -24,7 +24,7 @@ class KeptLog(NamedTuple):
 
     name: str
     path: str
-    kind: Kind
+    kind: MessageKind
     segments: Sequence[SegmentFile]
 
     @property

@@ -127,7 +127,8 @@ class Memory(ABC, Generic[R]):
         return start
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        """Yield the bodies of records that say all that is known. Others are served in between."""
+        """Yield the bodies of records that say all that is known. Others are served in between and may write, so each
+        body has what is known when it is yielded."""
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
 
     # --- what is shown, and asked -------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "skips at most {judge.SCAN_BYTES:bytes} of rejected records",
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
-        "up to {assembly/stats.MAX_NAMED} of these with their cause",
+        "up to {STATS_NAMED} of these with their cause",
         "The broker looks every {broker/main.TICK_SECONDS:ms} for syncs",
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",

@@ -80,8 +80,9 @@ class Counters(Memory[CounterLog]):
         return max(4096, 128 * len(self._of(log).counts))
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        for key, count in list(self._of(log).counts.items()):
-            yield _encode(key, count)
+        counts = self._of(log).counts
+        for key in list(counts):
+            yield _encode(key, counts[key])
 
     def lines(self) -> Lines:
         yield f"counted {self.counted}"

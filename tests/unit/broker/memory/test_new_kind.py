@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from twisted.internet.defer import ensureDeferred
 
-from metaq.broker.assembly.kinds import KINDS, Kind
+from metaq.broker import tuning
+from metaq.broker.assembly.kinds import KINDS, MessageKind
 from metaq.broker.assembly.stats import stats_text
 from metaq.broker.http.metrics import exposition
 from metaq.broker.moving.moves import BrokerMoves
@@ -22,7 +23,7 @@ from tests.unit.broker.sets.test_follower import LeaderSide
 
 @pytest.fixture(autouse=True)
 def _row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, Counters.topic, Kind("metaqcounters", 1 << 16, memory=Counters))
+    monkeypatch.setitem(KINDS, Counters.topic, MessageKind("metaqcounters", 1 << 16, memory=Counters))
 
 
 @pytest.fixture
@@ -61,6 +62,18 @@ def test_its_log_is_made_shorter_and_says_the_same(lives: Lives) -> None:
     assert log.end_offset - before < before / 50
     lives.kill()
     assert counters(lives).counts == {f"k{number}": 100 for number in range(5)}
+
+
+def test_what_is_counted_while_its_log_is_made_shorter_counts(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "WORK_SLICE_SECONDS", 0.0)
+    for number in range(500):
+        counters(lives).count(f"k{number % 5}")
+    counters(lives).tick()
+    for number in range(5):
+        counters(lives).count(f"k{number}")
+    lives.work()
+    lives.kill()
+    assert counters(lives).counts == {f"k{number}": 101 for number in range(5)}
 
 
 def test_stats_and_metrics_show_it(lives: Lives) -> None:
