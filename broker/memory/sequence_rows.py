@@ -263,6 +263,8 @@ def _head(body: bytes) -> tuple[bytes, list[str]]:
             (length,) = _LENGTH.unpack_from(body, place)
             place += _LENGTH.size + length
             topics.append(body[place - length : place].decode("utf-8"))
+        if place > len(body):
+            raise StoreError("rows of an internal log cannot be read: a record ends within the names of topics")
     except (error, UnicodeDecodeError) as wrong:
         raise StoreError(f"rows of an internal log cannot be read: {wrong}") from wrong
     return body[:place], topics
