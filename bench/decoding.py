@@ -14,7 +14,7 @@ import numpy as np
 
 from metaq.client.records.arrow import columns_of, decode_columns
 from metaq.client.records.decoding import Records, decode_sized, decode_walking
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body, encode_record
 

@@ -25,7 +25,7 @@ import click
 from metaq import ConsumerConfig
 from metaq.client.consumer.group_member import GroupMember
 from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
-from metaq.client.consumer.watches import SessionWatch
+from metaq.client.consumer.self_checks import SessionWatch
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.runtime.timers import Timers
 from metaq.coordination.assignment import range_assignment

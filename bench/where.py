@@ -21,9 +21,9 @@ import numpy as np
 
 from metaq.broker import tuning
 from metaq.broker.reading.selecting import wanted_of
-from metaq.client.questions.partitions import max_offset
-from metaq.client.questions.records import BegunPull
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import max_offset
+from metaq.client.questions.stored_records import BegunPull
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.protocol.frames import encode_frame

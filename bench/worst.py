@@ -32,8 +32,14 @@ from metaq.broker.runtime.heap import keep_for_good
 from metaq.broker.tuning import HTTP_READ_BYTES, LARGE_READ_BYTES
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest, encode_ends
-from metaq.protocol.halves import HalfOutcome as Outcome
+from metaq.protocol.half_messages import (
+    CheckHalvesRequest,
+    EndHalfRequest,
+    EndHalvesRequest,
+    ListHalvesRequest,
+    encode_ends,
+)
+from metaq.protocol.half_messages import HalfOutcome as Outcome
 from metaq.protocol.limits import (
     MAX_ACQUIRED,
     MAX_BATCH_RECORDS,

@@ -28,10 +28,10 @@ from .assembly.kinds import KINDS
 from .assembly.reload import Reloader
 from .assembly.server import SessionFactory, listen
 from .assembly.verbs import make_gate
-from .configuration.config import read_config
+from .configuration.server_ini import read_config
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from .configuration.sources import ConfigFiles
-from .filters.table import load_filters
+from .filters.filter_table import load_filters
 from .partitions.move_table import MoveTable
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
@@ -40,8 +40,8 @@ from .runtime.heap import collect_later, give_back_spare, keep_for_good, set_up_
 from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time
 from .runtime.schedule import Schedule
+from .runtime.scheduled_calls import ScheduledCalls, repeat
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
-from .runtime.timers import ScheduledCalls, repeat
 from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 

@@ -14,12 +14,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from metaq import errors as errors
+    from metaq.client.browsing.browser import PartitionReader as PartitionReader
+    from metaq.client.browsing.browser import TopicBrowser as TopicBrowser
+    from metaq.client.browsing.browser import browse as browse
     from metaq.client.browsing.dead_letters import DeadLetter as DeadLetter
     from metaq.client.browsing.dead_letters import DeadLetters as DeadLetters
     from metaq.client.browsing.dead_letters import Redriven as Redriven
-    from metaq.client.browsing.reading import PartitionReader as PartitionReader
-    from metaq.client.browsing.reading import TopicBrowser as TopicBrowser
-    from metaq.client.browsing.reading import browse as browse
     from metaq.client.consumer.consumer import Consumer as Consumer
     from metaq.client.consumer.rejected import LocalRecoverStore as LocalRecoverStore
     from metaq.client.consumer.rejected import drop_message as drop_message
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from metaq.client.consumer.works import RetryLater as RetryLater
     from metaq.client.producer import PartitionSelector as PartitionSelector
     from metaq.client.producer import Producer as Producer
-    from metaq.client.producer.halves import TransactionResult as TransactionResult
+    from metaq.client.producer.check_back import TransactionResult as TransactionResult
     from metaq.client.producer.ordered import OrderedProducer as OrderedProducer
     from metaq.client.producer.transaction import Transaction as Transaction
     from metaq.client.producer.xa import Recovered as Recovered
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from metaq.client.records.local_store import StoredMessage as StoredMessage
     from metaq.client.records.message import Message as Message
     from metaq.client.records.message import Origin as Origin
-    from metaq.client.records.values import Lag as Lag
-    from metaq.client.records.values import SendResult as SendResult
-    from metaq.client.records.values import TopicPartition as TopicPartition
+    from metaq.client.records.results import Lag as Lag
+    from metaq.client.records.results import SendResult as SendResult
+    from metaq.client.records.results import TopicPartition as TopicPartition
     from metaq.client.settings.config import ConnectionConfig as ConnectionConfig
     from metaq.client.settings.config import ProducerConfig as ProducerConfig
     from metaq.client.settings.consumer_config import ConsumerConfig as ConsumerConfig
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from metaq.coordination.offset_store import LocalOffsetStore as LocalOffsetStore
     from metaq.coordination.offset_store import OffsetStore as OffsetStore
     from metaq.coordination.sql_offset_store import SqlOffsetStore as SqlOffsetStore
-    from metaq.protocol.halves import HalfOutcome as HalfOutcome
+    from metaq.protocol.half_messages import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
@@ -67,13 +67,13 @@ if not os.path.isdir(os.path.join(__path__[0], "client")):
 
 _NAMES = {
     "client.browsing.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
-    "client.browsing.reading": ("PartitionReader", "TopicBrowser", "browse"),
+    "client.browsing.browser": ("PartitionReader", "TopicBrowser", "browse"),
     "client.consumer.consumer": ("Consumer",),
     "client.consumer.rejected": ("LocalRecoverStore", "drop_message"),
     "client.consumer.retry": ("Retry",),
     "client.consumer.works": ("RetryLater",),
     "client.producer": ("PartitionSelector", "Producer"),
-    "client.producer.halves": ("TransactionResult",),
+    "client.producer.check_back": ("TransactionResult",),
     "client.producer.ordered": ("OrderedProducer",),
     "client.producer.transaction": ("Transaction",),
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
@@ -81,13 +81,13 @@ _NAMES = {
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
     "client.records.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.records.message": ("Message", "Origin"),
-    "client.records.values": ("Lag", "SendResult", "TopicPartition"),
+    "client.records.results": ("Lag", "SendResult", "TopicPartition"),
     "client.settings.config": ("ConnectionConfig", "ProducerConfig"),
     "client.settings.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "coordination.offset_store": ("LocalOffsetStore", "OffsetStore"),
     "coordination.sql_offset_store": ("SqlOffsetStore",),
-    "protocol.halves": ("HalfOutcome",),
+    "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
 """The public names, by their module below metaq."""

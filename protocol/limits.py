@@ -89,12 +89,13 @@ DELAYS_MARK = "delays/1"
 """A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
 
 HALVES_MARK = "halves/1"
-"""A broker whose `version` answer contains this word keeps half messages until their outcome is known (halves.py)."""
+"""A broker whose `version` answer contains this word keeps half messages until their outcome is known
+(half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
 """Prefix of a word of the `version` answer of a broker that asks a half message's own producer before others
-(halves.py). The rest, decimal, is the delay of the first check in milliseconds for half messages that do not set one.
-"""
+(half_messages.py). The rest, decimal, is the delay of the first check in milliseconds for half messages that do not set
+one."""
 
 HALF_GRACE_SECONDS = 3.0
 """Another producer is asked at the earliest this long after the first check is due."""

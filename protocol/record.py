@@ -131,7 +131,8 @@ PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
 MAX_PRIORITY = 9
 
 HALF_PROPERTY = "metaq.half"
-"""The producer group of a half message, which the broker keeps until its transaction's outcome is known (halves.py)."""
+"""The producer group of a half message, which the broker keeps until its transaction's outcome is known
+(half_messages.py)."""
 
 CHECK_AFTER_PROPERTY = "metaq.check-after"
 """Milliseconds, decimal, from a half message's arrival at the broker to its first check."""

@@ -50,7 +50,7 @@ class RequestCode(IntEnum):
     HAND_OVER = 1027
     # from every client again
     SEND_MANY = 1030
-    # between the nodes of a broker set (stream.py)
+    # between the nodes of a broker set (replication_stream.py)
     FOLLOW = 1040
     # from every client: a node's report on its set
     SET_STATUS = 1041

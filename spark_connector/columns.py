@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from metaq.client.producer import partition_for_key
 from metaq.client.producer.packing import Packer
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import ClientError, ConfigError, LocalProtocolError
 from metaq.protocol.limits import MAX_DELAY_SECONDS
 from metaq.protocol.properties import PropertyValue, decode_value

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from metaq.client.producer import Producer
 from metaq.client.producer.xa import Recovered, XaResource, Xid
 from metaq.client.records.batches import split_batches
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.backoff import Backoff
 from metaq.coordination.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition, XaError

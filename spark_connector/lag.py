@@ -23,8 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.client.questions.asking import Asked
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.records import waiting_from
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.stored_records import waiting_from
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import Protocol
 from metaq.protocol.errors import CoordinationError, MetaqError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.move_records import Move, moved_places, place_now
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange

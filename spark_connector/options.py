@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.consumer_config import check_where
 from metaq.coordination.paths import DEFAULT_ROOT, Paths

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.left_out import LeftOut, why_away, without
-from metaq.client.questions.partitions import offset_after, offset_at_time, partition_bounds
-from metaq.client.questions.records import read_bytes
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import offset_after, offset_at_time, partition_bounds
+from metaq.client.questions.stored_records import read_bytes
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.wall_clock import now_ms
 from metaq.client.settings.config import check_protocol
 from metaq.client.transport.connection import Connection, Endpoint

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from metaq.client.fetching.tuning import LARGEST_GET_BYTES
-from metaq.client.questions.partitions import Bounds, offset_after, partition_bounds
-from metaq.client.questions.records import BegunPull, Pulled, located
+from metaq.client.questions.partition_bounds import Bounds, offset_after, partition_bounds
+from metaq.client.questions.stored_records import BegunPull, Pulled, located
 from metaq.client.records.arrow import DecodedColumns, decode_columns
 from metaq.client.records.decoding import Records, in_bytes, joined
 from metaq.client.settings.config import check_protocol

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from metaq.client.questions.partitions import partition_bounds
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig, Protocol
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.client.transport.metadata import parse_address

@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import (
 
 from metaq.client.questions.asking import need_frames
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import bounds_at, offset_after, offset_at_time, partition_bounds
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import bounds_at, offset_after, offset_at_time, partition_bounds
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.wall_clock import now_ms
 from metaq.client.transport.connection import Connection
 from metaq.coordination.move_records import Move, MoveState

@@ -17,11 +17,11 @@ from metaq.version import __version__
 from ..configuration.reload_plan import ReloadReport
 from ..configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from ..delays.delays import Delays
-from ..filters.table import FilterTable
+from ..filters.filter_table import FilterTable
 from ..halves.halves import Halves
 from ..memory.memory import Memory
+from ..partitions.counters import Metrics
 from ..partitions.message_ids import MessageIds
-from ..partitions.metrics import Metrics
 from ..partitions.partitions import Partitions
 from ..reading.cold_reads import ColdReads
 from ..reading.long_poll import ParkedPulls
@@ -36,10 +36,10 @@ from ..runtime.pace import Pace
 from ..runtime.pending_puts import PendingPuts
 from ..runtime.reactor import ReactorTime
 from ..runtime.turns import ConnectionTurns
-from ..shared.groups import SharedGroups
+from ..shared.shared_groups import SharedGroups
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
-from ..store.threads import RunInThread
+from ..store.worker_turns import RunInThread
 from ..transactions.log import TransactionLog
 from ..transactions.transactions import Transactions
 from ..writing.sequences import Sequences

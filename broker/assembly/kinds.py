@@ -10,7 +10,7 @@ from ..delays.delays import Delays
 from ..halves.halves import Halves
 from ..memory.memory import Memory
 from ..memory.sequence_rows import cut_torn_writes
-from ..shared.groups import SharedGroups
+from ..shared.shared_groups import SharedGroups
 from ..store.internal_logs import InternalTopic
 from ..store.tuning import DELAYED_SEGMENT_BYTES
 from ..writing.sequences import Sequences

@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
 from metaq.protocol.errors import MetaqError
 
-from ..configuration.config import BrokerConfig
 from ..configuration.reload_plan import ReloadReport, reloaded_config
+from ..configuration.server_ini import BrokerConfig
 from ..configuration.sources import ConfigTexts
-from ..filters.table import load_filters
+from ..filters.filter_table import load_filters
 from .broker import Broker
 
 __all__ = ["Reloader"]

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from .. import tuning
 from ..memory.figures import Lines
-from ..partitions.metrics import KINDS
+from ..partitions.counters import KINDS
 from ..store.partition_log import PartitionLog
 from .broker import Broker
 

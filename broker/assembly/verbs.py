@@ -15,7 +15,7 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
-from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
+from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
 from metaq.protocol.limits import (
     COMPRESSED_MARK,
     DELAYS_MARK,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .config import BrokerConfig, parse_config
 from .ini import Section, parse_ini
+from .server_ini import BrokerConfig, parse_config
 from .sources import ConfigTexts
 
 __all__ = ["ReloadReport", "Reloaded", "reloaded_config"]

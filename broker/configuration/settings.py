@@ -1,4 +1,4 @@
-"""A broker's settings as values; config.py reads them from server.ini. Field names have the unit."""
+"""A broker's settings as values; server_ini.py reads them from server.ini. Field names have the unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metaq.protocol.own_topics import OWN_MARK, OWN_PARTITIONS, is_own_topic
 from ..runtime.account import Quotas
 from ..runtime.schedule import Schedule, parse_schedule
 from ..store.topic_config import DeletePolicy, parse_delete_policy
-from .transactions import TransactionConfig
+from .transaction_settings import TransactionConfig
 
 __all__ = [
     "DEFAULT_MAX_PENDING_PUT_BYTES",

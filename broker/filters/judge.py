@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from metaq.protocol.record import HEADER, HEADER_BYTES, checksum
 
+from .filter_table import Filter
 from .message import FilteredMessage
-from .table import Filter
 
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from metaq.protocol.halves import EndHalfReply, HalfOutcome
+from metaq.protocol.half_messages import EndHalfReply, HalfOutcome
 from metaq.protocol.message_id import message_id_list
 
 from .. import tuning

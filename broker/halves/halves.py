@@ -19,7 +19,7 @@ import numpy as np
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from metaq.protocol.errors import AccountSpent, HalfRefused, NotLeader
-from metaq.protocol.halves import (
+from metaq.protocol.half_messages import (
     CheckedHalf,
     CheckHalvesRequest,
     EndHalfReply,
@@ -39,7 +39,7 @@ from ..delays.table import NOWHERE
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..memory.figures import Lines, Metrics, counter, gauges
 from ..memory.topics import HALVES_TOPIC
-from ..partitions.metrics import OTHERS
+from ..partitions.counters import OTHERS
 from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork

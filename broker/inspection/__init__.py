@@ -4,7 +4,7 @@
 Both take and give values; only `store` and `transactions` know the format of the files.
 """
 
-from .directory import (
+from .data_directory import (
     DirectoryReport,
     Options,
     data_directories_near,

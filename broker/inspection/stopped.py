@@ -18,7 +18,7 @@ from ..store.files import REAL_FILES
 from ..store.journal_format import read_journal
 from ..transactions.directory import DIRECTORY, REDO_PREFIX, numbered_files
 from ..transactions.redo_reader import RedoReader
-from .directory import is_in_use
+from .data_directory import is_in_use
 
 __all__ = ["DataDirectory", "RenamedDirectory", "delete_directory", "move_directories"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from metaq.protocol.errors import MetaqError, NotLeader
-from metaq.protocol.stream import Lane
+from metaq.protocol.replication_stream import Lane
 
 from ..configuration.settings import BrokerConfig
 from ..memory.memory import Memory

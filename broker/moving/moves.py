@@ -24,8 +24,8 @@ from metaq.protocol.remoting import MoveRequest
 from ..partitions.move_table import MoveTable
 from ..partitions.registration import Registration
 from ..runtime.threads import in_own_thread
-from .driver import MoveDriver
 from .host import MovingHost
+from .move_driver import MoveDriver
 
 __all__ = ["BrokerMoves", "MoveFigures"]
 

@@ -22,7 +22,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.limits import check_made_topic, check_new_topic, check_topic
 
 from .. import tuning
-from ..configuration.config import BrokerConfig, TopicConfig
+from ..configuration.server_ini import BrokerConfig, TopicConfig
 from ..runtime.account import NOBODY, Account
 from ..store.partition_log import PartitionLog
 from ..store.segment import MAX_OFFSET

@@ -24,7 +24,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, InvalidName, SessionLost
 from metaq.protocol.limits import check_znode
 
-from ..configuration.config import BrokerConfig, TopicConfig
+from ..configuration.server_ini import BrokerConfig, TopicConfig
 from ..runtime.reactor import Reactor
 from ..runtime.threads import fire, in_own_thread
 

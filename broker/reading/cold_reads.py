@@ -23,7 +23,7 @@ from ..store.damage import Damaged, Soundness
 from ..store.files import CachedOnly, Files, NotCached
 from ..store.partition_log import PartitionLog
 from ..store.sequential import SequentialReader
-from ..store.threads import RunInThread, Turns
+from ..store.worker_turns import RunInThread, Turns
 
 __all__ = ["ColdReads", "Examinations"]
 

@@ -10,10 +10,10 @@ from twisted.internet.defer import Deferred, fail
 from metaq.protocol.errors import FiltersBusy
 from metaq.protocol.limits import MAX_PULL_BYTES
 
-from ..configuration.config import BrokerConfig
-from ..filters.places import RememberedPlaces
-from ..filters.table import FilterTable
-from ..partitions.metrics import Metrics
+from ..configuration.server_ini import BrokerConfig
+from ..filters.filter_table import FilterTable
+from ..filters.remembered_places import RememberedPlaces
+from ..partitions.counters import Metrics
 from ..partitions.partitions import Partitions
 from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime

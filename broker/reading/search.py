@@ -34,7 +34,7 @@ from ..store.partition_log import PartitionLog
 from ..store.search import find_id, find_key, read_matches
 from ..store.searching import Budget, FoundMatches, KeyQuery, LogView, Match
 from ..store.store import Store
-from ..store.threads import Turns
+from ..store.worker_turns import Turns
 from .answers import Bytes, answer_frame
 
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.record import HEADER_BYTES, Buffer, blank_headers, headers_at, matching_checksums
 from metaq.protocol.where import Where, parse_where
-from metaq.protocol.where.columns import matching
+from metaq.protocol.where.many_records import matching
 
 from .. import tuning
 from ..runtime.reactor import ReactorTime

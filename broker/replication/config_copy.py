@@ -14,8 +14,8 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError
 
-from ..configuration.config import parse_config
 from ..configuration.reload_plan import ReloadReport
+from ..configuration.server_ini import parse_config
 from ..store.files import REAL_FILES, replace_file
 from .host import ReplicationHost
 

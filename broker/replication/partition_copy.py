@@ -19,7 +19,7 @@ from ..store.index import order_times
 from ..store.partition_log import PartitionLog
 from ..store.scan import scan_bytes
 from .host import CopyHost
-from .source import Fetched, MasterBounds, MasterSource
+from .master_source import Fetched, MasterBounds, MasterSource
 from .status import CopyState, PartitionStatus
 
 __all__ = ["PartitionCopy"]

@@ -31,7 +31,7 @@ from metaq.protocol.text import Answer, Result, encode_version
 
 from ..runtime.host import Host
 from ..runtime.reactor import Transport
-from ..runtime.timers import repeat
+from ..runtime.scheduled_calls import repeat
 
 __all__ = ["CONNECT_SECONDS", "KeptPeer", "OnReply", "Peer", "connect"]
 

@@ -18,7 +18,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.topic_partition import TopicPartition
 
-from ..configuration.config import BrokerConfig
+from ..configuration.server_ini import BrokerConfig
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 

@@ -15,10 +15,10 @@ from metaq.protocol.errors import MetaqError
 
 from .config_copy import ConfigCopy
 from .host import ReplicationHost
+from .master_source import MasterSource, source_of
 from .partition_copy import PartitionCopy
 from .peer import KeptPeer, Peer
 from .plugins import MetaslavePlugin
-from .source import MasterSource, source_of
 from .status import CopyState, ReplicationStatus
 
 __all__ = ["AsyncSlave"]

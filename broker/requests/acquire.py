@@ -28,8 +28,8 @@ from ..reading.long_poll import ParkedRequest
 from ..reading.parkable import Parkable, Step
 from ..reading.reading import Reading
 from ..runtime.account import WAITING_BYTES, address_of
-from ..shared.groups import Leases, SharedGroups
 from ..shared.rows import SharedKey
+from ..shared.shared_groups import Leases, SharedGroups
 
 if TYPE_CHECKING:
     from .gate import Caller

@@ -23,7 +23,7 @@ from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime
 from ..runtime.threads import run_coroutine
 from ..store.segments import Snapshot
-from ..store.threads import Turns
+from ..store.worker_turns import Turns
 
 __all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 

@@ -1,8 +1,8 @@
 """`get`: bytes of a partition from an offset on (wire.md §4).
 
 A group with a filter gets the accepted records of a whole stretch. A 1.x client counts only the bytes that it got, so
-its next offset stands for another place of the log. filters/places.py remembers that place, and explains why no message
-is lost.
+its next offset stands for another place of the log. filters/remembered_places.py remembers that place, and explains why
+no message is lost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Get, encode_result, encode_value_line
 
+from ..filters.filter_table import Filter
 from ..filters.judge import Chosen, Judge, choose_records
-from ..filters.places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, FoundOffset, Key
-from ..filters.table import Filter
+from ..filters.remembered_places import MAX_GAP_BYTES, PUT_RIGHT_SECONDS, Answered, FoundOffset, Key
 from ..reading.answers import Answer, Bytes, put_failure
 from ..reading.reading import Reading
 from ..store.partition_log import PartitionLog

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.delays import due_ms
 from metaq.protocol.frames import Frame
-from metaq.protocol.halves import (
+from metaq.protocol.half_messages import (
     CheckedHalf,
     EndHalfReply,
     EndHalvesRequest,

@@ -23,7 +23,7 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import OffsetQuery, encode_result
 
-from ..filters.places import FoundOffset
+from ..filters.remembered_places import FoundOffset
 from ..reading.answers import then
 from ..reading.reading import Reading
 from ..store.partition_log import PartitionLog

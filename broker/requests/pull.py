@@ -22,8 +22,8 @@ from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
 from .. import tuning
+from ..filters.filter_table import Filter
 from ..filters.judge import Judge
-from ..filters.table import Filter
 from ..reading.answers import Bytes, answer_frame
 from ..reading.parkable import Loading, Parkable, Step
 from ..reading.reading import Reading

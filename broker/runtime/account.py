@@ -19,7 +19,7 @@ from typing import Protocol
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.limits import MAX_FRAME_BYTES
 
-from ..store.threads import call_safely
+from ..store.worker_turns import call_safely
 from .heap import give_back
 from .reactor import ReactorTime
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..store.threads import call_safely
+from ..store.worker_turns import call_safely
 from .reactor import ReactorTime
 
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]

@@ -57,8 +57,8 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A `RunInThread` (store/threads.py) for users' filters, or for reads outside the page cache, separate from the
-    threads that sync. It has at most `limit` threads, which start when first needed and never stop.
+    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache, separate from
+    the threads that sync. It has at most `limit` threads, which start when first needed and never stop.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -75,8 +75,8 @@ class DaemonThreads(ThreadPool):
 
 
 class DiskThread:
-    """A `RunInThread` (store/threads.py) only for the journal: an acknowledgement never waits for other disk work. It
-    does one call after the other, with less overhead per call than a pool.
+    """A `RunInThread` (store/worker_turns.py) only for the journal: an acknowledgement never waits for other disk work.
+    It does one call after the other, with less overhead per call than a pool.
 
     The first call starts it. A caller that needs the last call's result waits for it before the process ends.
     """

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from metaq.protocol.errors import MetaqError, PeerLost, RemoteProtocolError
 from metaq.protocol.record import Buffer
-from metaq.protocol.stream import MAX_MESSAGE_BYTES, StreamMessage, StreamReader
+from metaq.protocol.replication_stream import MAX_MESSAGE_BYTES, StreamMessage, StreamReader
 
 from ..runtime.reactor import Transport
 from . import tuning

@@ -30,8 +30,7 @@ from metaq.protocol.errors import (
     StoreError,
 )
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.statuses import RequestCode
-from metaq.protocol.stream import (
+from metaq.protocol.replication_stream import (
     COPY,
     Ack,
     Hello,
@@ -48,8 +47,9 @@ from metaq.protocol.stream import (
     parse_json,
     parse_ping,
 )
+from metaq.protocol.statuses import RequestCode
 
-from ..runtime.timers import repeat
+from ..runtime.scheduled_calls import repeat
 from ..store.cutting import CutsDone
 from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from ..configuration.settings import BrokerConfig
 from ..memory.memory import Memory
+from ..partitions.counters import Metrics
 from ..partitions.message_ids import MessageIds
-from ..partitions.metrics import Metrics
 from ..reading.long_poll import ParkedPulls
 from ..replication.host import CopyHost
 from ..runtime.host import Host
 from ..store.store import Store
-from ..store.threads import RunInThread
+from ..store.worker_turns import RunInThread
 from ..transactions.transactions import Transactions
 from ..writing.writing import Writing
 

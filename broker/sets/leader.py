@@ -15,7 +15,7 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import MetaqError, NotEnoughReplicas, NotLeader, PeerLost, RemoteProtocolError
 from metaq.protocol.record import Buffer
-from metaq.protocol.stream import (
+from metaq.protocol.replication_stream import (
     Ack,
     Kind,
     Lane,
@@ -31,14 +31,14 @@ from metaq.protocol.stream import (
 )
 
 from ..configuration.settings import Promise
+from ..runtime.scheduled_calls import repeat
 from ..runtime.slices import SlicedWork
-from ..runtime.timers import repeat
 from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
 from ..writing.writing import Write
 from . import tuning
+from .catching_up import Copying, copy_pace
 from .connections import StreamProtocol
-from .copying import Copying, copy_pace
 from .host import SetHost
 from .leading import Leading, Mark, OnCommitted
 from .rules import counted_until, is_caught_up

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from metaq.protocol.errors import MetaqError
-from metaq.protocol.stream import Ack, Lane
+from metaq.protocol.replication_stream import Ack, Lane
 
 from .rules import committed_position, counted, may_acknowledge
 

@@ -34,13 +34,13 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
-from metaq.protocol.stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
+from metaq.protocol.replication_stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
 
 from ..partitions.registration import Registration
 from ..reading.parkable import Parkable
 from ..requests.gate import Nodes, Verb
+from ..runtime.scheduled_calls import repeat
 from ..runtime.threads import in_own_thread
-from ..runtime.timers import repeat
 from . import tuning
 from .connections import StreamProtocol
 from .follower import Follower, LeaderGone
@@ -50,8 +50,8 @@ from .leader import Leader
 from .leading import Leading
 from .losses import contents, losses
 from .member_state import MemberState
+from .node_transactions import SetTransactions
 from .rules import accepts, common_epoch, elected, in_time, may_grant, may_stand, promised_until
-from .transactions import SetTransactions
 
 __all__ = ["SetMember"]
 

@@ -15,7 +15,7 @@ from metaq.protocol.errors import MetaqError
 from ..configuration.served import served_settings
 from ..configuration.settings import BrokerConfig, TopicConfig
 from ..replication.status import NodeStatus, ReplicationStatus
-from ..runtime.timers import repeat
+from ..runtime.scheduled_calls import repeat
 from . import tuning
 from .host import StoreHost
 from .member_state import MemberState

@@ -1,4 +1,4 @@
-"""Bring a follower's transaction log up to date: read the files and send them as blocks of a copy (copying.py).
+"""Bring a follower's transaction log up to date: read the files and send them as blocks of a copy (catching_up.py).
 
 Nothing is sent if the digest of the follower's log shows that it has the same bytes.
 """
@@ -11,7 +11,7 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.stream import COPY, Lane, StreamEntry, encode_block
+from metaq.protocol.replication_stream import COPY, Lane, StreamEntry, encode_block
 
 from ..store.files import Files, opened, read_exactly
 from . import tuning

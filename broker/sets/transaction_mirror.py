@@ -19,12 +19,12 @@ from functools import partial
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import DiskFull, MetaqError, RemoteProtocolError, StoreError
-from metaq.protocol.stream import StreamEntry
+from metaq.protocol.replication_stream import StreamEntry
 
 from ..store.disk_space import no_room
 from ..store.file_systems import FileSystems
 from ..store.files import Files, opened, read_exactly, write_all
-from ..store.threads import RunInThread, call_safely
+from ..store.worker_turns import RunInThread, call_safely
 from ..transactions.changes import REMOVED, REPLACED, LogChange, make_change
 from ..transactions.checkpoints import STATE_NAME
 from ..transactions.directory import CHECKPOINT_PREFIX, DAMAGED_PREFIX, REDO_PREFIX, keep_copy

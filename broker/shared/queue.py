@@ -40,7 +40,7 @@ from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
-from .filters import GroupFilter
+from .group_filter import GroupFilter
 from .lines import NO_KEY
 from .rows import SharedKey
 from .state import Grant, SharedState

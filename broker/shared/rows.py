@@ -11,7 +11,7 @@
                        held × (offset u64 | token u64 | until i64 | size u32 | attempts u32 | priority u8 | state u8)
     FORGOTTEN          nothing
     a note             LEASED with a count of 0: token is the note's kind, until is 0, and member is a text
-    FILTER (1)         text: the filter of the group on the topic (filters.py). After a STATE, and when it changes
+    FILTER (1)         text: the filter of the group on the topic (group_filter.py). After a STATE, and when it changes
     SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has expired unsettled], …]. After a STATE, and
                        after each section about a suspect
 
@@ -35,7 +35,7 @@ from metaq.protocol.errors import StoreError
 from metaq.protocol.record import HEADER_BYTES
 
 from .crew import Suspicion
-from .filters import GroupFilter
+from .group_filter import GroupFilter
 from .state import Grant, HeldState, SharedState, Suspect
 
 __all__ = [

@@ -12,8 +12,8 @@ from metaq.protocol.frames import Frame
 from metaq.protocol.shared import SharedStatusRequest
 
 from ..reading.answers import Work, body_frame
-from .groups import SharedGroups
 from .queue import SharedQueue
+from .shared_groups import SharedGroups
 
 __all__ = ["answer_status"]
 

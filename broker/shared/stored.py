@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..memory.reading import LogReader
 from ..memory.records import read_bodies
 from ..store.partition_log import PartitionLog
-from .filters import GroupFilter
+from .group_filter import GroupFilter
 from .rows import RowKind, RowSection, SharedKey, apply, read_filter, read_state, sections
 from .state import Limits, SharedState
 

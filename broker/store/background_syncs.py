@@ -13,7 +13,7 @@ from .durability import DATA, INDEX
 from .file_systems import FileSystems
 from .partition_log import PartitionLog
 from .sync_job import SyncJob, run_together
-from .threads import RunInThread
+from .worker_turns import RunInThread
 
 __all__ = ["BackgroundSyncs"]
 

@@ -26,8 +26,8 @@ from .partition_log import PartitionLog
 from .recovery import recover_partition
 from .retention import Retention
 from .segment import Segment
-from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
+from .worker_turns import RunInThread, call_safely
 
 __all__ = ["CutsDone", "Cutting"]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import DiskFull
 
 from .files import FailedSync, Files
-from .threads import RunInThread
+from .worker_turns import RunInThread
 
 __all__ = ["DEFAULT_RESERVE_PART", "MAX_DEFAULT_RESERVE_BYTES", "DiskSpace", "Room", "default_reserve", "no_room"]
 

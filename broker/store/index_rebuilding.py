@@ -14,7 +14,7 @@ from .index import Checkpoint, Index, replace_index
 from .partition_log import PartitionLog
 from .scan import bound_java_times
 from .segment import Segment, SegmentFile
-from .threads import RunInThread
+from .worker_turns import RunInThread
 
 __all__ = ["IndexRebuilding", "rebuild_index"]
 

@@ -31,7 +31,7 @@ from .files import Files, check_named, write_all
 from .internal_logs import is_internal
 from .journal_format import JOURNAL_DIRECTORY, JOURNAL_SUFFIX, encode_block
 from .sync_job import SyncJob
-from .threads import RunInThread, call_safely
+from .worker_turns import RunInThread, call_safely
 
 if TYPE_CHECKING:
     from .partition_log import PartitionLog

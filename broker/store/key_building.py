@@ -17,7 +17,7 @@ from .index import Index, IndexDamaged, UnitReader
 from .key_index import Covered, KeyBlock, append_block, read_blocks, scan_keys
 from .partition_log import PartitionLog
 from .segment import Segment
-from .threads import RunInThread
+from .worker_turns import RunInThread
 
 __all__ = ["KeyBuilding"]
 

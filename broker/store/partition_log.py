@@ -31,8 +31,8 @@ from .lookup import Lookup
 from .segment import Segment
 from .segments import Segments
 from .sync_job import SyncJob
-from .threads import RunInThread, call_safely
 from .topic_config import FlushPolicy, TopicStoreConfig
+from .worker_turns import RunInThread, call_safely
 from .writer import Writer
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from .files import Files, may_exist, opened
 from .index import FRESH_SUFFIX, IndexDamaged
 from .partition_log import PartitionLog
 from .segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, Segment
-from .threads import RunInThread, Turns
 from .topic_config import DeletePolicy, Disposal, TopicStoreConfig
+from .worker_turns import RunInThread, Turns
 
 __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_expired"]
 

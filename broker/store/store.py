@@ -34,8 +34,8 @@ from .retention import RemovedSegment, Retention
 from .rewriting import PageCacheSync
 from .searching import Searching
 from .segment import Segment, create_segment, segment_files
-from .threads import RunInThread, call_safely
 from .topic_config import TopicStoreConfig
+from .worker_turns import RunInThread, call_safely
 
 __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreConfig"]
 

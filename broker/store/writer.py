@@ -16,7 +16,7 @@ from .files import Files, OpenFiles
 from .index import UNIT, UNIT_BYTES, IndexDamaged, ordered_units
 from .segment import Segment, create_segment
 from .segments import Segments
-from .threads import RunInThread
+from .worker_turns import RunInThread
 
 __all__ = ["Writer"]
 

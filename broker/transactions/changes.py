@@ -30,7 +30,7 @@ class LogChange(NamedTuple):
 
 
 class LogCopies(Protocol):
-    """The other nodes of a broker set (sets/transactions.py)."""
+    """The other nodes of a broker set (sets/node_transactions.py)."""
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         """Make these changes on every in-sync node, in this order and after all earlier ones.

@@ -12,12 +12,12 @@ from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import ConfigError, DiskFull, LogReadOnly, StoreError
 
-from ..configuration.transactions import FlushTxLog, TransactionConfig
+from ..configuration.transaction_settings import FlushTxLog, TransactionConfig
 from ..runtime.reactor import ReactorTime
 from ..store.directories import lock_data_path
 from ..store.files import REAL_FILES, Files
 from ..store.partition_log import PartitionLog
-from ..store.threads import RunInThread
+from ..store.worker_turns import RunInThread
 from ..writing.writing import Writing
 from .changes import LogCopies
 from .checkpoints import STATE_NAME, Checkpoints, Heuristic, SavedState, read_state, state_change, write_state

@@ -16,7 +16,7 @@ from metaq.protocol.errors import TransactionRefused, XaRefused
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
 from metaq.protocol.transactions import XaCode, is_xa, qualifier_of
 
-from ..configuration.transactions import TransactionConfig
+from ..configuration.transaction_settings import TransactionConfig
 from ..runtime.account import NOBODY, Account, address_of
 from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime, Timer

@@ -21,9 +21,9 @@ from metaq.protocol.record import HEADER_BYTES, Buffer, checksum
 from metaq.protocol.text import NO_CHECKSUM
 from metaq.protocol.transactions import NULL_KEY, XaCode, XaVote, is_xa, qualifier_of
 
-from ..configuration.transactions import TransactionConfig
+from ..configuration.transaction_settings import TransactionConfig
+from ..partitions.counters import Metrics
 from ..partitions.message_ids import MessageIds
-from ..partitions.metrics import Metrics
 from ..partitions.partitions import ANY, Partitions
 from ..runtime.account import NOBODY, Account
 from ..runtime.few_lines import FewLines

@@ -25,7 +25,7 @@ from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.disk_space import no_room
 from ..store.files import Files, check_named, write_all
-from ..store.threads import RunInThread, call_safely
+from ..store.worker_turns import RunInThread, call_safely
 from .changes import REMOVED, LogChange, LogCopies, make_change
 from .directory import REDO_PREFIX, RedoPosition
 

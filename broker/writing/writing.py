@@ -23,14 +23,14 @@ from metaq.protocol.errors import (
     NotSafe,
     PartitionClosed,
 )
-from metaq.protocol.halves import is_half
+from metaq.protocol.half_messages import is_half
 from metaq.protocol.record import COMPRESSED_FLAG, Buffer, own_body
 
 from ..delays.delays import Delays, Pended
 from ..memory.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
 from ..memory.topics import HALVES_TOPIC
+from ..partitions.counters import Metrics
 from ..partitions.message_ids import MessageIds
-from ..partitions.metrics import Metrics
 from ..partitions.partitions import ANY, Partitions
 from ..store.partition_log import PartitionLog
 from ..store.store import Store

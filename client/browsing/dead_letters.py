@@ -26,10 +26,10 @@ from ..producer.building import SendOptions
 from ..producer.producer import Producer
 from ..producer.routing import partition_for_key
 from ..questions.cluster import Cluster
-from ..questions.partitions import max_offset, min_offset
-from ..questions.records import read_messages
+from ..questions.partition_bounds import max_offset, min_offset
+from ..questions.stored_records import read_messages
 from ..records.message import Message, RetriedMessage, as_original, failure_in
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.durations import Duration, check_wait
 from ..runtime.unclosed import Closing
 from ..runtime.wall_clock import now_ms

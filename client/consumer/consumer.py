@@ -29,13 +29,13 @@ from ..fetching.notices import OnPartitions
 from ..fetching.polling import NOT_ALONE, Poller, Taken
 from ..fetching.tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from ..questions.asking import following
-from ..questions.brokers import source_of
 from ..questions.finding import FoundMessages, MessageFinder
-from ..questions.partitions import lag_behind
+from ..questions.partition_bounds import lag_behind
 from ..questions.places import Place, locate
-from ..questions.records import read_messages
+from ..questions.sources import source_of
+from ..questions.stored_records import read_messages
 from ..records.message import Message
-from ..records.values import Lag, TopicPartition
+from ..records.results import Lag, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
 from ..runtime.timers import END_SECONDS, TimeLeft, Timers
 from ..serializers.base import Deserializer, deserializers
@@ -63,8 +63,8 @@ from .offset_commit import StartPosition, committer_for
 from .rejected import LocalRecoverStore, RejectHandler, drop_message, left_of_cluster, of_cluster, recovering
 from .retry import AUTO, Auto, Retry
 from .retrying import FailedMessages, FailedSender, giving_back
+from .self_checks import PollWatch, SessionWatch
 from .suspects import Suspects
-from .watches import PollWatch, SessionWatch
 
 __all__ = ["Consumer"]
 
@@ -477,7 +477,7 @@ class Consumer(Poller):
 
     def _make_sender(self) -> FailedSender:
         from ..producer import Producer  # not imported by a consumer that never fails
-        from ..questions.zookeeper import ZooKeeperMetadata
+        from ..questions.zookeeper_metadata import ZooKeeperMetadata
 
         return Producer(
             config=ProducerConfig(connection=self._config.connection),

@@ -34,8 +34,8 @@ from ..fetching.core import ConsumerCore
 from ..fetching.cursor import PartitionCursor, Reached
 from ..fetching.notices import Notice
 from ..fetching.tuning import HELD_LOOK_SECONDS, ZONE_SETTLE_SECONDS
-from ..questions.brokers import source_of
-from ..records.values import TopicPartition
+from ..questions.sources import source_of
+from ..records.results import TopicPartition
 from ..transport.absences import Absences
 from .filters import GroupFilters
 from .offset_commit import StartPosition

@@ -22,8 +22,8 @@ from ..fetching.core import ConsumerCore
 from ..fetching.cursor import PartitionCursor
 from ..fetching.fetcher import Fetcher
 from ..fetching.notices import Notice
-from ..questions.brokers import endpoint_at, source_of
-from ..records.values import TopicPartition
+from ..questions.sources import endpoint_at, source_of
+from ..records.results import TopicPartition
 from ..runtime.nearest import published_nowhere
 from ..runtime.timers import Timers
 from ..transport.connection import Endpoint

@@ -13,7 +13,7 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError
 
-from ..questions.brokers import endpoint_at
+from ..questions.sources import endpoint_at
 from ..transport.connection import Connection, Endpoint
 
 __all__ = ["Keeping", "KeepingBrokers"]

@@ -15,7 +15,7 @@ from metaq.coordination.logs import get_log
 
 from ..fetching.cursor import PartitionCursor, Reached
 from ..fetching.tuning import RETURN_SECONDS
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from .offset_commit import OffsetCommitter, znode_name
 
 __all__ = ["KeptPositions"]

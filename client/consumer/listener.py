@@ -23,12 +23,12 @@ from ..fetching.cursor import PartitionCursor
 from ..fetching.fetcher import Fetcher
 from ..fetching.tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.timers import TimeLeft, Timers
 from .rejected import RejectHandler
 from .retrying import FailedMessages
+from .self_checks import PollWatch
 from .suspects import Suspects, WorkerDied
-from .watches import PollWatch
 from .works import Leaving, Work, Works
 
 __all__ = ["Deliver", "Handling", "Listener", "accepting", "delivering_living"]

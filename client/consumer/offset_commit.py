@@ -22,9 +22,9 @@ from metaq.protocol.errors import ConfigError, MetaqError
 from ..fetching.core import ConsumerCore, changes
 from ..fetching.cursor import UNKNOWN_MESSAGE_ID, PartitionCursor, Reached, Request
 from ..questions.finding import MessageFinder
-from ..questions.partitions import max_offset
+from ..questions.partition_bounds import max_offset
 from ..questions.places import Locate, Position, locate
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.timers import Timers
 from ..settings.consumer_config import ConsumerConfig
 

@@ -17,7 +17,7 @@ from metaq.protocol.own_topics import dead_topic, retry_topic
 from metaq.protocol.retries import MAX_CAUSE_CHARACTERS, Failure, encode_failed, shortened
 
 from ..records.message import Message
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from .retry import Retry
 
 __all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of", "giving_back"]

@@ -17,7 +17,7 @@ from ..fetching.chunk import Chunk
 from ..fetching.core import ConsumerCore
 from ..fetching.cursor import PartitionCursor
 from ..records.message import Message, as_original
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.consumer_config import ConsumerConfig
 from .retrying import FailedMessages, Sending
 from .suspects import Care

@@ -16,7 +16,7 @@ from metaq.protocol.where import Where
 
 from ..records.decoding import Decoded, Records, decode_sized, decode_walking, in_bytes
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow

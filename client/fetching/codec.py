@@ -16,7 +16,7 @@ from metaq.protocol.refusals import frame_error, text_error
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, Value, encode_get
 
-from ..questions.records import damaged_bytes
+from ..questions.stored_records import damaged_bytes
 from ..settings.consumer_config import ConsumerConfig
 from ..transport.connection import Build, Endpoint, Reply
 from .chunk import Chunk

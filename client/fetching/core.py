@@ -52,7 +52,7 @@ from metaq.protocol.where import Where
 from ..questions.places import Locate
 from ..records.decoding import WRONG_LENGTH
 from ..records.message import Message, ValueMessage
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.wall_clock import WallClock, now_ms
 from ..settings.consumer_config import ConsumerConfig
 from ..transport.connection import Endpoint, Reply

@@ -33,7 +33,7 @@ from metaq.coordination.backoff import Backoff
 from metaq.protocol.errors import MetaqError
 
 from ..questions.places import Locate
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.consumer_config import ConsumerConfig
 from .chunk import Chunk
 from .tuning import DAMAGE_TRIES, EMPTY_GETS, LARGEST_GET_BYTES, WAITED_SHARE

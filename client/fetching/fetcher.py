@@ -24,9 +24,9 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
 
 from ..questions.divergence import diverged_at
-from ..questions.partitions import max_offset
-from ..questions.records import locate_damage
-from ..records.values import TopicPartition
+from ..questions.partition_bounds import max_offset
+from ..questions.stored_records import locate_damage
+from ..records.results import TopicPartition
 from ..runtime.timers import Timers
 from ..runtime.waiting import Waiter
 from ..transport.connection import Connection, Endpoint, Reply

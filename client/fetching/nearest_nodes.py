@@ -10,7 +10,7 @@ from metaq.coordination.set_view import SetView, watch_set
 from metaq.coordination.watches import DataWatcher
 from metaq.protocol.errors import ConfigError
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Endpoint
 from ..transport.metadata import parse_address
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from metaq.coordination.interrupts import is_interrupt
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 
 __all__ = ["Notice", "Notices", "OnPartitions"]
 

@@ -36,7 +36,7 @@ from metaq.protocol.record import (
 )
 
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.durations import Duration, check_ttl
 from ..runtime.nearest import did_you_mean
 from ..runtime.wall_clock import now_ms
@@ -47,7 +47,7 @@ from .packing import Packer
 from .routing import key_bytes
 
 if TYPE_CHECKING:
-    from metaq.protocol.halves import HalfTerms
+    from metaq.protocol.half_messages import HalfTerms
 
 __all__ = [
     "OwnOptions",

@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.statuses import RequestCode
 
 from ..questions.asking import Asked, Follow, ask
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..transport.connection import Connection
 
 __all__ = ["cancel_at", "cancel_delayed"]

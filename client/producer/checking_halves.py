@@ -16,12 +16,12 @@ from metaq.coordination.backoff import Backoff
 from metaq.coordination.interrupts import BackgroundThread, Bell
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import MetaqError, NotLeader
-from metaq.protocol.halves import CheckedHalf, HalfOutcome, half_of
+from metaq.protocol.half_messages import CheckedHalf, HalfOutcome, half_of
 from metaq.protocol.record import DELAYED_FLAG
 
-from ..questions.halves import check_halves, end_half
+from ..questions.waiting_halves import check_halves, end_half
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.config import ProducerConfig
 from ..transport.connection import Connection, Endpoint
 from ..transport.metadata import Metadata

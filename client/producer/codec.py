@@ -36,7 +36,7 @@ from metaq.protocol.sends import (
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Result, encode_put, parse_put_result
 
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.waiting import Waiter
 from ..transport.connection import Endpoint, Reply
 from . import tuning

@@ -40,17 +40,17 @@ from metaq.protocol.errors import ClientError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import HEADER_BYTES
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.config import ProducerConfig
 from . import tuning
 from .failures import Closed, Failures
 from .futures import Outcome
 from .key_order import KeyOrder
-from .losses import Losses
 from .outgoing import GatheredBatch, GivenUp, OnDelivery, Outgoing
 from .queues import BrokerQueue, FailedTurn, Flight, PartitionQueue, Queues, Turn, expired, take_expired
 from .rerouting import Rerouting
 from .routing import Routes, no_partition
+from .undelivered import Losses
 
 __all__ = ["Actions", "ProducerCore"]
 

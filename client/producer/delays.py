@@ -24,7 +24,7 @@ from metaq.protocol.record import (
     property_of,
 )
 
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.durations import Duration, seconds_of
 
 __all__ = ["NOW", "DelayedResults", "Timing", "delay_properties", "due_at", "refuse_delay", "timing_of"]
@@ -41,7 +41,8 @@ class Timing(IntEnum):
     DUE = 1
     DELAY = 2
     HALF = 3
-    """Waits for the outcome of its transaction (protocol/halves.py); the broker chooses the time of its first check."""
+    """Waits for the outcome of its transaction (protocol/half_messages.py); the broker chooses the time of its first
+    check."""
     CHECKED_HALF = 4
     """Waits for the outcome, and the record has the time of the first check. In a batch with both kinds the ids would
     not be known."""

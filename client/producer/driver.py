@@ -14,7 +14,7 @@ from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.timers import TimeLeft, Timers
 from ..settings.config import ProducerConfig
 from ..transport.metadata import Metadata
@@ -24,11 +24,11 @@ from .building import SendOptions, with_body
 from .core import Actions, ProducerCore
 from .delays import Timing, timing_of
 from .futures import Outcome, refuse_in_callback
-from .losses import Losses
 from .outgoing import ASKED, GatheredBatch, OnDelivery, Outgoing, call_back, check_on_delivery
 from .queues import Flight, PartitionQueue
 from .routing import Router, no_partition
 from .sending import Sender, new_producer_id
+from .undelivered import Losses
 
 if TYPE_CHECKING:
     from ..records.local_store import LocalMessageStore, StoredMessage

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition, NotLeader, RequestTimedOut
-from metaq.protocol.halves import EndHalfReply, HalfOutcome
+from metaq.protocol.half_messages import EndHalfReply, HalfOutcome
 from metaq.protocol.limits import MAX_ENDED_HALVES
 
 from ..questions.asking import Follow
-from ..questions.halves import ends_request, read_ended
-from ..records.values import TopicPartition
+from ..questions.waiting_halves import ends_request, read_ended
+from ..records.results import TopicPartition
 from ..runtime.timers import Timers
 from ..runtime.waiting import Waiter, finish_together
 from ..transport.connection import Connection, Exchange, Reply

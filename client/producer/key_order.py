@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from .outgoing import Outgoing
 from .queues import PartitionQueue
 from .routing import key_bytes, partition_for_key

@@ -16,7 +16,7 @@ from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
 from ..records.local_store import LocalMessageStore, StoredMessage
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
 from ..runtime.patched import refuse_patched
 from ..runtime.timers import END_SECONDS, TimeLeft

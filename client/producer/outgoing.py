@@ -15,13 +15,13 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.message_id import message_id_list
 from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, checksums, header_dtype
 
-from ..records.values import BatchResults, SendResult, TopicPartition
+from ..records.results import BatchResults, SendResult, TopicPartition
 from ..runtime.waiting import Waiter
 from ..transport.connection import Connection
 from . import tuning
 from .delays import NOW, DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome
-from .losses import Losses
+from .undelivered import Losses
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -455,7 +455,7 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
-        from metaq.protocol.halves import half_of  # not imported by a producer without half messages
+        from metaq.protocol.half_messages import half_of  # not imported by a producer without half messages
 
         return [half_of(flag, body).check_after_ms or 0 for flag, body in records]
     return [wait_of(flag, body) for flag, body in records]

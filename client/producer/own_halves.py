@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from metaq.protocol.halves import HalfOutcome
+from metaq.protocol.half_messages import HalfOutcome
 
 from ..records.message import Message
 from . import tuning

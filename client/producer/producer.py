@@ -20,7 +20,7 @@ from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, Requ
 from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes
 
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait, milliseconds_of, whole_seconds
 from ..runtime.timers import END_SECONDS, TimeLeft
 from ..runtime.unclosed import Closing
@@ -37,17 +37,17 @@ from .building import SendOptions, build_batch, build_body, build_message, list_
 from .delays import timing_of
 from .driver import Driver
 from .futures import SendFuture, refuse_in_callback, refuse_in_handler
-from .losses import AtExit, Losses
 from .outgoing import ASKED, OnDelivery
 from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
+from .undelivered import AtExit, Losses
 
 if TYPE_CHECKING:  # rarely used modules are imported at their first use
-    from ..questions.zookeeper import ZooKeeperMetadata
+    from ..questions.zookeeper_metadata import ZooKeeperMetadata
     from ..records.local_store import LocalMessageStore, StoredMessage
     from ..records.message import Message
     from ..serializers.base import Deserializer, Serializer
-    from .halves import Execute, TransactionResult
+    from .check_back import Execute, TransactionResult
     from .own_halves import Check
     from .requesting import Requester
     from .transacting import Transacting
@@ -639,6 +639,8 @@ def _join_none(*_: object) -> None:
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
     """Return the cluster as seen in ZooKeeper, started in a `try`, so that an interrupt leaves no session."""
-    from ..questions.zookeeper import ZooKeeperMetadata  # not imported with other metadata, so kazoo is not needed
+    from ..questions.zookeeper_metadata import (
+        ZooKeeperMetadata,
+    )  # not imported with other metadata, so kazoo is not needed
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)

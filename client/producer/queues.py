@@ -12,7 +12,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_PARTS
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Connection, Exchange
 from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch

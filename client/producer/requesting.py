@@ -26,7 +26,7 @@ from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
 from ..questions.asking import READER_GROUP
 from ..records.message import Message, ValueMessage
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.timers import END_SECONDS, Timers
 from ..serializers.base import ValueReader
 from ..settings.config import ProducerConfig, Protocol
@@ -181,7 +181,7 @@ class Requester:
     def _opened(self, deadline: float) -> TopicPartition:
         """Return the partition for replies to the next request, and read it from before the request on. One thread at a
         time; no interrupts here."""
-        from ..questions.partitions import max_offset
+        from ..questions.partition_bounds import max_offset
 
         with self._lock:
             if self._closed:

@@ -11,7 +11,7 @@ from itertools import chain
 
 from metaq.protocol.errors import NoPartition
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from .failures import Failures
 from .key_order import KeyOrder
 from .outgoing import GivenUp, Outgoing

@@ -14,7 +14,7 @@ from metaq.coordination.logs import get_log
 from metaq.protocol.errors import LocalStoreError, MetaqError
 
 from ..records.local_store import LocalMessageStore, StoredMessage
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.timers import Timers
 from . import tuning
 from .outgoing import Outgoing

@@ -21,7 +21,7 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.limits import check_new_topic
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.nearest import topic_meant
 from ..transport.metadata import UNKNOWN, Metadata, TopicView
 from ..transport.pool import ConnectionPool

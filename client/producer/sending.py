@@ -11,7 +11,7 @@ from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_
 from metaq.coordination.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.waiting import finish_together
 from ..settings.config import ConnectionConfig
 from ..transport.connection import Connection, Exchange, Reply

@@ -9,10 +9,10 @@ from ..runtime.timers import TimeLeft
 from ..settings.config import ProducerConfig
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
+from .check_back import HalfTransactions
 from .checking_halves import Checker
 from .driver import Driver
 from .ending_halves import Ender
-from .halves import HalfTransactions
 from .packing import Packer
 from .routing import Router
 from .transaction import Transactional

@@ -44,7 +44,7 @@ from metaq.protocol.transactions import TransactionType, XaCode
 
 from ..questions.asking import LEADER_SECONDS, ask
 from ..records.message import Message
-from ..records.values import SendResult, TopicPartition
+from ..records.results import SendResult, TopicPartition
 from ..runtime.durations import Duration, check_timeout
 from ..settings.config import ProducerConfig
 from ..transport.connection import Connection

@@ -10,7 +10,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.record import Buffer
 
 from ..records.message import Message
-from ..records.values import SendResult
+from ..records.results import SendResult
 from ..runtime.durations import Duration
 from ..serializers.base import Deserializer, Serializer
 from .building import SendOptions, list_of

@@ -28,7 +28,7 @@ from metaq.protocol.limits import INT32_MAX, INT32_MIN, check_zookeeper_topic
 from metaq.protocol.transactions import TransactionType, XaCode, XaVote, parse_key, qualifier_of
 
 from ..questions.asking import LEADER_SECONDS, following
-from ..records.values import SendResult
+from ..records.results import SendResult
 from ..settings.config import check_text, check_texts
 from ..transport.connection import Endpoint
 from .outgoing import Outgoing

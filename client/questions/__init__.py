@@ -1,11 +1,11 @@
 """Questions about partitions, without joining a group: to one broker, and to a whole cluster.
 
-asking.py      one question to one broker, in either protocol; the errors of all questions
-partitions.py  bounds, counts, times
-records.py     the stored records, and where they are damaged
-places.py      start positions, and their offsets
-finding.py     messages by id and by key, on all brokers that have the topic
-brokers.py     the broker from which a partition is read; one question for many partitions
-cluster.py     topics, partitions, brokers and groups, for tools and Spark's driver
-admin.py       requests of operators
+asking.py            one question to one broker, in either protocol; the errors of all questions
+partition_bounds.py  bounds, counts, times
+stored_records.py    the stored records, and where they are damaged
+places.py            start positions, and their offsets
+finding.py           messages by id and by key, on all brokers that have the topic
+sources.py           the broker from which a partition is read; one question for many partitions
+cluster.py           topics, partitions, brokers and groups, for tools and Spark's driver
+admin.py             requests of operators
 """

@@ -17,7 +17,7 @@ from metaq.protocol.refusals import frame_error, is_success
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import Result
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Build, Endpoint, Reply
 
 __all__ = [

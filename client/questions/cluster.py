@@ -20,7 +20,7 @@ from metaq.coordination.session import ZkSession
 from metaq.coordination.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.durations import Duration, check_wait
 from ..runtime.nearest import published_nowhere
 from ..runtime.timers import TimeLeft
@@ -29,8 +29,8 @@ from ..transport.absences import LEADERLESS_SECONDS
 from ..transport.connection import Connection, Endpoint
 from ..transport.pool import ConnectionPool
 from .asking import following
-from .brokers import Source, Survey, endpoint_at
 from .left_out import LeftOut, left_out
+from .sources import Source, Survey, endpoint_at
 from .steady import SteadyView
 
 if TYPE_CHECKING:

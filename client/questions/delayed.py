@@ -14,7 +14,7 @@ from metaq.protocol.limits import MAX_LISTED_DELAYED
 from metaq.protocol.previews import Preview
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from .asking import Asked, ask, need_frames
 
 __all__ = ["DelayedPage", "WaitingMessage", "each_delayed", "list_delayed"]

@@ -13,11 +13,11 @@ from metaq.protocol.message_id import UNKNOWN_ID, store_time_ms
 from metaq.protocol.remoting import FoundReply, ViewMessageRequest, decode_found
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.config import SEARCH_TIMEOUT_SECONDS
 from .asking import Asked, ask
-from .partitions import bounds_behind, offset_at_time
-from .records import read_messages
+from .partition_bounds import bounds_behind, offset_at_time
+from .stored_records import read_messages
 
 __all__ = ["common_offset", "diverged_at"]
 

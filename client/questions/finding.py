@@ -30,11 +30,11 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.config import SEARCH_TIMEOUT_SECONDS, check_number, check_text
 from ..transport.connection import Connection, Endpoint
 from .asking import Follow, ask, following, need_frames
-from .brokers import brokers_of
+from .sources import brokers_of
 
 __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check_message_id", "nothing_found"]
 
@@ -164,7 +164,7 @@ class MessageFinder:
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
         """Return one broker's answer; it has several messages with the same id only if Java brokers gave it."""
-        from .records import decode_records  # it needs NumPy, which commands that decode nothing do not import
+        from .stored_records import decode_records  # it needs NumPy, which commands that decode nothing do not import
 
         connection = self._connect(endpoint)
         need_frames(connection, "cannot search for messages", "read the topic instead")

@@ -14,7 +14,7 @@ from metaq.coordination.brokers import ClusterView
 from metaq.coordination.move_records import Move, MoveState, moved_places, place_now, places_of
 from metaq.protocol.errors import InvalidName
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 

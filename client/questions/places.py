@@ -9,13 +9,13 @@ from typing import NamedTuple
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, MessageNotFound, SearchIncomplete
 from metaq.protocol.limits import INT64_MAX
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.durations import is_number
 from ..settings.config import check_number, check_offset
 from ..transport.connection import Connection
 from .finding import FoundMessage, MessageFinder, check_key, check_message_id
-from .partitions import Bounds, bounds_at, max_offset, min_offset, offset_after, offset_at_time, offset_of_last
-from .records import read_bytes
+from .partition_bounds import Bounds, bounds_at, max_offset, min_offset, offset_after, offset_at_time, offset_of_last
+from .stored_records import read_bytes
 
 __all__ = [
     "AtKey",

@@ -12,7 +12,7 @@ from metaq.protocol.limits import SHARED_MARK
 from metaq.protocol.shared import SharedForgetRequest, SharedStatusRequest
 from metaq.protocol.statuses import RequestCode, Status
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Connection
 from .asking import ask
 

@@ -32,11 +32,11 @@ from metaq.protocol.record import (
     payload_start,
 )
 from metaq.protocol.where import Where
-from metaq.protocol.where.columns import matching
+from metaq.protocol.where.many_records import matching
 
 from .decoding import Good, Records, good_records
 from .message import Message
-from .values import TopicPartition
+from .results import TopicPartition
 
 __all__ = [
     "EMPTY",

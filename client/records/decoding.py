@@ -31,10 +31,10 @@ from metaq.protocol.record import (
     split_bodies,
 )
 from metaq.protocol.where import Where
-from metaq.protocol.where.columns import matching
+from metaq.protocol.where.many_records import matching
 
 from .message import Message, PlainMessage
-from .values import TopicPartition
+from .results import TopicPartition
 
 __all__ = [
     "WRONG_CHECKSUM",

@@ -20,7 +20,7 @@ from metaq.protocol.record import Attributes, attribute_of, decode_attribute, pa
 
 from ..settings.config import MAX_LOCAL_MESSAGES, check_number
 from .message import Message
-from .values import TopicPartition
+from .results import TopicPartition
 
 if TYPE_CHECKING:
     import sqlite3

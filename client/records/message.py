@@ -29,7 +29,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.retries import Failure, Origin, failure_of, payload_in, restored
 
-from .values import TopicPartition
+from .results import TopicPartition
 
 if TYPE_CHECKING:
     from ..serializers.base import Deserializer, ValueReader

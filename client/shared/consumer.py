@@ -32,7 +32,7 @@ from metaq.protocol.shared import STARTS
 from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
 from ..consumer.works import RetryLater
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.durations import Duration, check_wait, seconds_of
 from ..runtime.timers import END_SECONDS, TimeLeft
 from ..runtime.unclosed import Closing
@@ -55,7 +55,7 @@ from .driver import SharedDriver
 from .message import SharedMessage
 
 if TYPE_CHECKING:
-    from ..questions.zookeeper import ZooKeeperMetadata
+    from ..questions.zookeeper_metadata import ZooKeeperMetadata
 
 __all__ = ["SharedConsumer"]
 
@@ -138,7 +138,7 @@ class SharedConsumer(Closing):
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
         if metadata is None:
-            from ..questions.zookeeper import ZooKeeperMetadata  # kazoo is only imported with a ZooKeeper
+            from ..questions.zookeeper_metadata import ZooKeeperMetadata  # kazoo is only imported with a ZooKeeper
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata

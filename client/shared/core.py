@@ -19,7 +19,7 @@ from metaq.protocol.shared import SettleAction, Settlement, SettleOutcome
 from metaq.protocol.where import Where
 
 from ..fetching.tuning import WAITED_SHARE
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.wall_clock import WallClock, now_ms
 from ..serializers.base import ValueReader
 from ..settings.consumer_config import SharedConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from metaq.protocol.errors import ClientError
 
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 
 if TYPE_CHECKING:
     from ..serializers.base import ValueReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 

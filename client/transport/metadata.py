@@ -10,7 +10,7 @@ from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import DEFAULT_PORT, check_topic
 from metaq.protocol.own_topics import OWN_PARTITIONS, is_own_topic
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..settings.config import check_number
 from .connection import Endpoint
 

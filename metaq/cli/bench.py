@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig
-from metaq.client.questions.partitions import partition_bounds
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import ClientError
 from metaq.protocol.limits import MAX_BATCH_RECORDS, MAX_BODY_BYTES
 
@@ -30,7 +30,7 @@ from .bench_jobs import (
     send_single,
 )
 from .bench_measure import Limit, Run, RunFigures, measure
-from .cluster import open_cluster, zk_timeout
+from .cluster_access import open_cluster, zk_timeout
 from .options import GROUP, PARTITION, POSITIVE_SECONDS, TOPIC, PartitionName, json_option, with_options, zk_option
 from .output import show
 from .servers import stop_signal

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from metaq.client.consumer.consumer import Consumer
 from metaq.client.producer import Producer
 from metaq.client.records.message import Message
-from metaq.client.records.values import SendResult, TopicPartition
+from metaq.client.records.results import SendResult, TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 
 from .bench_measure import Run, Tally

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from metaq.client.questions.admin import hand_over
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.brokers import ClusterView
 from metaq.coordination.records import host_and_port
 from metaq.coordination.session import ZkSession
@@ -24,7 +24,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationEr
 from metaq.protocol.limits import check_node
 
 from .ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
-from .cluster import open_cluster, zk_timeout
+from .cluster_access import open_cluster, zk_timeout
 from .options import Parsed, json_option, zk_option
 from .output import echo, moment, print_json, say, show
 from .servers import wait_until

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import click
 
-from metaq.client.questions.partitions import read_stats
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import read_stats
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
@@ -18,7 +18,7 @@ from metaq.coordination.set_view import read_sets
 from metaq.protocol.errors import MetaqError
 
 from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node
-from .cluster import open_cluster, tell_empty, zk_timeout
+from .cluster_access import open_cluster, tell_empty, zk_timeout
 from .moving import drain_broker
 from .options import json_option, zk_option
 from .output import show

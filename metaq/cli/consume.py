@@ -15,7 +15,7 @@ from metaq.protocol.errors import CorruptRecord, RequestTimedOut
 from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
-from .cluster import open_cluster, tell_absent, zk_timeout
+from .cluster_access import open_cluster, tell_absent, zk_timeout
 from .direct_read import read_topic
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, Parsed, PartitionName, zk_option
 from .output import FORMAT_HELP, compile_format, echo, json_text, message_fields

@@ -15,7 +15,7 @@ from metaq.protocol.errors import MessageNotFound
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.topic_partition import TopicPartition
 
-from .cluster import open_cluster, tell_absent, zk_timeout
+from .cluster_access import open_cluster, tell_absent, zk_timeout
 from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
 from .output import counted, echo, field_text, message_fields, show

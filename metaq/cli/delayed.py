@@ -15,12 +15,12 @@ import click
 from metaq.client.producer.cancelling import cancel_at
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import WaitingMessage, each_delayed, list_delayed
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
 from metaq.protocol.delays import Cancelled, due_ms
 from metaq.protocol.errors import ClientError
 
-from .cluster import ask_brokers, open_cluster, tell_absent, tell_silent
+from .cluster_access import ask_brokers, open_cluster, tell_absent, tell_silent
 from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, preview_fields, say, show

@@ -9,16 +9,16 @@ from functools import partial
 from typing import TypeVar
 
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, offset_in
-from metaq.client.questions.records import read_chosen
+from metaq.client.questions.stored_records import read_chosen
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
 from metaq.protocol.where import Where
 
-from .cluster import without
+from .cluster_access import without
 from .options import PartitionName
 
 __all__ = ["read_topic"]

@@ -11,7 +11,7 @@ from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.limits import INT64_MAX, MAX_FOUND_MESSAGES, MAX_KEY_CHARACTERS
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
-from .cluster import open_cluster, tell_absent
+from .cluster_access import open_cluster, tell_absent
 from .options import TIME, TOPIC, json_option, zk_option
 from .output import echo, message_fields, show
 

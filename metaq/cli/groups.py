@@ -10,14 +10,14 @@ from typing import NamedTuple
 import click
 
 from metaq.client.browsing.dead_letters import count_dead_letters
-from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.delayed import list_delayed
 from metaq.client.questions.divergence import common_offset
-from metaq.client.questions.partitions import Bounds, partition_bounds
+from metaq.client.questions.partition_bounds import Bounds, partition_bounds
 from metaq.client.questions.places import OffsetIn, Position, check_begins_message, offset_in
-from metaq.client.questions.records import waiting_from
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.questions.stored_records import waiting_from
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.client.transport.connection import Connection
 from metaq.coordination.offset_store import Offset
@@ -26,7 +26,7 @@ from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX
 
 from .ahead import commanded
-from .cluster import check_complete, open_cluster, tell_absent, tell_empty
+from .cluster_access import check_complete, open_cluster, tell_absent, tell_empty
 from .known import shared_partitions
 from .options import (
     GROUP,

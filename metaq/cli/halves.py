@@ -13,15 +13,15 @@ from typing import Any
 import click
 
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.halves import WaitingHalf, each_half, end_half, find_half, list_halves
+from metaq.client.questions.waiting_halves import WaitingHalf, each_half, end_half, find_half, list_halves
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.protocol.errors import ClientError, MessageNotFound
-from metaq.protocol.halves import HalfOutcome, HalfState
+from metaq.protocol.half_messages import HalfOutcome, HalfState
 from metaq.protocol.limits import MAX_LISTED_HALVES
 
-from .cluster import ask_brokers, open_cluster, tell_silent
+from .cluster_access import ask_brokers, open_cluster, tell_silent
 from .delayed import asked_brokers
 from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option

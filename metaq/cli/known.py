@@ -11,7 +11,7 @@ from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import ClientError, RequestRefused
 from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
 
-from .cluster import ask_brokers, tell_silent
+from .cluster_access import ask_brokers, tell_silent
 
 __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions"]
 

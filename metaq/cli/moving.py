@@ -16,7 +16,7 @@ from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
-from .cluster import zk_timeout
+from .cluster_access import zk_timeout
 from .options import TOPIC, Parsed, dry_run_option, json_option, zk_option
 from .output import byte_size, counted, echo, say, show
 

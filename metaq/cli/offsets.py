@@ -12,14 +12,14 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import click
 
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.coordination.offset_store import Offset
 from metaq.coordination.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError
 
-from .cluster import open_cluster, tell_absent
+from .cluster_access import open_cluster, tell_absent
 from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import show

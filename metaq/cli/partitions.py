@@ -14,7 +14,7 @@ from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import ConfigError, RequestRefused, TopicNotAccepted
 from metaq.protocol.statuses import ResponseCode
 
-from .cluster import Target, target_options
+from .cluster_access import Target, target_options
 from .moving import list_moves, move_partitions
 from .options import STORED_TOPIC, confirm, dry_run_option, json_option, yes_option
 from .output import echo, print_json, say

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from metaq import Producer, ProducerConfig
 from metaq.client.browsing.dead_letters import count_dead_letters
 from metaq.client.questions.admin import prepared_transactions
-from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.halves import list_halves
-from metaq.client.questions.partitions import max_offset, read_stats
-from metaq.client.questions.records import read_bytes
+from metaq.client.questions.partition_bounds import max_offset, read_stats
 from metaq.client.questions.shared import SharedPartition, shared_status
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.questions.stored_records import read_bytes
+from metaq.client.questions.waiting_halves import list_halves
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
 from metaq.coordination.diagnosis import examine
 from metaq.protocol.errors import (
@@ -30,10 +30,10 @@ from metaq.protocol.errors import (
     OffsetOutOfRange,
     RequestRefused,
 )
-from metaq.protocol.halves import HalfState
+from metaq.protocol.half_messages import HalfState
 from metaq.protocol.own_topics import DEAD_PREFIX, dead_topic, is_own_topic
 
-from .cluster import open_cluster, zk_timeout
+from .cluster_access import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
 from .known import own_topics_groups, shared_partitions
 from .output import byte_size, counted

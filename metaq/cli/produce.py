@@ -30,7 +30,7 @@ from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import encode_attributes
 from metaq.protocol.statuses import ResponseCode
 
-from .cluster import naming_topics, open_cluster, zk_timeout
+from .cluster_access import naming_topics, open_cluster, zk_timeout
 from .options import POSITIVE_SECONDS, TOPIC, Parsed, json_option, zk_option
 from .output import byte_size, counted, echo, print_json
 

@@ -12,7 +12,7 @@ from metaq.client.transport.connection import Endpoint
 from metaq.coordination.set_view import SetView
 from metaq.protocol.errors import ClientError
 
-from .cluster import Target, target_options
+from .cluster_access import Target, target_options
 from .options import dry_run_option, json_option
 from .output import echo, print_json
 from .set_look import at_every_node, leader_last, look_at_sets, told_differences

@@ -9,7 +9,7 @@ import click
 
 from metaq.client.questions.admin import replication_status, restart_replication
 
-from .cluster import Target, target_options
+from .cluster_access import Target, target_options
 from .options import dry_run_option, json_option
 from .output import echo, moment, print_json
 from .tables import print_table

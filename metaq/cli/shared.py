@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from metaq.client.questions.shared import SharedPartition, forget_shared_group
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.protocol.errors import ClientError
 
-from .cluster import open_cluster, tell_absent, tell_silent
+from .cluster_access import open_cluster, tell_absent, tell_silent
 from .known import shared_partitions
 from .options import STORED_GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import UNKNOWN, counted, echo, show

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from metaq.client.questions.partitions import read_stats
+from metaq.client.questions.partition_bounds import read_stats
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import NoPartition
 
-from .cluster import Target, target_options
+from .cluster_access import Target, target_options
 from .options import json_option
 from .output import echo, print_json, show
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metaq.client.questions.brokers import Survey
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.own_topics import OWN_MARK
 
-from .cluster import check_complete, open_cluster, tell_absent
+from .cluster_access import check_complete, open_cluster, tell_absent
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, show
 
 if TYPE_CHECKING:
-    from metaq.client.questions.partitions import Bounds
+    from metaq.client.questions.partition_bounds import Bounds
 
 __all__ = ["topics"]
 
@@ -70,7 +70,7 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     Example
       metaq topics describe trades
     """
-    from metaq.client.questions.partitions import partition_bounds  # `list` does not need it
+    from metaq.client.questions.partition_bounds import partition_bounds  # `list` does not need it
 
     with open_cluster(zk) as cluster:
         tell_absent(cluster)

@@ -13,7 +13,7 @@ from metaq.client.questions.admin import complete_transaction, prepared_transact
 from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import TransactionRefused
 
-from .cluster import Target, target_options
+from .cluster_access import Target, target_options
 from .options import confirm, dry_run_option, json_option, yes_option
 from .output import echo, say, show
 

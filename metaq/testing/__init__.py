@@ -5,7 +5,7 @@ with FakeBroker({"trades": 1}) as broker, Producer(metadata=FakeCluster([broker]
     assert broker.bodies("trades", 0) == [b"hello"]
 """
 
-from .broker import FakeBroker, FakeCluster
+from .fake_broker import FakeBroker, FakeCluster
 from .handling import dead_letters, handle_all
 
 __all__ = ["FakeBroker", "FakeCluster", "dead_letters", "handle_all"]

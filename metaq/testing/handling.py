@@ -9,11 +9,11 @@ from metaq.client.consumer.retrying import FailedMessages
 from metaq.client.producer import Producer
 from metaq.client.records.decoding import Records, decode_walking
 from metaq.client.records.message import Message, as_original
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import check_texts
 from metaq.protocol.own_topics import dead_topic
 
-from .broker import FakeBroker, FakeCluster
+from .fake_broker import FakeBroker, FakeCluster
 
 __all__ = ["dead_letters", "handle_all"]
 

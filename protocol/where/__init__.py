@@ -7,7 +7,7 @@
 | expression.py | predicates joined by AND, OR, NOT, and their evaluation for one message: what an expression means |
 | parser.py | from the text to the expression, within bounds |
 | where.py | a parsed filter, and its answer for one record |
-| columns.py | the same answers for many records at once |
+| many_records.py | the same answers for many records at once |
 """
 
 from .where import Where, parse_where

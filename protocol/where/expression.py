@@ -1,4 +1,4 @@
-"""Predicates joined by AND, OR and NOT. `truth` defines what an expression means; columns.py must agree with it."""
+"""Predicates joined by AND, OR and NOT. `truth` defines what an expression means; many_records.py agrees with it."""
 
 from __future__ import annotations
 

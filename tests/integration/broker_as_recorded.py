@@ -5,7 +5,7 @@ import sys
 
 from twisted.internet import reactor
 
-from metaq.broker.configuration.config import read_config
+from metaq.broker.configuration.server_ini import read_config
 from metaq.broker.main import BrokerProcess
 
 

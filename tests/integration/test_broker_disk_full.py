@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metaq import Producer
-from metaq.client.browsing.reading import PartitionReader
-from metaq.client.records.values import TopicPartition
+from metaq.client.browsing.browser import PartitionReader
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from tests.broker_process import RunningBroker, server_ini
 from tests.waiting import DEADLINE

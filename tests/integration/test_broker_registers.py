@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from metaq.broker.configuration.config import read_config
+from metaq.broker.configuration.server_ini import read_config
 from metaq.broker.partitions.registration import Registration
 from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.brokers import BrokerAddress, ClusterView

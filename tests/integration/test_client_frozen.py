@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
-from metaq.client.consumer.watches import SessionWatch
+from metaq.client.consumer.self_checks import SessionWatch
 from metaq.client.runtime.timers import Timers
 from metaq.coordination.group import GroupMembership
 from metaq.coordination.local_zookeeper import ZooKeeperProcess

@@ -6,7 +6,7 @@ import pytest
 
 from metaq import TopicPartition
 from metaq.client.questions.steady import SteadyView
-from metaq.client.questions.zookeeper import ZooKeeperMetadata
+from metaq.client.questions.zookeeper_metadata import ZooKeeperMetadata
 from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
 from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.session import ZkSession

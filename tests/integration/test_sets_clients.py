@@ -16,7 +16,7 @@ from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, SendResul
 from metaq.broker.sets import tuning
 from metaq.client.questions.admin import hand_over
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.client.transport.metadata import parse_address

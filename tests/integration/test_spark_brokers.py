@@ -15,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq import Producer
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.spark_connector.options import ReadOptions
 from metaq.spark_connector.planning import plan_query

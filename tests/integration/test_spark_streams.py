@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from metaq import Producer
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.protocol.record import HEADER_BYTES
 from metaq.spark_connector import LagListener, LagReport
 from metaq.spark_connector.offsets import from_json, to_json

@@ -15,9 +15,9 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, LessThan
 
 from metaq import Producer
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
-from metaq.client.questions.records import BegunPull, Pulled
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.questions.stored_records import BegunPull, Pulled
+from metaq.client.records.results import TopicPartition
 from metaq.spark_connector import reader as reader_module
 from metaq.spark_connector import register
 from metaq.spark_connector.options import ReadOptions

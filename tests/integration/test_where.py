@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from metaq import Consumer, ConsumerConfig, Message, PartitionReader, Producer, TopicPartition, browse
-from metaq.client.questions.partitions import max_offset
-from metaq.client.questions.records import BegunPull
+from metaq.client.questions.partition_bounds import max_offset
+from metaq.client.questions.stored_records import BegunPull
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.protocol.where import Where

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from metaq.broker.assembly.broker import Broker, WorkerThreads
 from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.assembly.verbs import make_gate
-from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.server_ini import parse_config
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.network.session import Session
 from metaq.broker.store.store import Store, TopicStoreConfig

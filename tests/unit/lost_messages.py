@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.protocol.message_id import counter_at, message_id
 from tests.frames import FrameReader

@@ -265,7 +265,7 @@ def test_every_room_stands_above_all_that_it_imports(folder: str):
     ],
 )
 def test_the_check_sees_what_goes_up(source: str, upward: bool):
-    (imported,) = imports_of("metaq.broker.shared.groups", imports_within(ast.parse(source)), is_package=False)
+    (imported,) = imports_of("metaq.broker.shared.shared_groups", imports_within(ast.parse(source)), is_package=False)
     assert is_upward(imported, "metaq.broker") == upward
 
 
@@ -355,7 +355,7 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.client.transport.pool", "def late():\n    from twisted.internet import reactor"),
         ("metaq.broker.assembly.server", "from metaq.client import Producer"),
         ("metaq.spark_connector.reader", "from metaq.broker.store import segment"),
-        ("metaq.testing.broker", "from metaq.broker.server import Server"),
+        ("metaq.testing.fake_broker", "from metaq.broker.server import Server"),
         ("metaq.cli.check", "from metaq.broker.store.segment import DATA_SUFFIX"),
         ("metaq.cli.check", "from metaq.broker import store"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig, SharedConfig
-from metaq.broker.configuration.config import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
+from metaq.broker.configuration.server_ini import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
 from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -13,10 +13,10 @@ import pytest
 
 from metaq.broker import tuning
 from metaq.broker.halves.groups import NEVER, Groups, Half, Poll
-from metaq.client.producer.halves import check_age
+from metaq.client.producer.check_back import check_age
 from metaq.client.producer.own_halves import OwnHalves
-from metaq.client.records.values import SendResult, TopicPartition
-from metaq.protocol.halves import HalfOutcome
+from metaq.client.records.results import SendResult, TopicPartition
+from metaq.protocol.half_messages import HalfOutcome
 from metaq.protocol.limits import HALF_GRACE_SECONDS
 
 COMMIT, ROLL_BACK = HalfOutcome.COMMITTED, HalfOutcome.ROLLED_BACK

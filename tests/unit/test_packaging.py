@@ -43,7 +43,7 @@ def test_every_module_is_in_the_wheel(build_py):
 def test_the_wheel_names_each_module_by_its_folder(build_py):
     modules = {(package, module): Path(path) for package, module, path in build_py.find_all_modules()}
     assert modules["metaq.broker.replication", "__init__"] == Path("broker/replication/__init__.py")
-    assert modules["metaq.broker.inspection", "directory"] == Path("broker/inspection/directory.py")
+    assert modules["metaq.broker.inspection", "data_directory"] == Path("broker/inspection/data_directory.py")
 
 
 def test_every_other_file_is_in_the_wheel_and_says_that_a_package_is_typed(build_py):

@@ -14,7 +14,7 @@ import pandas as pd
 
 from metaq import Producer
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partitions import partition_bounds
+from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.coordination.embedded import find_java
 from metaq.coordination.ports import ready_ports
 from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut

@@ -16,7 +16,7 @@ from metaq.client.producer.codec import FlightCodec
 from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight
-from metaq.client.records.values import SendResult
+from metaq.client.records.results import SendResult
 from metaq.client.settings.config import ProducerConfig
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint

@@ -7,10 +7,10 @@ import pytest
 
 from metaq.client.producer import ending_halves
 from metaq.client.producer.ending_halves import Ender, Telling
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.waiting import Exchange
 from metaq.protocol.errors import BrokerUnavailable, ClientError, NotLeader, RequestRefused, RequestTimedOut
-from metaq.protocol.halves import EndHalfReply, HalfOutcome
+from metaq.protocol.half_messages import EndHalfReply, HalfOutcome
 from metaq.protocol.statuses import ResponseCode
 from tests.waiting import eventually
 

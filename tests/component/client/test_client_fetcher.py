@@ -10,7 +10,7 @@ import pytest
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import PartitionCursor
 from metaq.client.fetching.fetcher import Fetcher
-from metaq.client.questions.partitions import (
+from metaq.client.questions.partition_bounds import (
     bounds_at,
     lag_behind,
     max_offset,
@@ -19,7 +19,7 @@ from metaq.client.questions.partitions import (
     partition_bounds,
 )
 from metaq.client.records.message import Message
-from metaq.client.records.values import Lag, TopicPartition
+from metaq.client.records.results import Lag, TopicPartition
 from metaq.client.runtime.timers import Timers
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint

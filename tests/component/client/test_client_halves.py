@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from metaq import ConnectionConfig, HalfOutcome, LocalMessageStore, Producer, ProducerConfig, TopicPartition
-from metaq.client.questions.halves import list_halves
+from metaq.client.questions.waiting_halves import list_halves
 from metaq.client.transport.connection import open_connection
 from metaq.protocol import errors
-from metaq.protocol.halves import EndHalfRequest
+from metaq.protocol.half_messages import EndHalfRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.child import in_child, refusal
 from tests.component.client.harness import address, together

@@ -34,7 +34,7 @@ from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.queues import BrokerQueue, Flight, PartitionQueue, Turn
 from metaq.client.producer.sending import Sender
 from metaq.client.records.message import Message
-from metaq.client.records.values import SendResult, TopicPartition
+from metaq.client.records.results import SendResult, TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint, open_connection

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.client.consumer.listener import Handling, Listener, accepting
-from metaq.client.consumer.watches import PollWatch
+from metaq.client.consumer.self_checks import PollWatch
 from metaq.client.consumer.works import RetryLater
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.fetcher import Fetcher

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from metaq import LocalMessageStore, OrderedProducer, ProducerConfig, StoredMessage, TopicPartition
 from metaq.client.producer import partition_for_key
-from metaq.client.questions.records import decode_records
+from metaq.client.questions.stored_records import decode_records
 from metaq.client.settings.config import ConnectionConfig
 from metaq.protocol import errors
 from metaq.protocol.frames import Frame

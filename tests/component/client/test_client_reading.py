@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.client.browsing.reading import PartitionReader
+from metaq.client.browsing.browser import PartitionReader
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 from tests.component.client.harness import address

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from metaq.client.browsing.reading import PartitionReader
+from metaq.client.browsing.browser import PartitionReader
 from metaq.client.producer import Producer
 from metaq.client.producer import requesting as requesting_module
 from metaq.client.producer.requesting import ReplyTo
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ProducerConfig
 from metaq.errors import ClientError, ConfigError, NoPartition, RequestTimedOut, ValueUnreadable
 from metaq.protocol.statuses import RequestCode, ResponseCode

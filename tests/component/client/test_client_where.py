@@ -3,7 +3,7 @@
 import pytest
 
 from metaq import Message, PartitionReader, TopicPartition
-from metaq.client.questions.records import read_chosen
+from metaq.client.questions.stored_records import read_chosen
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import open_connection
 from metaq.protocol.where import Where

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import open_connection
 from metaq.protocol.message_id import store_time_ms

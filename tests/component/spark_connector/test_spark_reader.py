@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from metaq.client.questions.brokers import Source
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Source
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig, Protocol
 from metaq.client.transport.connection import open_connection
 from metaq.coordination.move_records import Move, MoveState

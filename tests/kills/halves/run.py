@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaq import ConnectionConfig
-from metaq.client.questions.halves import HalvesPage, list_halves
+from metaq.client.questions.waiting_halves import HalvesPage, list_halves
 from metaq.client.transport.connection import Endpoint, open_connection
 from tests.broker_process import server_ini
 from tests.kills.brokers import BrokerPlace

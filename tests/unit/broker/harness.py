@@ -24,10 +24,10 @@ from metaq.broker.assembly.broker import Broker, WorkerThreads
 from metaq.broker.assembly.kinds import KINDS
 from metaq.broker.assembly.reload import Reloader
 from metaq.broker.assembly.verbs import make_gate
-from metaq.broker.configuration.config import BrokerConfig, parse_config
+from metaq.broker.configuration.server_ini import BrokerConfig, parse_config
 from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.configuration.sources import ConfigTexts
-from metaq.broker.filters.table import load_filters
+from metaq.broker.filters.filter_table import load_filters
 from metaq.broker.network.session import Session
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig

@@ -30,7 +30,7 @@ from metaq.broker.runtime.turns import ConnectionTurns
 from metaq.broker.shared.rows import SharedKey
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.half_messages import CheckHalvesRequest
 from metaq.protocol.remoting import StatsRequest
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode

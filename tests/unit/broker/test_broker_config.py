@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.configuration.config import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.ini import evaluate_int32, parse_ini
+from metaq.broker.configuration.server_ini import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.settings import Promise
 from metaq.broker.store.topic_config import Disposal
 from metaq.coordination.local_address import local_address

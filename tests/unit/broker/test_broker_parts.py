@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
+from metaq.broker.partitions.counters import RESET_SECONDS, Metrics, format_number
 from metaq.broker.partitions.message_ids import MessageIds
-from metaq.broker.partitions.metrics import RESET_SECONDS, Metrics, format_number
 from metaq.broker.runtime.schedule import Schedule, parse_schedule
-from metaq.broker.runtime.timers import ScheduledCalls, repeat
+from metaq.broker.runtime.scheduled_calls import ScheduledCalls, repeat
 from metaq.protocol.errors import ConfigError, PartitionClosed, StoreError, TopicNotAccepted, WrongPartition
 from metaq.protocol.message_id import message_ids_from, store_time_ms
 from tests.unit.broker.harness import Harness
@@ -182,7 +182,7 @@ def test_an_error_of_ours_in_a_repeated_call_is_one_line_until_it_is_another_one
     call = repeat(0.25, fail, clock, "the cleaning")
     clock.pump([0.25] * 5)
     call.stop()
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("timers")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("scheduled_calls")]
     assert said == [f"the cleaning failed: {each} is gone" for each in ("a", "b", "b")]
     assert "Traceback" not in caplog.text
 

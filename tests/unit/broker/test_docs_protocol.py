@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.configuration import config
+from metaq.broker.configuration import server_ini
 from metaq.protocol import remoting
 from metaq.protocol.frames import frame_bytes
 from metaq.protocol.statuses import RequestCode, ResponseCode
@@ -70,8 +70,8 @@ def test_every_code_is_listed(code):
     assert re.search(rf"\b{int(code)} {code.name}\b|{code.name} \({int(code)}\)", PROTOCOL)
 
 
-WITHOUT_EFFECT = config.SYSTEM_KEYS_WITHOUT_EFFECT | config.TOPIC_KEYS_WITHOUT_EFFECT
-KEYS = config.LIMITS_KEYS | config.SYSTEM_KEYS | config.ZOOKEEPER_KEYS | WITHOUT_EFFECT
+WITHOUT_EFFECT = server_ini.SYSTEM_KEYS_WITHOUT_EFFECT | server_ini.TOPIC_KEYS_WITHOUT_EFFECT
+KEYS = server_ini.LIMITS_KEYS | server_ini.SYSTEM_KEYS | server_ini.ZOOKEEPER_KEYS | WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.filters import judge as judge_module
-from metaq.broker.filters import places as places_module
+from metaq.broker.filters import remembered_places as places_module
 from metaq.broker.requests import get as get_module
 from metaq.broker.requests.gate import HttpPeer
 from metaq.protocol.pulls import PullReply

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from twisted.python.failure import Failure
 
-from metaq.broker.configuration.config import parse_config
 from metaq.broker.configuration.filter_map import parse_filter_map
+from metaq.broker.configuration.server_ini import parse_config
 from metaq.broker.configuration.sources import ConfigFiles, ConfigTexts
 from metaq.broker.filters import judge as judge_module
+from metaq.broker.filters.filter_table import load_filters
 from metaq.broker.filters.judge import Judge, choose_records
-from metaq.broker.filters.table import load_filters
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.pulls import PullReply, decode_runs
 from metaq.protocol.record import checksum

@@ -13,7 +13,7 @@ from metaq.broker.assembly import stats
 from metaq.broker.halves.groups import _LOOKED_AT, NEVER, Groups, Half, Poll
 from metaq.broker.http.metrics import exposition
 from metaq.broker.runtime.timed_entries import MOVED_ENTRIES, TimedEntries
-from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.half_messages import CheckHalvesRequest
 
 
 @pytest.fixture

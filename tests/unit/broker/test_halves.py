@@ -12,7 +12,7 @@ from metaq.broker.configuration.settings import BrokerOptions
 from metaq.broker.memory.topics import HALVES_TOPIC
 from metaq.broker.runtime.account import Shares
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import (
+from metaq.protocol.half_messages import (
     CheckHalvesRequest,
     EndHalfReply,
     EndHalfRequest,

@@ -8,7 +8,7 @@ import simplejson
 from metaq.broker.runtime.account import MAX_LISTS
 from metaq.protocol.delays import ListDelayedRequest
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import ListHalvesRequest
+from metaq.protocol.half_messages import ListHalvesRequest
 from metaq.protocol.record import DELAYED_FLAG, encode_attributes, encode_body, encode_record
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.unit.broker.harness import raw_batch

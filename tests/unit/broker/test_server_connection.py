@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from metaq.broker.assembly.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from metaq.broker.sets.connections import StreamProtocol
-from metaq.protocol.stream import encode_committed
+from metaq.protocol.replication_stream import encode_committed
 from tests.unit.broker.harness import Peer, put
 
 

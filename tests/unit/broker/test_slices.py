@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client.producer import queues as queues_module
 from metaq.client.producer.outgoing import Outgoing
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol import put_run as put_run_module
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_PARTS

@@ -14,7 +14,7 @@ from metaq.broker.requests.gate import PageRequest
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.fields import ExtFields
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest
+from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
 from metaq.protocol.remoting import (

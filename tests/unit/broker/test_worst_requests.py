@@ -21,7 +21,7 @@ from metaq.protocol.delays import pending_id, pending_ids_of
 from metaq.protocol.errors import RemoteProtocolError
 from metaq.protocol.fields import ExtFields
 from metaq.protocol.frames import encode_frame, parse_frame
-from metaq.protocol.halves import CheckHalvesRequest
+from metaq.protocol.half_messages import CheckHalvesRequest
 from metaq.protocol.limits import (
     MAX_BATCH_RECORDS,
     MAX_CHECKED_TOPICS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.cli.ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.offset_store import Offset
 from metaq.protocol.message_id import UNKNOWN_ID
 from tests.unit.broker.harness import Harness

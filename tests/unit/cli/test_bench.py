@@ -23,7 +23,7 @@ from metaq.cli.bench_jobs import (
 )
 from metaq.cli.bench_measure import Durations, Limit, Run, Tally, measure
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from tests.raising import raising
 from tests.waiting import DEADLINE

@@ -132,7 +132,7 @@ def test_the_zookeeper_is_named_in_front_of_the_command_or_behind_it(monkeypatch
 
     monkeypatch.setenv("METAQ_ZK", "environment:1")
     monkeypatch.setattr("metaq.cli.topics.open_cluster", Nowhere)
-    monkeypatch.setattr("metaq.cli.cluster.open_cluster", Nowhere)
+    monkeypatch.setattr("metaq.cli.cluster_access.open_cluster", Nowhere)
     assert app.run(arguments) == 1
     assert capsys.readouterr().err == f"metaq: {asked}\n"
 

@@ -20,9 +20,9 @@ from metaq.cli.produce import (
     parse_property,
 )
 from metaq.client.producer.building import SendOptions
-from metaq.client.questions.records import decode_records
+from metaq.client.questions.stored_records import decode_records
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol import errors
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.record import encode_record

@@ -12,7 +12,7 @@ from metaq.cli.demo.flights import CarrierDelay, delays_in, json_messages, mean_
 from metaq.cli.demo.group import Rebalance, Throttle, history_of
 from metaq.cli.demo.report import BySpark, DemoFigures, Report
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 
 TABLE = pd.DataFrame(
     {

@@ -4,7 +4,7 @@ import pytest
 
 from metaq.cli.output import compile_format, message_fields
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import encode_attributes, encode_body
 

@@ -11,10 +11,10 @@ from metaq.cli import probes
 from metaq.cli.app import run
 from metaq.cli.groups import GroupPartition
 from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
-from metaq.client.questions.brokers import Survey
-from metaq.client.questions.partitions import Bounds
+from metaq.client.questions.partition_bounds import Bounds
 from metaq.client.questions.shared import SharedPartition
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import (
     BrokerUnavailable,

@@ -13,7 +13,7 @@ from metaq.client.producer.requesting import ReplyTo, reply_options
 from metaq.client.settings.consumer_config import check_tags
 from metaq.protocol.compression import compress, payload_of
 from metaq.protocol.errors import ConfigError, LocalProtocolError
-from metaq.protocol.halves import HalfTerms, half_of
+from metaq.protocol.half_messages import HalfTerms, half_of
 from metaq.protocol.limits import MAX_BODY_BYTES, MAX_RECORD_BODY_BYTES
 from metaq.protocol.record import COMPRESSED_FLAG, CORRELATION, DELAYED_FLAG, REPLY_TO, encode_attributes, encode_body
 

@@ -13,7 +13,7 @@ from metaq.client.fetching.chunk import Chunk
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import Ask, PartitionCursor, Request
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metaq import Message
 from metaq.client.fetching.chunk import Chunk
 from metaq.client.fetching.cursor import Ask
-from metaq.client.questions.records import damaged_bytes
+from metaq.client.questions.stored_records import damaged_bytes
 from metaq.client.records.arrow import SCHEMA, record_batch
 from metaq.client.records.decoding import decode_sized, decode_walking
 from metaq.protocol.errors import CorruptRecord

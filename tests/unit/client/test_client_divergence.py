@@ -11,7 +11,7 @@ from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import PartitionCursor
 from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.questions.divergence import diverged_at
-from metaq.client.questions.partitions import bounds_behind
+from metaq.client.questions.partition_bounds import bounds_behind
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint
 from metaq.protocol.message_id import UNKNOWN_ID

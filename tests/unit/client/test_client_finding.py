@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from metaq.client.questions import finding
-from metaq.client.questions.brokers import Sources
 from metaq.client.questions.finding import FoundMessage, FoundMessages, MessageFinder
 from metaq.client.questions.places import AtKey, AtMessage, Last, locate
+from metaq.client.questions.sources import Sources
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.brokers import ClusterView
 from metaq.protocol import errors, remoting

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from metaq import TopicPartition
-from metaq.client.questions.partitions import Bounds, bounds_at, offset_at_time, partition_bounds, read_stats
-from metaq.client.questions.records import read_bytes
+from metaq.client.questions.partition_bounds import Bounds, bounds_at, offset_at_time, partition_bounds, read_stats
+from metaq.client.questions.stored_records import read_bytes
 from metaq.client.transport.connection import Build, Endpoint, Reply
 from metaq.protocol import errors
 from metaq.protocol.frames import RESPONSE, Frame

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client.questions.left_out import LeftOut, left_out, without
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from metaq.client.records.local_store import LocalMessageStore, StoredMessage
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.record import encode_attributes, encode_body
 from tests.waiting import DEADLINE

@@ -7,7 +7,7 @@ import pytest
 from metaq import Consumer, DeadLetters, Producer, ProducerConfig, SharedConsumer
 from metaq.client.producer.building import build_message
 from metaq.client.producer.routing import Router
-from metaq.client.questions.zookeeper import ZooKeeperMetadata
+from metaq.client.questions.zookeeper_metadata import ZooKeeperMetadata
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import DirectMetadata, TopicView

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from metaq.client.fetching.notices import Notice, Notices
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 
 A, B = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
 

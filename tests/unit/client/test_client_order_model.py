@@ -20,7 +20,7 @@ from metaq.client.producer.core import Actions, ProducerCore
 from metaq.client.producer.futures import SendFuture
 from metaq.client.producer.outgoing import Outgoing
 from metaq.client.producer.queues import FailedTurn, Flight, Turn
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ProducerConfig
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NoPartition, NotLeader, PartitionClosed
 

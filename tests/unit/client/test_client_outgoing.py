@@ -15,7 +15,7 @@ from metaq.client.producer.building import build_message
 from metaq.client.producer.codec import encode_batch, give_results
 from metaq.client.producer.delays import Timing
 from metaq.client.producer.outgoing import ASKED, GatheredBatch, Outgoing, OutgoingBatch, call_back
-from metaq.client.records.values import SendResult, TopicPartition
+from metaq.client.records.results import SendResult, TopicPartition
 from metaq.protocol.errors import RequestTimedOut
 from metaq.protocol.frames import encode_frame, parse_frame
 from metaq.protocol.message_id import message_ids_from

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consumer.watches import PollWatch
+from metaq.client.consumer.self_checks import PollWatch
 from metaq.client.settings.config import IDLE_WARNING_SECONDS
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ConfigError

@@ -14,7 +14,7 @@ from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition, 
 from metaq.client.consumer.rebalance import TABLE, Action, Event, State, next_state
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import Ask
-from metaq.client.questions.partitions import max_offset
+from metaq.client.questions.partition_bounds import max_offset
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.coordination.group_view import GroupSnapshot

@@ -16,7 +16,7 @@ from metaq.client.producer.queues import BrokerQueue, Flight
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.client.questions.steady import SteadyView
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.runtime import unclosed
 from metaq.client.runtime.unclosed import Closing
 from metaq.client.settings.config import ConnectionConfig

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client.questions.brokers import Survey
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol import errors
 

@@ -7,7 +7,7 @@ import pytest
 
 from metaq import errors
 from metaq.client.records.message import Message
-from metaq.client.records.values import BatchResults, SendResult, TopicPartition
+from metaq.client.records.results import BatchResults, SendResult, TopicPartition
 from metaq.client.settings.config import ConnectionConfig, ProducerConfig, check_protocol
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.message_id import EPOCH_MS, counter_at, message_id, message_ids_from

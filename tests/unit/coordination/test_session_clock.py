@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from metaq.client.consumer.watches import SessionWatch
+from metaq.client.consumer.self_checks import SessionWatch
 from metaq.coordination.session import SessionProof, ZkSession, session_clock
 
 

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from metaq.protocol.halves import half_of
+from metaq.protocol.half_messages import half_of
 from metaq.protocol.record import encode_attributes, encode_body
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from metaq.protocol import record
 from metaq.protocol.delays import due_of
-from metaq.protocol.halves import HalfTerms, half_of, is_half
+from metaq.protocol.half_messages import HalfTerms, half_of, is_half
 from metaq.protocol.limits import MAX_FRAME_HEADER_BYTES
 from metaq.protocol.previews import PREVIEW_KEYS, encode_preview
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from simplejson.raw_json import RawJSON
 
 from metaq.broker.store.index import UNIT_BYTES as STORED_UNIT_BYTES
-from metaq.protocol import stream
+from metaq.protocol import replication_stream as stream
 from metaq.protocol.errors import RemoteProtocolError
 
 ENTRIES = st.lists(

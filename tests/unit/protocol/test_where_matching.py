@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from metaq.protocol.properties import decode_value
 from metaq.protocol.record import encode_record
-from metaq.protocol.where import Where, columns
-from metaq.protocol.where.columns import matching
+from metaq.protocol.where import Where, many_records
 from metaq.protocol.where.expression import truth
+from metaq.protocol.where.many_records import matching
 from metaq.protocol.where.values import TRUE
 from tests.properties import LISTED, body_with
 
@@ -131,7 +131,7 @@ def test_many_records_at_once_get_the_answers_of_each(text, some, front, behind)
     expected = [meant(where, *record) for record in some]
     assert [where.holds_for(*record) for record in some] == expected
     assert matching(where, data, starts, sizes).tolist() == expected
-    with mock.patch.object(columns, "_FEW", 1):
+    with mock.patch.object(many_records, "_FEW", 1):
         assert matching(where, data, starts, sizes).tolist() == expected
 
 

@@ -16,7 +16,7 @@ from metaq.client.producer.outgoing import GatheredBatch, Outgoing
 from metaq.client.producer.queues import Flight
 from metaq.client.producer.routing import Router
 from metaq.client.producer.sending import Sender
-from metaq.client.records.values import SendResult
+from metaq.client.records.results import SendResult
 from metaq.client.settings.config import ConnectionConfig, ProducerConfig
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.metadata import TopicView

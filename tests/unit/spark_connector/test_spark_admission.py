@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.spark_connector.offsets import admit, shares
 from metaq.spark_connector.options import BatchLimits
 

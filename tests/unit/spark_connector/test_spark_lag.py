@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from metaq.client.questions.brokers import Survey
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import CoordinationUnavailable
 from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, positions_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.spark_connector.offsets import OffsetRange, PartitionState, cut, from_json, parts_of, plan_ranges, to_json

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.errors import ConfigError
 from metaq.spark_connector.options import STREAM_NAMES, At, BatchLimits, Explicit, ReadOptions, Times, WriteOptions
 

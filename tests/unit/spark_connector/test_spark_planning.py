@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client.questions.left_out import LeftOut
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, NotLeader, RequestTimedOut
 from metaq.spark_connector import planning

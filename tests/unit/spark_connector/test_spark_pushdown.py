@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.spark_connector.pushdown import Pushed, push
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)

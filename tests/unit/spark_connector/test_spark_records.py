@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from metaq.client.records.arrow import columns_of, decode_columns
 from metaq.client.records.decoding import WRONG_CHECKSUM, WRONG_LENGTH, ZEROS, Records, decode_walking
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.protocol.message_id import counter_at, message_id
 from metaq.protocol.record import PRIORITY_MASK, PRIORITY_SHIFT, encode_attributes, encode_body, encode_record
 from metaq.spark_connector.schema import ARROW_SCHEMA, ARROW_SCHEMA_WITH_HEADERS, SPARK_SCHEMA, schema_for, to_batch

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.move_records import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, RequestRefused

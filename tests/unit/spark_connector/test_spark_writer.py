@@ -9,7 +9,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, Strin
 
 from metaq.client.producer import partition_for_key
 from metaq.client.records.message import Message
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ProducerConfig
 from metaq.protocol.errors import ClientError, ConfigError
 from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, EXPIRES_FLAG

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.broker.http.metrics import exposition
 from metaq.broker.http.sheets import encoded
-from metaq.broker.moving.driver import MoveDriver
+from metaq.broker.moving.move_driver import MoveDriver
 from metaq.broker.moving.moves import BrokerMoves
 from metaq.coordination.move_records import Move, MoveState
 from metaq.coordination.moves import FoundMove

@@ -1,6 +1,6 @@
 """autoSyncMasterConfig: the master's topics in the slave's own file."""
 
-from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.server_ini import parse_config
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.replication.config_copy import with_topics_of
 from tests.unit.broker.harness import INI

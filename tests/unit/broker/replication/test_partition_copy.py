@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from metaq.broker.replication.master_source import Fetched, MasterBounds
 from metaq.broker.replication.partition_copy import AHEAD_SECONDS, FETCH_BYTES, PartitionCopy
-from metaq.broker.replication.source import Fetched, MasterBounds
 from metaq.broker.replication.status import CopyState
 from metaq.broker.store.damage import Damaged
 from metaq.protocol.errors import PeerLost, PeerRefused

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.configuration.config import parse_config
+from metaq.broker.configuration.server_ini import parse_config
 from metaq.broker.configuration.settings import BrokerConfig
 from metaq.broker.replication.plugins import MetaslavePlugin, Plugins, SamsaPlugin
 from metaq.broker.replication.roles import check_roles

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.replication.source import FrameSource, TextSource
+from metaq.broker.replication.master_source import FrameSource, TextSource
 from metaq.protocol.errors import PeerRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode

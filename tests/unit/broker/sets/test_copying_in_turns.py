@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from twisted.internet.defer import ensureDeferred
 
-from metaq.broker.sets import copying, tuning
-from metaq.broker.sets.copying import Copying
+from metaq.broker.sets import catching_up, tuning
+from metaq.broker.sets.catching_up import Copying
 from tests.unit.broker.harness import Harness, put
 
 PARTITIONS = 9
@@ -53,7 +53,7 @@ def test_the_logs_are_looked_at_in_turns(harness: Harness, monkeypatch: pytest.M
         return inner(self, log)
 
     monkeypatch.setattr(tuning, "LOOKED_AT", 2)
-    monkeypatch.setattr(copying, "send_copy", no_transactions)
+    monkeypatch.setattr(catching_up, "send_copy", no_transactions)
     inner, looked = Copying._place, [0]
     monkeypatch.setattr(Copying, "_place", counted)
     ends = {} if missing else {name: [first, end] for name, (first, end, _) in harness.store.ends().items()}
@@ -85,7 +85,7 @@ def test_a_partition_that_begins_while_the_last_round_runs_is_left_to_the_blocks
         harness.threads.run()
         return 0
 
-    monkeypatch.setattr(copying, "send_copy", new_partition)
+    monkeypatch.setattr(catching_up, "send_copy", new_partition)
     live: list[str] = []
     done = ensureDeferred(copying_to(harness, {}, live).run())
     while not done.called:

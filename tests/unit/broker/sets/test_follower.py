@@ -17,7 +17,7 @@ from metaq.broker.sets.history import EpochHistory, NodeFile
 from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, TransactionMirror
 from metaq.broker.store.batch import encode_puts
 from metaq.protocol.record import Buffer, checksum
-from metaq.protocol.stream import (
+from metaq.protocol.replication_stream import (
     COPY,
     Ack,
     Kind,

@@ -20,16 +20,7 @@ from metaq.broker.sets.transaction_mirror import BEGIN, END, SAME, WRITTEN, log_
 from metaq.protocol.errors import DiskFull, NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
-from metaq.protocol.sends import (
-    SendBatchRequest,
-    SendManyRequest,
-    SendRequest,
-    decode_replicas,
-    decode_rows,
-    encode_parts,
-)
-from metaq.protocol.statuses import RequestCode
-from metaq.protocol.stream import (
+from metaq.protocol.replication_stream import (
     Ack,
     Kind,
     Lane,
@@ -40,6 +31,15 @@ from metaq.protocol.stream import (
     parse_committed,
     parse_ping,
 )
+from metaq.protocol.sends import (
+    SendBatchRequest,
+    SendManyRequest,
+    SendRequest,
+    decode_replicas,
+    decode_rows,
+    encode_parts,
+)
+from metaq.protocol.statuses import RequestCode
 from metaq.protocol.transaction_requests import TransactionRequest
 from tests.unit.broker.harness import Harness, StreamTransport, put
 

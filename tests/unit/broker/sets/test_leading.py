@@ -1,5 +1,5 @@
 from metaq.broker.sets.leading import Leading, Mark
-from metaq.protocol.stream import Ack, Lane
+from metaq.protocol.replication_stream import Ack, Lane
 
 NOW = 100.0
 

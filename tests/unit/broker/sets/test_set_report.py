@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.configuration.config import parse_config
 from metaq.broker.configuration.served import served_settings
+from metaq.broker.configuration.server_ini import parse_config
 from metaq.broker.configuration.sources import ConfigTexts
 from metaq.broker.sets import tuning
 from metaq.broker.sets.leader import FollowerStatus

@@ -17,7 +17,7 @@ from metaq.broker.transactions.changes import LogChange
 from metaq.broker.writing.writing import Write
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.record import Buffer
-from metaq.protocol.stream import Lane, StreamEntry
+from metaq.protocol.replication_stream import Lane, StreamEntry
 from tests.unit.broker.harness import Harness, put
 from tests.unit.broker.transactions.conversation import Asker, bodies, tx, tx_put
 

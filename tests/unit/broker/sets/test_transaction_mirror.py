@@ -14,7 +14,7 @@ from metaq.broker.sets.transaction_mirror import BEGIN, END, NAME_PREFIX, SAME, 
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.transactions.changes import REMOVED, REPLACED
 from metaq.protocol.errors import DiskFull, MetaqError, RemoteProtocolError, StoreError
-from metaq.protocol.stream import Lane, StreamEntry
+from metaq.protocol.replication_stream import Lane, StreamEntry
 from tests.doubles.store import FaultyFiles
 from tests.unit.broker.harness import Threads
 from tests.unit.broker.transactions.dying import Died, DyingFiles

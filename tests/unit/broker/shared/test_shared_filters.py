@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.broker.shared.filters import GroupFilter, TopicFilter
+from metaq.broker.shared.group_filter import GroupFilter, TopicFilter
 from metaq.errors import InvalidWhere, SharedRefused, StoreError
 from metaq.protocol.shared import AcquireRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaq.broker.store.copying import CopiedPiece, CopyReader
+from metaq.broker.store.copy_reader import CopiedPiece, CopyReader
 from metaq.broker.store.index import UNIT_BYTES, UNIT_DTYPE, UnitArray
 from metaq.broker.store.topic_config import DeletePolicy, Disposal
 from metaq.protocol.errors import OffsetOutOfRange

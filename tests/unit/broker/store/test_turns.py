@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.store.threads import Turns
+from metaq.broker.store.worker_turns import Turns
 from tests.doubles.store import ManualThreads
 from tests.raising import raising
 

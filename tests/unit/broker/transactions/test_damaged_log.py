@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from metaq.broker.inspection.directory import Options, inspect_directory
+from metaq.broker.inspection.data_directory import Options, inspect_directory
 from metaq.broker.inspection.findings import Level
 from metaq.broker.store.files import REAL_FILES
 from tests.doubles.redo import read_redo

@@ -3,7 +3,7 @@ cannot. Such a commit was never decided, so nothing of it is in a partition, and
 
 import pytest
 
-from metaq.broker.inspection.directory import Options, inspect_directory
+from metaq.broker.inspection.data_directory import Options, inspect_directory
 from metaq.broker.inspection.findings import Level
 from metaq.broker.store.files import REAL_FILES
 from metaq.broker.transactions.commands import OperationType, StoredPut

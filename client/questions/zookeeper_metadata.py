@@ -15,7 +15,7 @@ from metaq.coordination.session import ZkSession
 from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_zookeeper_topic
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.absences import LEADERLESS_SECONDS, Absences
 from ..transport.connection import Endpoint
 from ..transport.metadata import TopicView, with_own_partitions

@@ -16,10 +16,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from metaq.protocol.errors import OffsetOutOfRange, PeerLost, RemoteProtocolError
-from metaq.protocol.stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
+from metaq.protocol.replication_stream import COPY, Kind, Lane, StreamEntry, encode_block, encode_json
 
 from ..runtime.pace import Pace
-from ..store.copying import CopiedPiece, CopyReader
+from ..store.copy_reader import CopiedPiece, CopyReader
 from ..store.partition_log import PartitionLog
 from . import tuning
 from .connections import StreamProtocol

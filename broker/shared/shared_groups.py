@@ -31,7 +31,7 @@ from ..memory.figures import Lines, Metric, Metrics, counter
 from ..memory.memory import Memory
 from ..memory.records import internal_record, record_id_at
 from ..memory.topics import SHARED_TOPIC
-from ..partitions.metrics import OTHERS
+from ..partitions.counters import OTHERS
 from ..partitions.partitions import Partitions
 from ..reading.long_poll import ParkedPulls, ParkedRequest
 from ..reading.reading import Reading
@@ -40,10 +40,10 @@ from ..runtime.reactor import ReactorTime
 from ..store.damage import Damaged, Soundness
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
-from ..store.threads import call_safely
+from ..store.worker_turns import call_safely
 from ..writing.writing import Write, Writing
 from .crew import Crew, Suspicion
-from .filters import GroupFilter, TopicFilter
+from .group_filter import GroupFilter, TopicFilter
 from .queue import Handed, SharedQueue
 from .rows import (
     SharedKey,

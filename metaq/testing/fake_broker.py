@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from metaq.client.records.values import TopicPartition
+from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import TopicView, with_own_partitions
 from metaq.protocol.limits import check_zookeeper_topic
@@ -19,7 +19,7 @@ from metaq.protocol.record import Buffer, payload_bytes
 from metaq.protocol.requests import RequestReader, one_by_one
 from metaq.protocol.text import Quit
 
-from .answers import Answers, Connected
+from .fake_answers import Answers, Connected
 
 __all__ = ["FakeBroker", "FakeCluster"]
 

@@ -11,7 +11,7 @@ import simplejson
 
 from metaq.protocol.errors import RemoteProtocolError, RequestRefused
 from metaq.protocol.frames import encode_frame
-from metaq.protocol.halves import (
+from metaq.protocol.half_messages import (
     CheckedHalf,
     CheckHalvesRequest,
     EndHalfReply,
@@ -29,7 +29,7 @@ from metaq.protocol.previews import Preview
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Reply
 from .asking import Asked, accepted, ask, need_frames
 

@@ -23,7 +23,7 @@ from metaq.protocol.errors import (
     TransactionRefused,
 )
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
-from metaq.protocol.halves import (
+from metaq.protocol.half_messages import (
     CheckHalvesRequest,
     EndHalfRequest,
     EndHalvesRequest,
@@ -86,10 +86,10 @@ from metaq.protocol.text import (
 from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.where import parse_where
 
-from .delays import FakeDelays
-from .halves import CHECK_MS, FakeHalf, FakeHalves
-from .log import MemoryLog, checked
-from .transactions import FakeTransactions
+from .fake_delays import FakeDelays
+from .fake_halves import CHECK_MS, FakeHalf, FakeHalves
+from .fake_log import MemoryLog, checked
+from .fake_transactions import FakeTransactions
 
 __all__ = ["Answers", "Connected"]
 

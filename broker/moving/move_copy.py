@@ -12,11 +12,11 @@ from twisted.internet.task import deferLater
 
 from metaq.coordination.move_records import Move
 from metaq.protocol.errors import MetaqError, StoreError
-from metaq.protocol.stream import Lane
+from metaq.protocol.replication_stream import Lane
 
+from ..replication.master_source import FrameSource
 from ..replication.partition_copy import FETCH_BYTES, PartitionCopy
 from ..replication.peer import Peer
-from ..replication.source import FrameSource
 from .host import Leadership, MovingHost
 
 __all__ = ["MoveCopy"]

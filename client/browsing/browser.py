@@ -16,11 +16,11 @@ from ..fetching.fetcher import Fetcher
 from ..fetching.polling import Poller
 from ..questions.asking import READER_GROUP, following
 from ..questions.cluster import Cluster
-from ..questions.partitions import max_offset, min_offset
+from ..questions.partition_bounds import max_offset, min_offset
 from ..questions.places import locate
-from ..questions.records import read_chosen, read_messages
+from ..questions.stored_records import read_chosen, read_messages
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
 from ..runtime.timers import Timers
 from ..runtime.unclosed import Closing

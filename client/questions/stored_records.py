@@ -24,10 +24,10 @@ from metaq.protocol.where import Where
 
 from ..records.decoding import Records, decode_walking, in_bytes
 from ..records.message import Message
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..transport.connection import Build, Connection, Reply
 from .asking import READER_GROUP, Asked, accepted, as_result, ask
-from .partitions import Bounds, bounds_behind, max_offset
+from .partition_bounds import Bounds, bounds_behind, max_offset
 
 __all__ = [
     "BegunPull",

@@ -10,7 +10,7 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.errors import MetaqError, NotLeader
-from metaq.protocol.stream import Lane, StreamEntry
+from metaq.protocol.replication_stream import Lane, StreamEntry
 
 from ..transactions.changes import LogChange
 from . import tuning

@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from metaq.protocol.delays import pending_id
-from metaq.protocol.halves import CheckedHalf, CheckHalvesRequest, EndHalfReply, EndHalfRequest, HalfOutcome, half_of
+from metaq.protocol.half_messages import (
+    CheckedHalf,
+    CheckHalvesRequest,
+    EndHalfReply,
+    EndHalfRequest,
+    HalfOutcome,
+    half_of,
+)
 from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer, checksum
 

@@ -31,8 +31,8 @@ from metaq.protocol.remoting import MoveRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode
 
 from ..replication.peer import CONNECT_SECONDS, Peer, connect
-from .copying import MoveCopy
 from .host import MovingHost
+from .move_copy import MoveCopy
 
 __all__ = ["MoveDriver", "MovesHere"]
 

@@ -23,12 +23,12 @@ from metaq.protocol.errors import (
     MetaqError,
     TransactionTooLate,
 )
-from metaq.protocol.halves import HalfOutcome, HalfTerms
+from metaq.protocol.half_messages import HalfOutcome, HalfTerms
 from metaq.protocol.limits import MAX_CHECK_AFTER_SECONDS, check_zookeeper_group
 from metaq.protocol.record import DELAYED_FLAG, HEADER_BYTES, Buffer, payload_bytes
 
 from ..records.message import Message
-from ..records.values import SendResult
+from ..records.results import SendResult
 from ..runtime.durations import Duration, seconds_of
 from ..settings.config import check_call_back
 from .building import SendOptions, build_half, with_body

@@ -9,8 +9,8 @@ from importlib import import_module
 
 from metaq.protocol.errors import ConfigError, FilterUnavailable
 
-from ..configuration.config import BrokerConfig
 from ..configuration.filter_map import ACCEPT_ALL
+from ..configuration.server_ini import BrokerConfig
 from .message import FilteredMessage
 
 __all__ = ["Filter", "FilterTable", "load_filters"]

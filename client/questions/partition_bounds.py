@@ -20,7 +20,7 @@ from metaq.protocol.remoting import (
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import encode_offset, encode_stats
 
-from ..records.values import Lag, TopicPartition
+from ..records.results import Lag, TopicPartition
 from .asking import READER_GROUP, Asked, as_result, ask, need_frames
 
 __all__ = [

@@ -12,7 +12,7 @@ from ..store.files import Files
 from ..store.recovery import first_unsafe
 from ..store.segment import DATA_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, SegmentFile, offset_named
 from .findings import Finding, Level
-from .segments import Bad, BadRange, IndexState, KeysState, SegmentReport, inspect_keys, inspect_segment
+from .segment_files import Bad, BadRange, IndexState, KeysState, SegmentReport, inspect_keys, inspect_segment
 
 __all__ = ["PartitionReport", "SegmentList", "inspect_partition", "list_partition"]
 

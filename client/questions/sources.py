@@ -17,7 +17,7 @@ from metaq.protocol.errors import (
     RequestTimedOut,
 )
 
-from ..records.values import TopicPartition
+from ..records.results import TopicPartition
 from ..runtime.nearest import published_nowhere
 from ..transport.connection import Connection, Endpoint
 from .asking import Follow, following

@@ -22,8 +22,8 @@ from ..store.segment import DATA_SUFFIX, SegmentFile
 from ..transactions.directory import DIRECTORY
 from .findings import Finding, Level
 from .memories import inspect_kept, kept_logs
-from .partitions import PartitionReport, SegmentList, inspect_partition, list_partition
-from .redo import RedoReport, inspect_redo
+from .partition_directory import PartitionReport, SegmentList, inspect_partition, list_partition
+from .transaction_log import RedoReport, inspect_redo
 
 __all__ = [
     "DirectoryReport",

@@ -24,7 +24,7 @@ from .filter_map import parse_filter_map
 from .ini import Entry, Section, SectionValues, check_keys, parse_ini, wrong
 from .settings import COPY_BYTES_PER_SECOND, BrokerConfig, Promise, TopicConfig, ZooKeeperConfig
 from .sources import ConfigFiles, ConfigTexts
-from .transactions import FlushTxLog, TransactionConfig
+from .transaction_settings import FlushTxLog, TransactionConfig
 
 __all__ = [
     "LIMITS_KEYS",

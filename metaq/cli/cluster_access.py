@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from metaq.client.questions.brokers import Survey
 from metaq.client.questions.cluster import Cluster
-from metaq.client.records.values import TopicPartition
+from metaq.client.questions.sources import Survey
+from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.coordination.brokers import BrokerAddress, BrokerNodes
