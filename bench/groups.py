@@ -28,14 +28,14 @@ from metaq.client.consumer.offset_commit import OffsetCommitter, StartPosition
 from metaq.client.consumer.self_checks import SessionWatch
 from metaq.client.fetching.core import ConsumerCore
 from metaq.client.runtime.timers import Timers
-from metaq.coordination.assignment import range_assignment
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.local_zookeeper import four_letter_word
-from metaq.coordination.offset_store import ZooKeeperOffsetStore
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.groups.assignment import range_assignment
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.servers.local_zookeeper import four_letter_word
+from metaq.coordination.session.zk_session import ZkSession
 
 __all__ = ["measure_group"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from metaq.coordination.ports import ready_port
+from metaq.coordination.servers.free_ports import ready_port
 
 __all__ = ["ProcessFailed", "Server", "Worker", "cpu_seconds", "free_port"]
 

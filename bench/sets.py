@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_set
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import SetView, read_set
 
 from .processes import ProcessFailed, Server, free_port
 from .server_ini import Topics, server_ini

@@ -46,7 +46,7 @@ from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:
-    from metaq.coordination.session import ZkSession
+    from metaq.coordination.session.zk_session import ZkSession
 
     from .http.ports import HttpPorts
     from .moving.moves import BrokerMoves
@@ -299,7 +299,7 @@ class BrokerProcess:
 
     async def _join_set(self, node: str) -> None:
         """Join the broker set: an election decides whether this node registers its topics."""
-        from metaq.coordination.session import ZkSession
+        from metaq.coordination.session.zk_session import ZkSession
 
         from .partitions.registration import Registration
         from .sets.node import SetMember

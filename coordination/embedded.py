@@ -12,8 +12,8 @@ from pathlib import Path
 
 from metaq.protocol.errors import ConfigError
 
-from .local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
-from .ports import ready_port
+from .servers.free_ports import ready_port
+from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 
 __all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from .local_zookeeper import ZooKeeperProcess
-from .ports import ready_port
+from .servers.free_ports import ready_port
+from .servers.local_zookeeper import ZooKeeperProcess
 
 __all__ = ["StandaloneZooKeeper"]
 

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from metaq.client.settings.consumer_config import SharedConfig as SharedConfig
     from metaq.client.shared import SharedConsumer as SharedConsumer
     from metaq.client.shared import SharedMessage as SharedMessage
-    from metaq.coordination.offset_store import LocalOffsetStore as LocalOffsetStore
-    from metaq.coordination.offset_store import OffsetStore as OffsetStore
-    from metaq.coordination.sql_offset_store import SqlOffsetStore as SqlOffsetStore
+    from metaq.coordination.offsets.offset_store import LocalOffsetStore as LocalOffsetStore
+    from metaq.coordination.offsets.offset_store import OffsetStore as OffsetStore
+    from metaq.coordination.offsets.sql_offset_store import SqlOffsetStore as SqlOffsetStore
     from metaq.protocol.half_messages import HalfOutcome as HalfOutcome
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
@@ -85,8 +85,8 @@ _NAMES = {
     "client.settings.config": ("ConnectionConfig", "ProducerConfig"),
     "client.settings.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
-    "coordination.offset_store": ("LocalOffsetStore", "OffsetStore"),
-    "coordination.sql_offset_store": ("SqlOffsetStore",),
+    "coordination.offsets.offset_store": ("LocalOffsetStore", "OffsetStore"),
+    "coordination.offsets.sql_offset_store": ("SqlOffsetStore",),
     "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }

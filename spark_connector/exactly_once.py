@@ -25,8 +25,8 @@ from metaq.client.producer import Producer
 from metaq.client.producer.xa import Recovered, XaResource, Xid
 from metaq.client.records.batches import split_batches
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.decided_batches import DecidedBatch, Versioned
+from metaq.coordination.offsets.decided_batches import DecidedBatch, Versioned
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition, XaError
 from metaq.protocol.transactions import XaCode, XaVote
 

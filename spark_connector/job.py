@@ -16,9 +16,9 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.client.producer import Producer
-from metaq.coordination.decided_batches import DecidedBatches
-from metaq.coordination.paths import DEFAULT_ROOT
-from metaq.coordination.session import ZkSession, check_connect
+from metaq.coordination.offsets.decided_batches import DecidedBatches
+from metaq.coordination.records.paths import DEFAULT_ROOT
+from metaq.coordination.session.zk_session import ZkSession, check_connect
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.printable import printable

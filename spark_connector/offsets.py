@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.move_records import Move, moved_places, place_now
+from metaq.coordination.records.move_payloads import Move, moved_places, place_now
 from metaq.protocol.errors import ConfigError, OffsetOutOfRange
 from metaq.protocol.limits import INT64_MAX
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.consumer_config import check_where
-from metaq.coordination.paths import DEFAULT_ROOT, Paths
-from metaq.coordination.session import check_connect
+from metaq.coordination.records.paths import DEFAULT_ROOT, Paths
+from metaq.coordination.session.zk_session import check_connect
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import INT64_MAX, check_zookeeper_group, check_zookeeper_topic
 from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression

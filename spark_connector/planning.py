@@ -19,8 +19,8 @@ from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.wall_clock import now_ms
 from metaq.client.settings.config import check_protocol
 from metaq.client.transport.connection import Connection, Endpoint
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.move_records import MoveState
+from metaq.coordination.records.move_payloads import MoveState
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,

@@ -21,7 +21,7 @@ from metaq.client.records.decoding import Records, in_bytes, joined
 from metaq.client.settings.config import check_protocol
 from metaq.client.transport.connection import Connection, Endpoint
 from metaq.client.transport.redirects import Redirects
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import (
     BrokerUnavailable,
     CorruptRecord,

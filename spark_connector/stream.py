@@ -28,7 +28,7 @@ from metaq.client.questions.partition_bounds import bounds_at, offset_after, off
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.wall_clock import now_ms
 from metaq.client.transport.connection import Connection
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, NoPartition, RequestRefused, RequestTimedOut
 from metaq.protocol.limits import INT64_MAX
 

@@ -15,8 +15,8 @@ from metaq.client.producer import Producer
 from metaq.client.producer.packing import Packer
 from metaq.client.records.batches import split_batches
 from metaq.client.settings.config import ProducerConfig
-from metaq.coordination.decided_batches import DecidedBatches
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.decided_batches import DecidedBatches
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ClientError
 
 from .columns import Rows, by_partition, check_columns, rows_by_topic, size_of

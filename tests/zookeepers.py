@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 
 __all__ = ["data_of", "zookeeper_process"]

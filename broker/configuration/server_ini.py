@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from metaq.coordination.local_address import local_address
+from metaq.coordination.runtime.local_address import local_address
 from metaq.protocol.errors import ConfigError, InvalidName
 from metaq.protocol.limits import DEFAULT_PORT, INT32_MAX, INT32_MIN, check_node, check_topic
 from metaq.protocol.message_id import MAX_BROKER_ID

@@ -20,10 +20,10 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.offset_store import ZooKeeperOffsetStore
-from metaq.coordination.records import Offset
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.records.payloads import Offset
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import AccountSpent, CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 

@@ -18,7 +18,7 @@ from twisted.web.http import FORBIDDEN, INTERNAL_SERVER_ERROR, HTTPChannel
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.limits import MAX_BODY_BYTES
 

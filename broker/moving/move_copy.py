@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from metaq.coordination.move_records import Move
+from metaq.coordination.records.move_payloads import Move
 from metaq.protocol.errors import MetaqError, StoreError
 from metaq.protocol.replication_stream import Lane
 

@@ -15,11 +15,11 @@ import simplejson
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import deferLater
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.moved_offsets import OffsetHandOver
-from metaq.coordination.moves import FoundMove, Moves
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.moves.move_nodes import FoundMove, Moves
+from metaq.coordination.moves.moved_offsets import OffsetHandOver
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import (
     CoordinationError,
     MetaqError,

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.moves import FoundMove, Moves
-from metaq.coordination.session import SessionEvent, ZkSession
+from metaq.coordination.moves.move_nodes import FoundMove, Moves
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import SessionEvent, ZkSession
 from metaq.protocol.errors import CoordinationError, NotLeader
 from metaq.protocol.remoting import MoveRequest
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar, cast
 from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, InvalidName, SessionLost
 from metaq.protocol.limits import check_znode
 

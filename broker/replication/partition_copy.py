@@ -10,7 +10,7 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import MetaqError, PeerLost, PeerTimedOut, ReplicaDiverged, StoreError
 from metaq.protocol.message_id import foreign_from
 from metaq.protocol.record import HEADER, HEADER_BYTES

@@ -15,7 +15,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.client_stream import ClientStream, Reply
 from metaq.protocol.errors import (
     MetaqError,

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from metaq.coordination.offset_store import ZooKeeperOffsetStore
-from metaq.coordination.paths import partition_name
-from metaq.coordination.records import UNKNOWN_MESSAGE_ID, Offset
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.records.paths import partition_name
+from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID, Offset
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.topic_partition import TopicPartition
 

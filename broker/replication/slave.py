@@ -8,9 +8,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.master_watch import MasterView, MasterWatch
-from metaq.coordination.session import ZkSession
+from metaq.coordination.groups.master_watch import MasterView, MasterWatch
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import MetaqError
 
 from .config_copy import ConfigCopy

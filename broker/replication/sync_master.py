@@ -14,7 +14,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import deferLater
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError, PeerLost, ReplicationError, SlaveDisconnected, SyncFailed
 from metaq.protocol.limits import SLAVE_STATUS_TOPIC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from metaq.coordination.set_records import SetState
+from metaq.coordination.records.set_payloads import SetState
 
 __all__ = ["ROLES", "MemberState"]
 

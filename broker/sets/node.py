@@ -18,10 +18,10 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
-from metaq.coordination.records import parse_broker_url
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.payloads import parse_broker_url
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
 from metaq.protocol.errors import (
     CoordinationError,
     CoordinationUnavailable,

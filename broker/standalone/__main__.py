@@ -16,7 +16,7 @@ from typing import Any
 
 from twisted.internet.epollreactor import EPollReactor
 
-from metaq.coordination.local_zookeeper import STANDALONE_DIRECTORY
+from metaq.coordination.servers.local_zookeeper import STANDALONE_DIRECTORY
 from metaq.protocol.errors import MetaqError
 
 from .opening import ServerPlace, open_server

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from metaq.coordination.local_zookeeper import STANDALONE_DIRECTORY, LocalZooKeeper
-from metaq.coordination.ports import ready_port
+from metaq.coordination.servers.free_ports import ready_port
+from metaq.coordination.servers.local_zookeeper import STANDALONE_DIRECTORY, LocalZooKeeper
 from metaq.protocol.errors import ConfigError
 
 from .driver import ServerDriver

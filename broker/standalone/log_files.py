@@ -4,7 +4,8 @@
     snapshot.<hex>   header, then blocks, then an empty block; <hex> is the header's zxid
 
     header   magic, 8 bytes | zxid i64 | CRC-32 u32 of the bytes before it
-    block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries (records.py)
+    block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries
+             (coordination/standalone/log_entries.py)
 
 All numbers in network byte order. A log's header has the zxid before its first entry; a block has the zxid of its last
 entry. The log files form a chain: each begins where the previous one ends.
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from metaq.coordination.standalone.jute import Malformed
-from metaq.coordination.standalone.records import Restored
+from metaq.coordination.standalone.log_entries import Restored
 from metaq.protocol.errors import CorruptRecord, StoreError
 
 from ..store.files import Files, check_named, naming, opened, read_exactly, write_all

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from metaq.coordination.interrupts import Aside, begin_elsewhere
+from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
 from metaq.protocol.limits import INT32_MAX
 

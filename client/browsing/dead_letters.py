@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ConfigError, CorruptRecord, MessageNotFound, OffsetOutOfRange
 from metaq.protocol.limits import check_zookeeper_group
 from metaq.protocol.own_topics import dead_topic, retry_topic

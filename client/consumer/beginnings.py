@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.logs import get_log
 
 from ..fetching.core import ConsumerCore
 from ..fetching.cursor import Request

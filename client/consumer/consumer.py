@@ -10,13 +10,13 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from metaq.coordination.begun_marks import BegunMarks
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.group import GroupMembership, broadcast_group
-from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.coordination.logs import get_log
-from metaq.coordination.records import ConsumerFilter
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.groups.membership import GroupMembership, broadcast_group
+from metaq.coordination.offsets.begun_marks import BegunMarks
+from metaq.coordination.records.payloads import ConsumerFilter
+from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, CoordinationError, InvalidName
 from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
 from metaq.protocol.own_topics import retry_topic

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from metaq.coordination.assignment import STRATEGIES, Strategy, java_sorted
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import BrokerNodes
-from metaq.coordination.group_view import GroupSnapshot
-from metaq.coordination.logs import get_log
+from metaq.coordination.brokers.cluster_view import BrokerNodes
+from metaq.coordination.groups.assignment import STRATEGIES, Strategy
+from metaq.coordination.groups.group_view import GroupSnapshot
+from metaq.coordination.records.java_order import java_sorted
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import CoordinationError, SessionLost
 from metaq.protocol.own_topics import RETRY_PREFIX
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from metaq.coordination.logs import get_log
-from metaq.coordination.records import ConsumerFilter
+from metaq.coordination.records.payloads import ConsumerFilter
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.own_topics import is_own_topic
 
 __all__ = ["GroupFilters"]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from queue import SimpleQueue
 
-from metaq.coordination.brokers import BrokerNodes, ClusterView
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.logs import get_log
+from metaq.coordination.brokers.cluster_view import BrokerNodes, ClusterView
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
 from metaq.protocol.own_topics import is_own_topic
 

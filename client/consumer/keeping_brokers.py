@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.logs import get_log
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import MetaqError
 
 from ..questions.sources import endpoint_at

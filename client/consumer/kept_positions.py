@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.logs import get_log
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.runtime.logs import get_log
 
 from ..fetching.cursor import PartitionCursor, Reached
 from ..fetching.tuning import RETURN_SECONDS

@@ -14,8 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from metaq.coordination.interrupts import BackgroundThread, Ending
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, Ending
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError
 
 from ..fetching.core import Accept, ConsumerCore

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.logs import get_log
-from metaq.coordination.offset_store import (
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.offsets.offset_store import (
     LocalOffsetStore,
     Offset,
     OffsetStore,
     OwnerCheckedStore,
     ZooKeeperOffsetStore,
 )
-from metaq.coordination.session import ZkSession
+from metaq.coordination.runtime.logs import get_log
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, MetaqError
 
 from ..fetching.core import ConsumerCore, changes

@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from urllib.parse import quote
 
-from metaq.coordination.home import NO_HOME, in_home
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.home import NO_HOME, in_home
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreInUse
 from metaq.protocol.limits import check_group
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from random import random, shuffle
 from typing import NamedTuple, Protocol
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable
 from metaq.protocol.own_topics import dead_topic, retry_topic
 from metaq.protocol.retries import MAX_CAUSE_CHARACTERS, Failure, encode_failed, shortened

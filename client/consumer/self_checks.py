@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Hashable
 
-from metaq.coordination.logs import get_log
-from metaq.coordination.session import SessionProof, ZkSession, session_clock
+from metaq.coordination.runtime.logs import get_log
+from metaq.coordination.session.zk_session import SessionProof, ZkSession, session_clock
 
 from ..fetching.tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
 from ..runtime.timers import Timers

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from metaq.coordination.begun_marks import BegunMarks
-from metaq.coordination.logs import get_log
-from metaq.coordination.offset_store import TopicPartitionName
-from metaq.coordination.records import Begun
+from metaq.coordination.offsets.begun_marks import BegunMarks
+from metaq.coordination.offsets.offset_store import TopicPartitionName
+from metaq.coordination.records.payloads import Begun
+from metaq.coordination.runtime.logs import get_log
 
 from ..fetching.core import ConsumerCore
 from ..fetching.cursor import PartitionCursor

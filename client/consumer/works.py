@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import CorruptRecord, MetaqError
 from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.retries import Failure

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from metaq.coordination.assignment import java_sorted, range_assignment, zone_assignment
-from metaq.coordination.group_view import GroupZones
-from metaq.coordination.logs import get_log
+from metaq.coordination.groups.assignment import range_assignment, zone_assignment
+from metaq.coordination.groups.group_view import GroupZones
+from metaq.coordination.records.java_order import java_sorted
+from metaq.coordination.runtime.logs import get_log
 
 __all__ = ["ByZone"]
 

@@ -41,7 +41,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import random
 from typing import TYPE_CHECKING
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX

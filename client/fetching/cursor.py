@@ -29,7 +29,7 @@ from enum import Enum, auto
 from random import random
 from typing import NamedTuple
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import MetaqError
 
 from ..questions.places import Locate

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import Aside, Bell, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import Aside, Bell, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, watch_set
-from metaq.coordination.watches import DataWatcher
+from metaq.coordination.session.watches import DataWatcher
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import SetView, watch_set
 from metaq.protocol.errors import ConfigError
 
 from ..records.results import TopicPartition

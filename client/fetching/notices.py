@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from metaq.coordination.interrupts import is_interrupt
+from metaq.coordination.runtime.interrupts import is_interrupt
 
 from ..records.results import TopicPartition
 

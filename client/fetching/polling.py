@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from metaq.coordination.forks import ForkGuard
+from metaq.coordination.runtime.forks import ForkGuard
 from metaq.protocol.errors import ClientError, ConfigError
 from metaq.protocol.limits import INT32_MAX
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     ClientError,
     ConfigError,

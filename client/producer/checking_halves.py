@@ -12,9 +12,9 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.interrupts import BackgroundThread, Bell
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bell
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.half_messages import CheckedHalf, HalfOutcome, half_of
 from metaq.protocol.record import DELAYED_FLAG

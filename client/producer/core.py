@@ -67,7 +67,8 @@ class Actions(NamedTuple):
 class ProducerCore:
     """All accepted messages whose driver has not been told yet that they may be forgotten.
 
-    interruptible: whether an exception may interrupt the caller's thread at any line (coordination/interrupts.py).
+    interruptible: whether an exception may interrupt the caller's thread at any line
+    (coordination/runtime/interrupts.py).
     Messages that would have to leave in several steps then leave by a `wake`, which the driver calls on another thread.
     """
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from metaq.coordination.interrupts import Bells, begin_elsewhere, may_be_interrupted
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import Bells, begin_elsewhere, may_be_interrupted
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.compression import unpacked_if_fitting
 from metaq.protocol.errors import MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from metaq.coordination.interrupts import begin_elsewhere, may_be_interrupted
+from metaq.coordination.runtime.interrupts import begin_elsewhere, may_be_interrupted
 from metaq.protocol.errors import ClientError, MetaqError, NoPartition, NotLeader, RequestTimedOut
 from metaq.protocol.half_messages import EndHalfReply, HalfOutcome
 from metaq.protocol.limits import MAX_ENDED_HALVES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import (
     ClientError,
     MetaqError,

@@ -32,8 +32,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from metaq.coordination.interrupts import BackgroundThread, Bells, interrupted_frames
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bells, interrupted_frames
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError
 
 from . import tuning

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from metaq.coordination.interrupts import BackgroundThread
+from metaq.coordination.runtime.interrupts import BackgroundThread
 
 __all__ = ["LocalWork"]
 

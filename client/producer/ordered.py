@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ConfigError, MetaqError, NoPartition, PartitionClosed
 from metaq.protocol.limits import check_topic
 from metaq.protocol.record import Buffer, payload_bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.arrays import np
 from metaq.protocol.delays import pending_ids, wait_of
 from metaq.protocol.errors import MetaqError

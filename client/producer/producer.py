@@ -13,9 +13,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, DeliveryFailed, RequestTimedOut
 from metaq.protocol.limits import check_zookeeper_topic
 from metaq.protocol.record import Buffer, payload_bytes

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
-from metaq.coordination.interrupts import Aside, BackgroundThread
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import Aside, BackgroundThread
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
 from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from metaq.coordination.interrupts import Aside, Bells, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import Aside, Bells, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import LocalStoreError, MetaqError
 
 from ..records.local_store import LocalMessageStore, StoredMessage

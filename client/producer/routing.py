@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from isal.isal_zlib import crc32
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from metaq.coordination.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import begin_elsewhere, is_interrupt, may_be_interrupted
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
 from ..records.results import TopicPartition

@@ -12,9 +12,9 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.local_address import local_address
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.local_address import local_address
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ClientError,

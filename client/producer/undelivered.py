@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import begin_elsewhere
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import begin_elsewhere
 
 __all__ = ["AtExit", "Losses"]
 

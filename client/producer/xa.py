@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,

@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from metaq.coordination.brokers import BrokerNodes
-from metaq.coordination.group import remove_group, remove_offsets
-from metaq.coordination.interrupts import Aside
-from metaq.coordination.move_records import Move
-from metaq.coordination.moves import Moves
-from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.records import UNKNOWN_MESSAGE_ID
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_sets
+from metaq.coordination.brokers.cluster_view import BrokerNodes
+from metaq.coordination.groups.membership import remove_group, remove_offsets
+from metaq.coordination.moves.move_nodes import Moves
+from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.records.move_payloads import Move
+from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID
+from metaq.coordination.runtime.interrupts import Aside
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from ..records.results import TopicPartition

@@ -8,7 +8,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import NamedTuple
 
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol.errors import (
     BrokerUnavailable,
     ConfigError,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.move_records import Move, MoveState, moved_places, place_now, places_of
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.records.move_payloads import Move, MoveState, moved_places, place_now, places_of
 from metaq.protocol.errors import InvalidName
 
 from ..records.results import TopicPartition

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.moves import CANCELLABLE, FoundMove, Moves
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.moves.move_nodes import CANCELLABLE, FoundMove, Moves
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 from metaq.protocol.limits import INT64_MAX
 

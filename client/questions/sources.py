@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes, ClusterView
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes, ClusterView
 from metaq.protocol.errors import (
     BrokerUnavailable,
     CoordinationError,

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import BrokerNodes, ClusterView, TopicReplica
-from metaq.coordination.logs import get_log
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import BrokerNodes, ClusterView, TopicReplica
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.logs import get_log
+from metaq.coordination.session.zk_session import ZkSession
 
 __all__ = ["SteadyView"]
 

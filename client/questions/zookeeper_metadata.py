@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.interrupts import Aside
-from metaq.coordination.logs import get_log
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.interrupts import Aside
+from metaq.coordination.runtime.logs import get_log
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_zookeeper_topic
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from metaq.coordination.forks import ForkGuard, keep_for_ever
-from metaq.coordination.home import in_home
-from metaq.coordination.interrupts import Aside, may_be_interrupted
+from metaq.coordination.runtime.forks import ForkGuard, keep_for_ever
+from metaq.coordination.runtime.home import in_home
+from metaq.coordination.runtime.interrupts import Aside, may_be_interrupted
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
 from metaq.protocol.limits import INT64_MAX

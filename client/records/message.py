@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import ClientError, CorruptRecord, PayloadUnreadable, RemoteProtocolError
 from metaq.protocol.message_id import store_time_ms

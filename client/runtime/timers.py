@@ -9,8 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bell, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 
 __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from metaq.coordination.interrupts import begin_elsewhere
+from metaq.coordination.runtime.interrupts import begin_elsewhere
 
 __all__ = ["Closing"]
 

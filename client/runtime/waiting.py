@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from metaq.coordination.interrupts import Bell
+from metaq.coordination.runtime.interrupts import Bell
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame

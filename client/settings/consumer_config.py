@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from metaq.coordination.assignment import STRATEGIES, Strategy
+from metaq.coordination.groups.assignment import STRATEGIES, Strategy
 from metaq.protocol.errors import ConfigError, InvalidWhere
 from metaq.protocol.limits import MAX_LEASE_MS, is_utf8
 from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
@@ -16,7 +16,7 @@ from metaq.protocol.where import Where, parse_where
 from .config import ConnectionConfig, check_settings, check_text, check_texts
 
 if TYPE_CHECKING:
-    from metaq.coordination.offset_store import OffsetStore
+    from metaq.coordination.offsets.offset_store import OffsetStore
 
 __all__ = [
     "ConsumerConfig",

@@ -14,9 +14,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, RequestTimedOut
 from metaq.protocol.limits import (
     INT32_MAX,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.limits import MAX_ACQUIRED
 from metaq.protocol.own_topics import is_own_topic
 from metaq.protocol.record import EXPIRES_FLAG, MAX_PRIORITY, priority_of

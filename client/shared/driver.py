@@ -15,8 +15,8 @@ from functools import partial
 
 from isal.isal_zlib import crc32
 
-from metaq.coordination.interrupts import BackgroundThread, Bell, Bells
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bell, Bells
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestRefused, RequestTimedOut, SharedRefused
 from metaq.protocol.frames import encode_frame

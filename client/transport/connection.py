@@ -20,9 +20,9 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import begin_elsewhere, is_interrupt
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import begin_elsewhere, is_interrupt
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Reply
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 from metaq.protocol.record import Buffer

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NotLeader
 
 from ..settings.config import ConnectionConfig

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from random import random
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.interrupts import BackgroundThread, Bell
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bell
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, RequestTimedOut
 
 from ..runtime.patched import refuse_patched

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from metaq.coordination.interrupts import BackgroundThread, Bell, begin_elsewhere
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, Bell, begin_elsewhere
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream
 
 from ..runtime.waiting import Exchange, Waiter

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
-from metaq.coordination.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
+from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Opening
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.record import Buffer

@@ -13,7 +13,7 @@ from .acls import READ, admits
 from .codes import EventKind
 from .connections import PeerConnection
 from .jute import Acl, encode_text
-from .records import gone_entry, node_entry, parent_entry
+from .log_entries import gone_entry, node_entry, parent_entry
 from .tree import TreeNode, ZnodeTree, parent_of
 from .watches import Watches, WatchTable
 from .writes import Creation, Deletion, NewAcl, NewData, WriteOutcome

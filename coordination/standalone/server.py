@@ -31,9 +31,9 @@ from .codes import OpCode, RefusalCode
 from .connections import PeerConnection
 from .database import Database
 from .jute import JuteReader, Malformed, encode_buffer
+from .log_entries import Restored, ended_entry, last_id_entry, node_entry, session_entry
 from .operations import BYTES_PER_UNIT, OPERATIONS, PeerRequest, tell
 from .outbox import Outbox
-from .records import Restored, ended_entry, last_id_entry, node_entry, session_entry
 from .sessions import PASSWORD_BYTES, OpenSession, Sessions, password_of
 from .tree import TreeNode, ttl_of
 

@@ -11,7 +11,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.divergence import common_offset
 from metaq.client.questions.partition_bounds import Bounds, bounds_behind, read_stats
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.offset_store import Offset
+from metaq.coordination.offsets.offset_store import Offset
 from metaq.protocol.errors import PartitionClosed, PartitionNotFound, TopicNotAccepted
 from metaq.protocol.message_id import UNKNOWN_ID
 

@@ -14,12 +14,12 @@ import click
 
 from metaq.client.questions.admin import hand_over
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.records import host_and_port
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_admin import forget_set, write_state
-from metaq.coordination.set_records import SetState
-from metaq.coordination.set_view import SetView, read_set, read_sets
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.records.payloads import host_and_port
+from metaq.coordination.records.set_payloads import SetState
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_admin import forget_set, write_state
+from metaq.coordination.sets.set_view import SetView, read_set, read_sets
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationError, MetaqError
 from metaq.protocol.limits import check_node
 

@@ -12,9 +12,9 @@ from metaq.client.questions.partition_bounds import read_stats
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint, open_connection
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import read_sets
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import read_sets
 from metaq.protocol.errors import MetaqError
 
 from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node

@@ -18,8 +18,8 @@ from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.coordination.set_view import SetView
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
+from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option

@@ -20,7 +20,7 @@ from metaq.client.questions.stored_records import waiting_from
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.client.transport.connection import Connection
-from metaq.coordination.offset_store import Offset
+from metaq.coordination.offsets.offset_store import Offset
 from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationError, MetaqError
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_admin import write_state
-from metaq.coordination.set_records import SetState
-from metaq.coordination.set_view import SetView, read_set
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.records.set_payloads import SetState
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_admin import write_state
+from metaq.coordination.sets.set_view import SetView, read_set
 from metaq.protocol.errors import BrokerUnavailable
 
 from .earlier_starts import TOPIC_SECTION, broker_directory, node_name, stored_topics

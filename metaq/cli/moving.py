@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from metaq.client.questions.moves import MoveProgress, MovesOfCluster
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
 from .cluster_access import zk_timeout

@@ -15,8 +15,8 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
-from metaq.coordination.offset_store import Offset
-from metaq.coordination.sql_offset_store import SqlOffsetStore
+from metaq.coordination.offsets.offset_store import Offset
+from metaq.coordination.offsets.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError
 
 from .cluster_access import open_cluster, tell_absent

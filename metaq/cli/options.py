@@ -198,7 +198,7 @@ def _bytes(text: str) -> int:
 
 
 def _connect(text: str) -> str:
-    from metaq.coordination.session import check_connect  # kazoo: not for commands that use no cluster
+    from metaq.coordination.session.zk_session import check_connect  # kazoo: not for commands that use no cluster
 
     try:
         return check_connect(text)

@@ -23,7 +23,7 @@ from metaq.client.questions.stored_records import read_bytes
 from metaq.client.questions.waiting_halves import list_halves
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
-from metaq.coordination.diagnosis import examine
+from metaq.coordination.session.diagnosis import examine
 from metaq.protocol.errors import (
     CoordinationUnavailable,
     MetaqError,

@@ -9,7 +9,7 @@ import click
 
 from metaq.client.questions.admin import reload_config
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.set_view import SetView
+from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import ClientError
 
 from .cluster_access import Target, target_options

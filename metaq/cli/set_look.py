@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from metaq.client.questions.admin import set_status
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
-from metaq.coordination.set_records import SetNode
-from metaq.coordination.set_view import SetView
+from metaq.coordination.records.set_payloads import SetNode
+from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import ClientError, MetaqError
 
 __all__ = [

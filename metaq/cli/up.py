@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from metaq.coordination.ports import ready_port, ready_ports
+from metaq.coordination.servers.free_ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
 from .earlier_starts import EarlierStarts, all_settings, all_topics

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from metaq.coordination.ports import ready_port
+from metaq.coordination.servers.free_ports import ready_port
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.errors import CoordinationUnavailable
 
 from .options import PORT

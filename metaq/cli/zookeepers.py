@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 
 from .options import Parsed
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.javapeer import CUT_OFF_SECONDS
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.records import format_broker_url
+from metaq.coordination.records.payloads import format_broker_url
 from tests.history import checkers
 from tests.history.facts import Call, Delivery, History, Name, Owner, Send, Stored
 from tests.history.reading import stored_in

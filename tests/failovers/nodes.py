@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_set
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import SetView, read_set
 from metaq.protocol.errors import MetaqError
 from tests.broker_process import server_ini
 from tests.kills.brokers import BrokerPlace

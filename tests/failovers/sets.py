@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metaq.coordination.ports import ready_ports
+from metaq.coordination.servers.free_ports import ready_ports
 from tests.kills.children import Processes, wait_until
 from tests.kills.journal import Journal
 

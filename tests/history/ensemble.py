@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.local_zookeeper import four_letter_word
-from metaq.coordination.ports import ready_ports
+from metaq.coordination.servers.free_ports import ready_ports
+from metaq.coordination.servers.local_zookeeper import four_letter_word
 from tests.kills.children import wait_until
 
 __all__ = ["Ensemble"]

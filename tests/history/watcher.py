@@ -13,8 +13,8 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import ZnodeStat
 
-from metaq.coordination.paths import Paths
-from metaq.coordination.records import parse_offset
+from metaq.coordination.records.paths import Paths
+from metaq.coordination.records.payloads import parse_offset
 from tests.kills.journal import Journal, Line
 
 from .facts import Commit

@@ -14,8 +14,8 @@ import pytest
 from bench.javapeer import JavaBroker
 from metaq import Producer
 from metaq.coordination.embedded import QUICK_JVM_OPTIONS
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from metaq.coordination.session import ZkSession
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.cli_helpers import Operator, Up, start_up, stop
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.coordination_helpers import make_chroot, session_at

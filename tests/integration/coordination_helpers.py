@@ -8,8 +8,8 @@ from typing import TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from metaq.coordination.presence import Presence
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.presence import Presence
+from metaq.coordination.session.zk_session import ZkSession
 from tests.history.sessions import end_session
 from tests.waiting import DEADLINE, eventually
 

@@ -46,7 +46,7 @@ _IMPORTED = (
     "metaq.cli.offsets",
     "metaq.cli.halves",
     "metaq.cli.delayed",
-    "metaq.coordination.session",
+    "metaq.coordination.session.zk_session",
 )
 
 

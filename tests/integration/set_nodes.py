@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_set
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.set_view import SetView, read_set
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.record import HEADER_BYTES, attribute_of, iter_headers
 from tests.broker_process import RunningBroker, server_ini

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_get, encode_put, parse_put_result
 from tests.broker_process import RunningBroker, server_ini

@@ -10,11 +10,11 @@ import pytest
 
 from metaq.broker.configuration.server_ini import read_config
 from metaq.broker.partitions.registration import Registration
-from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
-from metaq.coordination.brokers import BrokerAddress, ClusterView
-from metaq.coordination.records import format_broker_url
-from metaq.coordination.registration import BrokerRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import BrokerAddress, ClusterView
+from metaq.coordination.brokers.registration import BrokerRegistration
+from metaq.coordination.records.payloads import format_broker_url
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.broker_set import BrokerSet, SetNode, SetState
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.broker_process import server_ini
 from tests.integration.coordination_helpers import session_at

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import checksum
 from metaq.protocol.statuses import RequestCode, ResponseCode

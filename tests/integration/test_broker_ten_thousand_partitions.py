@@ -4,7 +4,7 @@ import os
 import re
 from itertools import islice
 
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol.record import HEADER_BYTES, checksum
 from metaq.protocol.text import encode_put
 from tests.broker_process import RunningBroker, server_ini

@@ -7,7 +7,7 @@ import pytest
 
 from metaq import HalfOutcome, Producer, TopicPartition
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.zookeepers import zookeeper_process
 
 from .cli_helpers import Operator, start, stop

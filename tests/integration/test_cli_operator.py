@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Producer, TopicPartition
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.offset_store import Offset
-from metaq.coordination.paths import Paths
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.offset_store import Offset
+from metaq.coordination.records.paths import Paths
+from metaq.coordination.session.zk_session import ZkSession
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import Operator
 from tests.waiting import eventually

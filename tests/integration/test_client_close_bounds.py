@@ -15,7 +15,7 @@ import pytest
 from metaq import Consumer, ConsumerConfig, LocalMessageStore, OrderedProducer, Producer, ProducerConfig, TopicBrowser
 from metaq.client.questions.cluster import Cluster
 from metaq.client.runtime.timers import END_SECONDS
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.waiting import DEADLINE, assert_within, eventually
 from tests.zookeepers import zookeeper_process

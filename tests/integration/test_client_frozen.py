@@ -16,9 +16,9 @@ import pytest
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
 from metaq.client.consumer.self_checks import SessionWatch
 from metaq.client.runtime.timers import Timers
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from metaq.coordination.session import ZkSession
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.client_cluster import (
     SESSION_SECONDS,
     SHORT_SESSION_SECONDS,

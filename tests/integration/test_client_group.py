@@ -11,7 +11,7 @@ import pytest
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from metaq import Consumer, ConsumerConfig, TopicPartition
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from tests.integration.background import Repeating
 from tests.integration.client_cluster import (
     SESSION_SECONDS,

@@ -29,7 +29,7 @@ from metaq import (
     TopicPartition,
 )
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.interrupts import Aside
+from metaq.coordination.runtime.interrupts import Aside
 from tests.integration.alarms import Alarm, Limit
 from tests.integration.client_cluster import Brokers
 from tests.waiting import eventually

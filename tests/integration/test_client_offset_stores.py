@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metaq import Consumer, ConsumerConfig, SqlOffsetStore, TopicPartition
-from metaq.coordination.offset_store import Offset
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.offset_store import Offset
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import SessionLost
 from tests.integration.client_cluster import SESSION_SECONDS, read, read_until_quiet
 from tests.integration.java_peers import require_java

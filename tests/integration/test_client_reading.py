@@ -8,7 +8,7 @@ import pytest
 
 from bench.javapeer import JavaBroker
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, TopicBrowser, TopicPartition, browse
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ClientError, NoPartition
 from tests.integration.client_cluster import read
 from tests.integration.java_peers import require_java

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from metaq import Consumer, ConsumerConfig
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.testing import FakeBroker
 from tests.integration.client_cluster import SESSION_SECONDS, read
 from tests.waiting import eventually

@@ -7,9 +7,9 @@ import pytest
 from metaq import TopicPartition
 from metaq.client.questions.steady import SteadyView
 from metaq.client.questions.zookeeper_metadata import ZooKeeperMetadata
-from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.sets.broker_set import BrokerSet, SetNode, SetState
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.integration.client_cluster import running_brokers
 from tests.waiting import DEADLINE, eventually

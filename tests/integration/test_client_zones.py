@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from metaq import Consumer, ConsumerConfig, Producer, TopicPartition
-from metaq.coordination.assignment import range_assignment
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.groups.assignment import range_assignment
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SHORT_SESSION_SECONDS, MemberProcess, running_brokers

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.server_ini import Topics
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.integration.combinations.declared import KINDS, Combination, declared
 from tests.integration.combinations.world import World
 from tests.integration.java_peers import require_java

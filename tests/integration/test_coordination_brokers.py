@@ -9,11 +9,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from metaq.coordination import registration as registration_module
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import BrokerNodes, ClusterView, TopicReplica
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import SessionEvent, ZkSession
+from metaq.coordination.brokers import registration as registration_module
+from metaq.coordination.brokers.cluster_view import BrokerNodes, ClusterView, TopicReplica
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import SessionEvent, ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, SessionLost
 from tests.integration.background import Repeating
 from tests.integration.coordination_helpers import deaf, expire, hear_all, session_at, tree, wait_for

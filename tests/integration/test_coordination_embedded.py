@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import APACHE_DIRECTORY, STANDALONE_DIRECTORY, ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
 from tests.integration.cli_helpers import is_running

@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from metaq.coordination.assignment import range_assignment
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.brokers import BrokerNodes, ClusterView
-from metaq.coordination.group import GroupMembership, remove_group
-from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import SessionEvent, ZkSession
-from metaq.coordination.znodes import create_ephemeral
+from metaq.coordination.brokers.cluster_view import BrokerNodes, ClusterView
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.groups.assignment import range_assignment
+from metaq.coordination.groups.membership import GroupMembership, remove_group
+from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import SessionEvent, ZkSession
+from metaq.coordination.session.znodes import create_ephemeral
 from metaq.protocol.errors import (
     ClientError,
     ConfigError,

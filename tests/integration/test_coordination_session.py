@@ -13,14 +13,14 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from metaq.cli import app
-from metaq.coordination import kazoo_client
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import SessionEvent, ZkSession
-from metaq.coordination.watches import ChildrenWatcher
-from metaq.coordination.znodes import create_ephemeral, create_persistent, delete, set_data
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.session import kazoo_client
+from metaq.coordination.session.watches import ChildrenWatcher
+from metaq.coordination.session.zk_session import SessionEvent, ZkSession
+from metaq.coordination.session.znodes import create_ephemeral, create_persistent, delete, set_data
 from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
 from tests.integration.client_cluster import running_brokers
 from tests.integration.coordination_helpers import expire, hear_all, make_chroot, session_at, wait_for

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.records import format_broker_url
-from metaq.coordination.registration import (
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.brokers.registration import (
     SUCCESSOR_SECONDS,
     BrokerAddress,
     BrokerRegistration,
     TopicRegistration,
 )
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_admin import forget_set, write_state
-from metaq.coordination.set_view import read_set, read_sets, set_ids, watch_set
-from metaq.coordination.znodes import create_ephemeral, delete, set_data
+from metaq.coordination.records.payloads import format_broker_url
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import create_ephemeral, delete, set_data
+from metaq.coordination.sets.broker_set import BrokerSet, SetMaster, SetNode, SetState, SetView
+from metaq.coordination.sets.set_admin import forget_set, write_state
+from metaq.coordination.sets.set_view import read_set, read_sets, set_ids, watch_set
 from metaq.protocol.errors import ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator
@@ -156,7 +156,7 @@ def test_two_processes_of_one_name_are_told_apart_and_the_second_one_does_not_st
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     first = start("a", "first")
-    monkeypatch.setattr("metaq.coordination.presence._STALE_MARGIN", -8.0)  # 2 s rather than 12
+    monkeypatch.setattr("metaq.coordination.session.presence._STALE_MARGIN", -8.0)  # 2 s rather than 12
     with pytest.raises(
         ConfigError, match=r"node=a: in use by meta://127\.0\.0\.1:8197, instance first .*instance second"
     ):
@@ -238,7 +238,7 @@ def test_a_view_older_than_one_before_is_not_told(start: Start, monkeypatch: pyt
         given.set()
         return old
 
-    monkeypatch.setattr("metaq.coordination.broker_set.read_set", lagging)
+    monkeypatch.setattr("metaq.coordination.sets.broker_set.read_set", lagging)
     a.session.nodes.ensure([a.session.paths.set_node(SET, "passer-by")])
     a.sees(lambda view: view.version == current.version + 5, "a newer one")
     assert old not in a.views

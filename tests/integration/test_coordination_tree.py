@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.begun_marks import BegunMarks
-from metaq.coordination.broker_set import BrokerSet, SetNode, SetState
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.group import GroupMembership, new_consumer_id
-from metaq.coordination.move_records import Move
-from metaq.coordination.moves import Moves
-from metaq.coordination.offset_store import ZooKeeperOffsetStore
-from metaq.coordination.records import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
-from metaq.coordination.znodes import create_ephemeral
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.groups.membership import GroupMembership, new_consumer_id
+from metaq.coordination.moves.move_nodes import Moves
+from metaq.coordination.offsets.begun_marks import BegunMarks
+from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.records.move_payloads import Move
+from metaq.coordination.records.payloads import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import create_ephemeral
+from metaq.coordination.sets.broker_set import BrokerSet, SetNode, SetState
 from metaq.protocol.errors import SessionLost
 from tests.integration.coordination_helpers import session_at, tree
 

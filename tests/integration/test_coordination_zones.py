@@ -6,12 +6,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.group import GroupMembership, remove_group
-from metaq.coordination.group_view import GroupZones
-from metaq.coordination.registration import BrokerAddress, BrokerRegistration, TopicRegistration
-from metaq.coordination.session import ZkSession
-from metaq.coordination.znodes import create_ephemeral, create_persistent, delete
+from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.groups.group_view import GroupZones
+from metaq.coordination.groups.membership import GroupMembership, remove_group
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import create_ephemeral, create_persistent, delete
 from metaq.protocol.errors import ConfigError
 from tests.integration.coordination_helpers import expire, session_at, wait_for
 
@@ -109,7 +109,7 @@ def test_a_member_appears_and_vanishes_together_with_its_zone(sessions: list[ZkS
 
 
 def test_a_consumer_id_in_use_is_refused_whatever_its_strategy(sessions: list[ZkSession], monkeypatch):
-    monkeypatch.setattr("metaq.coordination.presence._STALE_MARGIN", -9.5)
+    monkeypatch.setattr("metaq.coordination.session.presence._STALE_MARGIN", -9.5)
     for theirs, ours in ((None, "east"), ("east", None), ("east", "west")):
         there = member(sessions[1], "a", theirs)
         with pytest.raises(ConfigError, match="in use by another live consumer"):

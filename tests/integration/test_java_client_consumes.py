@@ -10,7 +10,7 @@ from bench.processes import ProcessFailed
 from bench.server_ini import Topics
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import max_offset
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.java_sides import Side, decoded
 from tests.waiting import DEADLINE, eventually
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from bench.javapeer import JavaBroker
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.integration.coordination_helpers import make_chroot
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import ON_DISK_WHEN_ANSWERED, Application, OurBroker

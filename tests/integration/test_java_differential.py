@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.record import checksum
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side

@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 from bench.javapeer import JavaBroker, JavaClient
 from bench.processes import ProcessFailed
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from tests.integration.java_peers import received, require_java
 

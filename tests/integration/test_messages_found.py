@@ -12,7 +12,7 @@ import pytest
 
 from metaq import AtKey, AtMessage, Consumer, Last, Producer, SendResult, TopicPartition
 from metaq.client.questions.cluster import Cluster
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.errors import MessageNotFound
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import Brokers, read, running_brokers

@@ -10,9 +10,9 @@ import pytest
 
 from metaq import Consumer, ConsumerConfig, PartitionReader, Producer, ProducerConfig, TopicPartition
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.move_records import MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.records.move_payloads import MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, start

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_put
 from tests.broker_process import Connection, RunningBroker

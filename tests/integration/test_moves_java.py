@@ -13,8 +13,8 @@ from bench.javapeer import JavaClient
 from bench.processes import ProcessFailed
 from metaq import Producer
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.move_records import MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.background import Repeating
 from tests.integration.client_cluster import running_brokers
 from tests.integration.java_peers import require_java

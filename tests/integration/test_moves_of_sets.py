@@ -5,8 +5,8 @@ import random
 import time
 
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.move_records import MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.test_moves import Load
 from tests.waiting import eventually
 

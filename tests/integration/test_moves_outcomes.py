@@ -14,8 +14,8 @@ import pytest
 
 from metaq import Producer, TopicPartition
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import Operator

@@ -11,8 +11,8 @@ import pytest
 from metaq import ConnectionConfig, Producer, ProducerConfig, TopicPartition
 from metaq.client.questions.moves import MovesOfCluster
 from metaq.client.transport.connection import Endpoint, open_connection
-from metaq.coordination.move_records import MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.client_cluster import running_brokers
 from tests.integration.gate import Gate
 from tests.integration.test_moves import FAST, TOPIC, stored

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from metaq import Producer, TopicPartition
 from metaq.client.questions.moves import MovesOfCluster
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.session import ZkSession
+from metaq.coordination.records.move_payloads import Move, MoveState
+from metaq.coordination.session.zk_session import ZkSession
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.test_moves import FAST, TOPIC
 from tests.waiting import eventually

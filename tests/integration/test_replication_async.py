@@ -8,7 +8,7 @@ import pytest
 
 from bench.javapeer import JavaBroker, JavaClient
 from metaq import Consumer, ConsumerConfig, Producer
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.zk_session import ZkSession
 from tests.broker_process import RunningBroker
 from tests.integration.cli_helpers import Operator
 from tests.integration.client_cluster import SESSION_SECONDS, read

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.javapeer import JavaClient
-from metaq.coordination.session import ZkSession
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.text import Result
 from tests.broker_process import Connection
 from tests.integration.java_peers import require_java

@@ -5,8 +5,8 @@ import zlib
 from pathlib import Path
 
 from metaq import Consumer, ConsumerConfig, Producer
-from metaq.coordination.offset_store import Offset, ZooKeeperOffsetStore
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from metaq.protocol.text import Result

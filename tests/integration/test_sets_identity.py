@@ -11,9 +11,9 @@ from itertools import islice
 import pytest
 
 from metaq import Producer
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_records import format_set_state
-from metaq.coordination.znodes import set_data
+from metaq.coordination.records.set_payloads import format_set_state
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import set_data
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 from tests.integration.set_nodes import SetNodes

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from metaq import Consumer, Producer
-from metaq.coordination.brokers import ClusterView
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_view import SetView, read_set
-from metaq.coordination.znodes import delete
+from metaq.coordination.brokers.cluster_view import ClusterView
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import delete
+from metaq.coordination.sets.set_view import SetView, read_set
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.broker_process import RunningBroker

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
-from metaq.coordination.session import ZkSession
-from metaq.coordination.set_records import SetState, format_set_state
-from metaq.coordination.znodes import set_data
+from metaq.coordination.records.set_payloads import SetState, format_set_state
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import set_data
 from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.integration.test_sets_identity import STAND_SECONDS, in_sync, says, send, stored
 from tests.waiting import eventually

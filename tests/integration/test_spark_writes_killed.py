@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaq import Producer, browse
-from metaq.coordination.decided_batches import DecidedBatches
-from metaq.coordination.session import ZkSession
+from metaq.coordination.offsets.decided_batches import DecidedBatches
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.spark_connector.exactly_once import qualifier
 from metaq.spark_connector.job import DONE, FAILED, main
 from tests.waiting import DEADLINE, eventually

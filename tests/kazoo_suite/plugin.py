@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from metaq.coordination.embedded import EmbeddedZooKeeper
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from metaq.coordination.ports import ready_port
+from metaq.coordination.servers.free_ports import ready_port
 from tests.broker_process import READY
 
 from .children import Child, wait_until

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from metaq.coordination import run_bound
+from metaq.coordination.servers import run_bound
 
 from .programs import LifeTask
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.kills.outcome import Outcome, Say
 from tests.zookeepers import zookeeper_process
 

@@ -79,6 +79,20 @@ LAYERS = (
 )
 
 FLOORS = {
+    "metaq.coordination": (
+        "standalone",
+        "runtime",
+        "records",
+        "session",
+        "servers",
+        "brokers",
+        "groups",
+        "offsets",
+        "sets",
+        "moves",
+        "embedded",
+        "standalone_process",
+    ),
     "metaq.broker": (
         "tuning",
         "store",
@@ -350,7 +364,7 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
         ("metaq.broker.store.segment", "import kazoo.client"),
         ("metaq.coordination.standalone.server", "from metaq.protocol.errors import MetaqError"),
         ("metaq.coordination.standalone.server", "from twisted.internet import reactor"),
-        ("metaq.coordination.group", "from metaq.protocol.record import encode"),
+        ("metaq.coordination.groups.membership", "from metaq.protocol.record import encode"),
         ("metaq.client.transport.pool", "from metaq.broker.assembly.server import Server"),
         ("metaq.client.transport.pool", "def late():\n    from twisted.internet import reactor"),
         ("metaq.broker.assembly.server", "from metaq.client import Producer"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metaq.coordination.standalone.connections import PeerConnection
-from metaq.coordination.standalone.records import Restored
+from metaq.coordination.standalone.log_entries import Restored
 from metaq.coordination.standalone.server import Moment, ServerSettings, StandaloneServer
 
 from .servers import MAX_SESSION_MS, MIN_SESSION_MS, TICK_MS

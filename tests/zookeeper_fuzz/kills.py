@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from metaq.coordination.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from tests.kills.outcome import Outcome, Problem, Say
 

@@ -16,7 +16,7 @@ from metaq import Producer
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.coordination.embedded import find_java
-from metaq.coordination.ports import ready_ports
+from metaq.coordination.servers.free_ports import ready_ports
 from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut
 
 from ..direct_read import read_topic

@@ -20,8 +20,8 @@ from metaq.broker.standalone import driver
 from metaq.broker.standalone.in_process import InProcessZooKeeper
 from metaq.broker.standalone.reactor_thread import call
 from metaq.broker.store.files import Files
-from metaq.coordination.diagnosis import examine
-from metaq.coordination.local_zookeeper import four_letter_word
+from metaq.coordination.servers.local_zookeeper import four_letter_word
+from metaq.coordination.session.diagnosis import examine
 from metaq.protocol.errors import ConfigError, DirectoryInUse
 from tests.raising import raising
 from tests.waiting import eventually

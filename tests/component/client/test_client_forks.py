@@ -12,9 +12,9 @@ from metaq import LocalMessageStore, OrderedProducer, PartitionReader, Producer,
 from metaq.client.producer import futures
 from metaq.client.producer.futures import SendFuture
 from metaq.client.transport.connection import Call
-from metaq.coordination.forks import ForkGuard
-from metaq.coordination.session import ZkSession
-from metaq.coordination.znodes import Znodes, delete
+from metaq.coordination.runtime.forks import ForkGuard
+from metaq.coordination.session.zk_session import ZkSession
+from metaq.coordination.session.znodes import Znodes, delete
 from metaq.protocol.errors import MetaqError
 from metaq.testing import FakeCluster
 from tests.child import in_child, refusal

@@ -39,7 +39,7 @@ from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.client.transport.pool import ConnectionPool
-from metaq.coordination.interrupts import Aside, Bell
+from metaq.coordination.runtime.interrupts import Aside, Bell
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestTimedOut
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import PullRequest
@@ -531,7 +531,7 @@ lingers = pytest.mark.parametrize("lingers", [0.0, 0.05])
 
 
 @lingers
-@interrupted("coordination.interrupts", more_than=5)
+@interrupted("coordination.runtime.interrupts", more_than=5)
 def test_what_an_interrupted_call_asked_for_is_done_before_the_next(lingers):
     aside, done = Aside("metaq-test", lingers=lingers), list[int]()
     aside.do(done.clear)
@@ -544,7 +544,7 @@ def test_what_an_interrupted_call_asked_for_is_done_before_the_next(lingers):
 
 
 @lingers
-@interrupted("coordination.interrupts", threading, more_than=5)
+@interrupted("coordination.runtime.interrupts", threading, more_than=5)
 def test_what_an_interrupted_call_asked_for_is_done_although_nothing_is_asked_for_after_it(lingers):
     aside, done = Aside("metaq-test", lingers=lingers), SimpleQueue[int]()
     aside.do(done.qsize)
@@ -642,7 +642,7 @@ def test_a_waiter_that_never_ends_holds_up_no_other_future():
     eventually(is_told)
 
 
-SAVING = "client.records.local_store coordination.interrupts"
+SAVING = "client.records.local_store coordination.runtime.interrupts"
 
 
 @interrupted(f"{SAVING} client.producer.ordered client.producer.resending client.runtime.timers", threading)

@@ -7,8 +7,8 @@ from metaq import Retry
 from metaq.client.consumer.offset_commit import OffsetCommitter
 from metaq.client.consumer.suspects import Suspects
 from metaq.client.fetching.tuning import SUSPECT_MESSAGES
-from metaq.coordination.offset_store import OffsetStore
-from metaq.coordination.records import Begun
+from metaq.coordination.offsets.offset_store import OffsetStore
+from metaq.coordination.records.payloads import Begun
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.component.client.test_client_listener import Handler
 from tests.component.client.test_client_listener_retries import Sender, failed, running

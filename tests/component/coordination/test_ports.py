@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from metaq.coordination.ports import ready_port, ready_ports
+from metaq.coordination.servers.free_ports import ready_port, ready_ports
 from metaq.protocol.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def test_port_0_gives_different_free_ports():
 
 
 def test_a_free_port_is_given_to_nobody_else_until_its_server_listens_and_while_that_is_down():
-    choose = "import random\nfrom metaq.coordination.ports import ready_ports\n"
+    choose = "import random\nfrom metaq.coordination.servers.free_ports import ready_ports\n"
     port = ready_port("--port", 0)
     for _ in range(2):
         # another process that would have chosen the same one, as two that start servers at once may

@@ -16,7 +16,7 @@ from metaq.client.questions.sources import Source
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig, Protocol
 from metaq.client.transport.connection import open_connection
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.compression import compress
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, CorruptRecord
 from metaq.protocol.record import COMPRESSED_FLAG, HEADER_BYTES, encode_attributes, encode_body

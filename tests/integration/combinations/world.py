@@ -27,7 +27,7 @@ from metaq import (
     TopicPartition,
 )
 from metaq.client.browsing.dead_letters import DeadLetter
-from metaq.coordination.paths import Paths
+from metaq.coordination.records.paths import Paths
 from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.own_topics import dead_topic
 from tests.integration.java_sides import Side, decoded

@@ -8,7 +8,7 @@ from metaq.broker.configuration.ini import evaluate_int32, parse_ini
 from metaq.broker.configuration.server_ini import SYSTEM_KEYS_WITHOUT_EFFECT, parse_config, read_config
 from metaq.broker.configuration.settings import Promise
 from metaq.broker.store.topic_config import Disposal
-from metaq.coordination.local_address import local_address
+from metaq.coordination.runtime.local_address import local_address
 from metaq.protocol.errors import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "wire" / "server.ini"

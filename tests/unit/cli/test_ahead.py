@@ -9,7 +9,7 @@ import pytest
 
 from metaq.cli.ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.offset_store import Offset
+from metaq.coordination.offsets.offset_store import Offset
 from metaq.protocol.message_id import UNKNOWN_ID
 from tests.unit.broker.harness import Harness
 from tests.unit.lost_messages import HERE, SIZE, Connection, lost, store

@@ -15,7 +15,7 @@ from metaq.client.questions.partition_bounds import Bounds
 from metaq.client.questions.shared import SharedPartition
 from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import (
     BrokerUnavailable,
     CoordinationUnavailable,

@@ -9,8 +9,8 @@ import pytest
 
 from metaq.cli.app import run
 from metaq.cli.offsets import sql_store
-from metaq.coordination.offset_store import Offset
-from metaq.coordination.sql_offset_store import SqlOffsetStore
+from metaq.coordination.offsets.offset_store import Offset
+from metaq.coordination.offsets.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import CoordinationUnavailable
 
 SHOW = ("offsets", "show", "-t", "trades", "-g", "audit", "-p", "0-3", "--json")

@@ -10,8 +10,8 @@ import pytest
 from metaq.cli import reload as module
 from metaq.cli import set_look
 from metaq.cli.partitions import _at_target
-from metaq.coordination.set_records import SetNode, SetState
-from metaq.coordination.set_view import SetMaster, SetView
+from metaq.coordination.records.set_payloads import SetNode, SetState
+from metaq.coordination.sets.set_view import SetMaster, SetView
 from metaq.protocol.errors import BrokerUnavailable, ClientError, RequestRefused
 from metaq.protocol.statuses import ResponseCode
 

@@ -10,8 +10,8 @@ from metaq.cli import broker_sets, set_look
 from metaq.cli.app import run
 from metaq.cli.probes import ProbeLevel, _set
 from metaq.cli.set_look import SetLook, look_at_sets
-from metaq.coordination.set_records import SetNode, SetState
-from metaq.coordination.set_view import SetMaster, SetView
+from metaq.coordination.records.set_payloads import SetNode, SetState
+from metaq.coordination.sets.set_view import SetMaster, SetView
 from metaq.protocol.errors import BrokerUnavailable
 
 

@@ -14,7 +14,7 @@ from metaq.client.fetching.cursor import Ask, PartitionCursor
 from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.runtime.waiting import Waiter
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.interrupts import Bell
+from metaq.coordination.runtime.interrupts import Bell
 from metaq.protocol.errors import BrokerUnavailable, NotLeader, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode

@@ -15,7 +15,7 @@ from metaq.client.questions.sources import Sources
 from metaq.client.records.message import Message
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.brokers import ClusterView
+from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol import errors, remoting
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.limits import INT64_MAX

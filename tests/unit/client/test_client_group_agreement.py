@@ -8,9 +8,9 @@ from metaq import ConsumerConfig, TopicPartition
 from metaq.client.consumer.filters import GroupFilters
 from metaq.client.consumer.zones import ByZone
 from metaq.client.transport.absences import LEADERLESS_SECONDS, Absences
-from metaq.coordination.assignment import range_assignment
-from metaq.coordination.group_view import GroupZones
-from metaq.coordination.records import ConsumerFilter
+from metaq.coordination.groups.assignment import range_assignment
+from metaq.coordination.groups.group_view import GroupZones
+from metaq.coordination.records.payloads import ConsumerFilter
 from metaq.protocol.errors import ConfigError
 
 SETTLE = 10.0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.consumer.keeping_brokers import Keeping, KeepingBrokers
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes, TopicReplica
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes, TopicReplica
 from metaq.protocol.errors import BrokerUnavailable
 
 

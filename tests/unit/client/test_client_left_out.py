@@ -8,7 +8,7 @@ import pytest
 
 from metaq.client.questions.left_out import LeftOut, left_out, without
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 
 ZERO, ONE = TopicPartition("t", 0, 0), TopicPartition("t", 1, 0)
 MOVE = Move("t", 0, 0, 1, 1, 1, MoveState.DONE, 0, (60,))

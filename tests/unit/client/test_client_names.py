@@ -12,8 +12,8 @@ from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import DirectMetadata, TopicView
 from metaq.client.transport.pool import ConnectionPool
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.session import ZkSession
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import InvalidName, NoPartition
 
 NOWHERE = "localhost:1"

@@ -16,9 +16,9 @@ from metaq.client.fetching.core import ConsumerCore
 from metaq.client.fetching.cursor import Ask
 from metaq.client.questions.partition_bounds import max_offset
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
-from metaq.coordination.group_view import GroupSnapshot
-from metaq.coordination.offset_store import Offset
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
+from metaq.coordination.groups.group_view import GroupSnapshot
+from metaq.coordination.offsets.offset_store import Offset
 from metaq.protocol.errors import CoordinationUnavailable, LocalProtocolError, SessionLost
 from tests.raising import raising
 from tests.waiting import DEADLINE
@@ -101,7 +101,7 @@ AWAY = CoordinationUnavailable("no answer")
 
 
 class MemoryMembership:
-    """What coordination.group.GroupMembership promises, for one member; others are names in `members`."""
+    """What coordination.groups.membership.GroupMembership promises, for one member; others are names in `members`."""
 
     group, consumer_id, session_timeout, seen_zxid = "g", "g_me", 10.0, 0
 

@@ -6,8 +6,8 @@ from metaq import TopicPartition
 from metaq.client.fetching.nearest_nodes import AVOIDED_SECONDS, NearestNodes
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.redirects import TRUSTED_SECONDS, Redirects
-from metaq.coordination.set_records import SetNode, SetState
-from metaq.coordination.set_view import SetView
+from metaq.coordination.records.set_payloads import SetNode, SetState
+from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import NotLeader
 
 A, B, C = (Endpoint("127.0.0.1", port) for port in (1, 2, 3))

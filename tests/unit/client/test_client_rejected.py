@@ -11,7 +11,7 @@ import pytest
 from metaq import LocalMessageStore, Message, TopicPartition
 from metaq.client.consumer.rejected import LocalRecoverStore, drop_message, left_of_cluster, of_cluster, recovering
 from metaq.client.records.local_store import StoredMessage
-from metaq.coordination.offset_store import LocalOffsetStore
+from metaq.coordination.offsets.offset_store import LocalOffsetStore
 from metaq.protocol.errors import ConfigError, LocalStoreError, LocalStoreFull
 from tests.raising import raising
 

@@ -23,7 +23,7 @@ from metaq.client.settings.config import ConnectionConfig
 from metaq.client.shared.core import Acquiring, SharedCore
 from metaq.client.shared.driver import SharedDriver
 from metaq.client.transport.pool import ConnectionPool
-from metaq.coordination.move_records import Move
+from metaq.coordination.records.move_payloads import Move
 from metaq.protocol.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.protocol import errors
 
 PARTITIONS = [TopicPartition("t", broker, number) for broker in (0, 1) for number in (0, 1)]

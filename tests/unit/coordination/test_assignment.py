@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.coordination.assignment import (
+from metaq.coordination.groups.assignment import (
     Strategy,
     consistent_hash_assignment,
-    java_sorted,
     range_assignment,
     zone_assignment,
 )
+from metaq.coordination.records.java_order import java_sorted
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "assignment.json"
 VECTORS = json.loads(GOLDEN.read_text("utf-8"))

@@ -2,7 +2,7 @@
 
 import random
 
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 
 
 def test_pauses_double_up_to_the_maximum_with_jitter():

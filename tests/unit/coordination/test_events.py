@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.coordination.backoff import Backoff
-from metaq.coordination.events import EventThread, PersistentTask
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.events import EventThread, PersistentTask
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.waiting import DEADLINE
 

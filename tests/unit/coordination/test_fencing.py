@@ -5,7 +5,7 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.protocol.serialization import CheckVersion, Create, SetData, Transaction
 
-from metaq.coordination.fencing import FencedTransaction, Refusal
+from metaq.coordination.session.fencing import FencedTransaction, Refusal
 
 FUTURE, PAST = 1e18, 0.0
 

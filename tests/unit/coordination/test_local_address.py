@@ -2,9 +2,9 @@ import ipaddress
 
 import pytest
 
-from metaq.coordination import local_address as module
-from metaq.coordination.group import broadcast_group, new_consumer_id
-from metaq.coordination.local_address import local_address
+from metaq.coordination.groups.membership import broadcast_group, new_consumer_id
+from metaq.coordination.runtime import local_address as module
+from metaq.coordination.runtime.local_address import local_address
 
 
 def test_the_address_is_an_ip_address():

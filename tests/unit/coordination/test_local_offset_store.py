@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.offset_store import LocalOffsetStore, Offset
+from metaq.coordination.offsets.offset_store import LocalOffsetStore, Offset
 from metaq.protocol.errors import CoordinationError
 from tests.raising import raising
 

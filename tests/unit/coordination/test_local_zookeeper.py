@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.local_zookeeper import _start_bound
+from metaq.coordination.servers.local_zookeeper import _start_bound
 
 
 def test_what_keeps_it_from_starting_is_told(tmp_path: Path):

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from metaq.coordination import logs
-from metaq.coordination.logs import get_log
+from metaq.coordination.runtime import logs
+from metaq.coordination.runtime.logs import get_log
 from tests.raising import raising
 from tests.waiting import DEADLINE
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.coordination.move_records import Move, MoveState, format_move, parse_move
-from metaq.coordination.paths import Paths
-from metaq.coordination.records import (
+from metaq.coordination.records.move_payloads import Move, MoveState, format_move, parse_move
+from metaq.coordination.records.paths import Paths
+from metaq.coordination.records.payloads import (
     MAX_PARTITIONS,
     Begun,
     ConsumerFilter,
@@ -41,7 +41,7 @@ from metaq.coordination.records import (
     parse_topics,
     parse_zone,
 )
-from metaq.coordination.set_records import (
+from metaq.coordination.records.set_payloads import (
     SetNode,
     SetState,
     format_set_node,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaq.coordination.diagnosis import ServerFinding, _judged
-from metaq.coordination.refusals import Refusals, is_set_back
+from metaq.coordination.session.diagnosis import ServerFinding, _judged
+from metaq.coordination.session.giving_up import Refusals, is_set_back
 
 A, B = ("a", 2181), ("b", 2181)
 SEEN = 0x500

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from metaq.client.consumer.self_checks import SessionWatch
-from metaq.coordination.session import SessionProof, ZkSession, session_clock
+from metaq.coordination.session.zk_session import SessionProof, ZkSession, session_clock
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock that does")

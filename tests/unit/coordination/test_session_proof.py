@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from metaq.coordination.session import SessionProof, ZkSession
+from metaq.coordination.session.zk_session import SessionProof, ZkSession
 
 
 class Answer:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaq.coordination.group import GroupMembership
-from metaq.coordination.session import ZkSession
+from metaq.coordination.groups.membership import GroupMembership
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, InvalidName, SessionLost
 
 

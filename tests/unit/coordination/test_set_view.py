@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaq.coordination.set_records import SetNode, SetState
-from metaq.coordination.set_view import SetView
+from metaq.coordination.records.set_payloads import SetNode, SetState
+from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import CoordinationError
 
 

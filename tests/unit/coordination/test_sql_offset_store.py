@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from metaq.coordination.offset_store import OwnerCheckedStore
-from metaq.coordination.records import Offset
-from metaq.coordination.sql_offset_store import SqlOffsetStore
+from metaq.coordination.offsets.offset_store import OwnerCheckedStore
+from metaq.coordination.offsets.sql_offset_store import SqlOffsetStore
+from metaq.coordination.records.payloads import Offset
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 from tests.raising import raising
 

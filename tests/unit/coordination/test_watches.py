@@ -9,8 +9,8 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
-from metaq.coordination.session import SessionEvent
-from metaq.coordination.watches import ChildrenWatcher, DataWatcher
+from metaq.coordination.session.watches import ChildrenWatcher, DataWatcher
+from metaq.coordination.session.zk_session import SessionEvent
 from metaq.protocol.errors import CoordinationUnavailable
 
 PATH = "/meta/consumers/g/ids"

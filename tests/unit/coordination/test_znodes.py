@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from kazoo.exceptions import NoNodeError, RolledBackError, SessionExpiredError
 
-from metaq.coordination.kazoo_client import Client
-from metaq.coordination.znodes import Znodes, set_data
+from metaq.coordination.session.kazoo_client import Client
+from metaq.coordination.session.znodes import Znodes, set_data
 from metaq.protocol.errors import SessionLost
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from metaq.client.producer.xa import Recovered, Xid
-from metaq.coordination.decided_batches import DecidedBatch, Versioned
+from metaq.coordination.offsets.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import BrokerUnavailable, ClientError, CoordinationUnavailable, XaError
 from metaq.protocol.transactions import XaCode
 from metaq.spark_connector.exactly_once import (

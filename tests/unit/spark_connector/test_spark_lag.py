@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.brokers import BrokerAddress, BrokerNodes
+from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.protocol.errors import CoordinationUnavailable
 from metaq.spark_connector.lag import LagListener, LagReport, PartitionLag, positions_of
 from tests.waiting import DEADLINE

@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client.questions.left_out import LeftOut
 from metaq.client.records.results import TopicPartition
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition, NotLeader, RequestTimedOut
 from metaq.spark_connector import planning
 from metaq.spark_connector.options import ReadOptions

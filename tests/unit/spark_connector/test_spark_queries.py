@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.producer.xa import Recovered
-from metaq.coordination.decided_batches import DecidedBatch, Versioned
+from metaq.coordination.offsets.decided_batches import DecidedBatch, Versioned
 from metaq.protocol.errors import ClientError
 from metaq.spark_connector import job
 from metaq.spark_connector.exactly_once import BatchWrite, xid_of

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.errors import BrokerUnavailable, RequestRefused
 from metaq.spark_connector.offsets import DataLoss, Lost, PartitionState, followed, from_json, started_of, to_json
 from metaq.spark_connector.options import ReadOptions

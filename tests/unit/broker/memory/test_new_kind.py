@@ -14,7 +14,7 @@ from metaq.broker.assembly.stats import stats_text
 from metaq.broker.http.metrics import exposition
 from metaq.broker.moving.moves import BrokerMoves
 from metaq.cli.app import run
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.replication_stream import Lane, StreamEntry, encode_block
 from tests.unit.broker.harness import Harness, Lives, overwrite, worked_off
 from tests.unit.broker.memory.counters import Counters

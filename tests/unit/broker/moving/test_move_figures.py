@@ -9,8 +9,8 @@ from metaq.broker.http.metrics import exposition
 from metaq.broker.http.sheets import encoded
 from metaq.broker.moving.move_driver import MoveDriver
 from metaq.broker.moving.moves import BrokerMoves
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.moves import FoundMove
+from metaq.coordination.moves.move_nodes import FoundMove
+from metaq.coordination.records.move_payloads import Move, MoveState
 from tests.unit.broker.harness import NOW, Harness
 from tests.unit.broker.http.promlint import complaints
 

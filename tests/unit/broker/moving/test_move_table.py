@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker.partitions.move_table import Counts, MoveTable
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 
 STATES = list(MoveState)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.broker.partitions.move_table import MoveTable
-from metaq.coordination.move_records import Move, MoveState
+from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.errors import BrokerStarting, PartitionClosed, TopicNotAccepted, WrongPartition
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode

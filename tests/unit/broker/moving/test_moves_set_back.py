@@ -7,8 +7,8 @@ import pytest
 from twisted.internet.defer import ensureDeferred, succeed
 
 from metaq.broker.moving.moves import BrokerMoves
-from metaq.coordination.move_records import Move, MoveState
-from metaq.coordination.moves import FoundMove
+from metaq.coordination.moves.move_nodes import FoundMove
+from metaq.coordination.records.move_payloads import Move, MoveState
 from tests.unit.broker.harness import Harness
 
 

@@ -6,7 +6,7 @@ from twisted.internet.task import Clock
 
 from metaq.broker.replication import peer as peer_module
 from metaq.broker.replication.peer import KeptPeer, Peer
-from metaq.coordination.backoff import Backoff
+from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import PeerLost, PeerTimedOut
 from metaq.protocol.text import Result, encode_version

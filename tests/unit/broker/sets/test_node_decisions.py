@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.sets.history import EpochHistory
 from metaq.broker.sets.node import SetMember
-from metaq.coordination.set_records import SetState
+from metaq.coordination.records.set_payloads import SetState
 from metaq.protocol.errors import NotLeader
 
 

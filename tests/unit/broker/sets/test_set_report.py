@@ -14,7 +14,7 @@ from metaq.broker.sets import tuning
 from metaq.broker.sets.leader import FollowerStatus
 from metaq.broker.sets.member_state import ROLES, MemberState
 from metaq.broker.sets.status import SetReport
-from metaq.coordination.set_records import SetState
+from metaq.coordination.records.set_payloads import SetState
 from metaq.protocol.errors import CoordinationError, ReplicaDiverged
 
 FOLLOWER = FollowerStatus("b", True, True, True, 0, 0.0, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.standalone.log_files import KEPT_SNAPSHOTS, LogFiles
-from metaq.coordination.standalone.records import gone_entry, node_entry, session_entry
+from metaq.coordination.standalone.log_entries import gone_entry, node_entry, session_entry
 from metaq.coordination.standalone.tree import TreeNode, ZnodeTree
 from metaq.protocol.errors import CorruptRecord, StoreError
 from tests.doubles.store import FaultyFiles

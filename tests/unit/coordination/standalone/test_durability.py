@@ -6,7 +6,7 @@ import pytest
 
 from metaq.coordination.standalone.codes import OpCode
 from metaq.coordination.standalone.jute import Malformed, encode_text
-from metaq.coordination.standalone.records import Restored
+from metaq.coordination.standalone.log_entries import Restored
 from metaq.coordination.standalone.tree import TreeNode, ZnodeTree
 from tests.unit.coordination.standalone.harness import (
     CONTAINER,

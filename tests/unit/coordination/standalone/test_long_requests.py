@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from metaq.coordination.standalone.codes import OpCode, RefusalCode
 from metaq.coordination.standalone.jute import encode_text
-from metaq.coordination.standalone.records import Restored
+from metaq.coordination.standalone.log_entries import Restored
 from tests.unit.coordination.standalone.harness import (
     EPHEMERAL,
     Client,

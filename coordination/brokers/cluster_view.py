@@ -1,0 +1,349 @@
+"""The brokers and topics of a cluster in ZooKeeper, read-only. registration.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from metaq.protocol.errors import CoordinationError
+
+from ..records.java_order import java_sorted
+from ..records.paths import child_of, partition_name
+from ..records.payloads import (
+    parse_broker_id,
+    parse_broker_url,
+    parse_checksum,
+    parse_consumer_id,
+    parse_consumer_zone,
+    parse_partition_count,
+    parse_replica_name,
+    parse_slave_name,
+    parse_topics,
+    parse_zone,
+)
+from ..runtime.logs import get_log
+from ..session.watches import ChildrenWatchers
+from ..session.zk_session import ZkSession
+from ..session.znodes import Znode
+from .registration import BrokerAddress
+
+__all__ = ["BrokerAddress", "BrokerNodes", "ClusterView", "TopicReplica", "read_entry"]
+
+log = get_log(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNodes:
+    """The live processes of one broker id: a master, slaves, or both (never neither)."""
+
+    master: BrokerAddress | None
+    slaves: tuple[BrokerAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReplica:
+    """One broker process that offers a topic. slave_id: None for the master."""
+
+    broker_id: int
+    slave_id: int | None
+    partitions: int
+
+
+class ClusterView:
+    """Reads the cluster. Any thread but kazoo's; each call makes requests to ZooKeeper and may raise
+    CoordinationUnavailable.
+
+    A single damaged entry is logged and left out, as in Java clients, so that it stops nobody and all members of a
+    group still see the same partitions.
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._paths = session.paths
+        self._nodes = session.nodes
+        self._watchers = ChildrenWatchers(session)
+
+    # --- brokers ----------------------------------------------------------------------------------------------------
+
+    def broker_ids(self) -> list[int]:
+        """Return the ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
+        parent = self._paths.broker_ids()
+        ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
+        return sorted(each for each in ids if each is not None)
+
+    def set_ids(self) -> list[int]:
+        """Return the ids of all broker sets that ever existed, in order."""
+        parent = self._paths.broker_sets()
+        ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
+        return sorted(each for each in ids if each is not None)
+
+    def set_leaders(self) -> dict[int, int | None]:
+        """Return by the id of each broker set that has a node: the ZooKeeper session of its leader, None while there is
+        no leader, or one that has not yet registered all its topics.
+
+        Data read between two calls with the same result, without None, has all topics of all sets.
+        """
+        paths, ids = self._paths, self.set_ids()
+        nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
+        present = [each for each, names in zip(ids, nodes, strict=True) if names]
+        masters = self._nodes.get_many([paths.master(each) for each in present])
+        registered = self._nodes.get_many([paths.master_config_checksum(each) for each in present])
+        return {
+            each: master.owner if master and last and master.owner == last.owner else None
+            for each, master, last in zip(present, masters, registered, strict=True)
+        }
+
+    def absent_brokers(self, registered: Container[int]) -> list[int]:
+        """Return the ids, in order, of brokers that were once registered and are not in `registered`, the current
+        ones."""
+        return [each for each in self.broker_ids() if each not in registered]
+
+    def brokers(self) -> dict[int, BrokerNodes]:
+        """Return the live brokers by id, in order."""
+        ids = self.broker_ids()
+        children = self._nodes.children_many([self._paths.broker(each) for each in ids])
+        wanted = [
+            (broker_id, name, child_of(self._paths.broker(broker_id), name))
+            for broker_id, names in zip(ids, children, strict=True)
+            for name in names
+            if is_process(name)
+        ]
+        nodes = self._nodes.get_many([path for _, _, path in wanted])
+        return brokers_by_id(
+            address
+            for (broker_id, name, path), node in zip(wanted, nodes, strict=True)
+            if node and (address := process_address(broker_id, name, path, node))
+        )
+
+    def broker_zones(self) -> dict[int, str]:
+        """Return the zones of the live brokers by id, without brokers that have no zone."""
+        parent = self._paths.broker_zones()
+        found = self._texts(parent, self._nodes.children(parent), parse_zone)
+        return {int(name): zone for name, zone in found.items() if name.isdecimal()}
+
+    def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
+        """Return the CRC-32 of each master's server.ini as registered, in order; None where there is none."""
+        paths = [self._paths.master_config_checksum(each) for each in broker_ids]
+        nodes = self._nodes.get_many(paths)
+        return [
+            read_entry(parse_checksum, path, node.data) if node else None
+            for path, node in zip(paths, nodes, strict=True)
+        ]
+
+    # --- topics -----------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics ever published or subscribed, sorted; they may have no broker now."""
+        names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
+        return sorted({name for each in names for name in each})
+
+    def live_topics(self) -> list[str]:
+        """Return the names of the topics that a live master publishes now, sorted; by pipelined reads of all topics
+        ever known."""
+        names = self.topics()
+        replicas = self.replicas_many(names)
+        return [
+            name
+            for name, each in zip(names, replicas, strict=True)
+            if any(replica.slave_id is None and replica.partitions for replica in each)
+        ]
+
+    def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
+        """Return the brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters
+        first."""
+        (found,) = self.replicas_many([topic], publish)
+        return found
+
+    def replicas_many(self, topics: Sequence[str], publish: bool = True) -> list[list[TopicReplica]]:
+        """As replicas(), for each topic in order, in two round trips altogether."""
+        parent, child = (
+            (self._paths.topic_pub, self._paths.topic_pub_broker)
+            if publish
+            else (self._paths.topic_sub, self._paths.topic_sub_broker)
+        )
+        names = self._nodes.children_many([parent(topic) for topic in topics])
+        paths = [child(topic, name) for topic, each in zip(topics, names, strict=True) for name in each]
+        nodes = iter(self._nodes.get_many(paths))
+        return [
+            topic_replicas(parent(topic), {name: (child(topic, name), next(nodes)) for name in each})
+            for topic, each in zip(topics, names, strict=True)
+        ]
+
+    def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
+        """Return (broker id, partition) in numeric order. publish: only those of masters, where messages can be
+        sent."""
+        (found,) = self.topic_partitions_many([topic], publish)
+        return found
+
+    def topic_partitions_many(self, topics: Sequence[str], publish: bool = True) -> list[list[tuple[int, int]]]:
+        """As topic_partitions(), for each topic in order, in two round trips altogether."""
+        found = []
+        for replicas in self.replicas_many(topics, publish):
+            counts = _counts(each for each in replicas if each.slave_id is None or not publish)
+            found.append([(broker_id, part) for broker_id in sorted(counts) for part in range(counts[broker_id])])
+        return found
+
+    def consumer_partitions(self, topic: str) -> list[str]:
+        """Return `<broker>-<partition>` of masters and slaves, in Java's string order: the partitions that a group
+        shares out."""
+        return partition_names(self.replicas(topic, publish=False))
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Return the names of all consumer groups that ever existed, sorted."""
+        return sorted(self._nodes.children(self._paths.groups()))
+
+    def consumers(self, group: str) -> dict[str, list[str]]:
+        """Return the topics of the live consumers by consumer id."""
+        names = self._nodes.children(self._paths.group_ids(group))
+        paths = [self._paths.consumer(group, name) for name in names]
+        nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
+        return {name: consumer_topics(path, node) for name, path, node in nodes if node}
+
+    def owners(self, group: str, topic: str) -> dict[str, str]:
+        """Return the owned partitions: consumer id by partition (`<broker>-<partition>`)."""
+        parent = self._paths.owners(group, topic)
+        return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
+
+    def consumer_zones(self, group: str) -> dict[str, str]:
+        """Return the zones, by consumer id, of the live consumers that assign by zones."""
+        parent = self._paths.group_zones(group)
+        return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)
+
+    def _texts(
+        self, parent: str, names: Sequence[str], parse: Callable[[str, bytes | None], str | None]
+    ) -> dict[str, str]:
+        """Return the children of `parent`, parsed by `parse`; empty ones are left out."""
+        paths = [child_of(parent, name) for name in names]
+        nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
+        texts = {name: read_entry(parse, path, node.data) for name, path, node in nodes if node}
+        return {name: text for name, text in texts.items() if text}
+
+    def committed_topics(self, group: str) -> list[str]:
+        """Return the topics for which the group has committed an offset, sorted."""
+        return sorted(self._nodes.children(self._paths.group_offsets(group)))
+
+    def committed_partitions(self, group: str, topic: str) -> list[str]:
+        """Return the partitions for which the group has committed an offset, in Java's string order."""
+        return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
+
+    def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
+        """Return the groups by (topic, `<broker>-<partition>`) that have an offset or a begun message there, of the
+        wanted topics.
+
+        Three round trips altogether.
+        """
+        places = [
+            (group, above(group), path)
+            for group in self.groups()
+            for above, path in (
+                (self._paths.group_offsets, self._paths.offsets),
+                (self._paths.group_begun, self._paths.begun_of_topic),
+            )
+        ]
+        topics = self._nodes.children_many([above for _, above, _ in places])
+        lists = [
+            (group, topic, path(group, topic))
+            for (group, _, path), names in zip(places, topics, strict=True)
+            for topic in names
+            if wanted(topic)
+        ]
+        found: dict[tuple[str, str], list[str]] = {}
+        partitions = self._nodes.children_many([path for _, _, path in lists])
+        for (group, topic, _), names in zip(lists, partitions, strict=True):
+            for name in names:
+                groups = found.setdefault((topic, name), [])
+                if group not in groups:
+                    groups.append(group)
+        return found
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def watch_brokers(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` on the event thread now, more than once, and when a broker's master or slave comes, goes,
+        or becomes another process. One watch per broker id that ever existed."""
+
+        def ids_changed(_path: str, names: list[str]) -> None:
+            for name in names:
+                if name.isdecimal():
+                    self._watchers.watch(self._paths.broker(int(name)), lambda _path, _children: callback())
+
+        self._watchers.watch(self._paths.broker_ids(), ids_changed)
+
+    def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
+        """Call `callback(topic)` on the event thread now and whenever a broker begins or ends to publish `topic`.
+
+        Creates the topic's node below topics-pub, as 1.x producers do, so that it can be watched. One watch per topic.
+        """
+        path = self._paths.topic_pub(topic)
+        self._nodes.ensure([path])
+        self._watchers.watch(path, lambda _path, _children: callback(topic))
+
+
+def is_process(name: str) -> bool:
+    """Whether the node `name` below a broker id stands for a process: its master, or a slave."""
+    return name == "master" or parse_slave_name(name) is not None
+
+
+def process_address(broker_id: int, name: str, path: str, node: Znode) -> BrokerAddress | None:
+    """Return where the process listens that registered `node` as `name`; None for a damaged entry."""
+    url = read_entry(parse_broker_url, path, node.data)
+    return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
+
+
+def consumer_topics(path: str, node: Znode) -> list[str]:
+    """Return the topics of the consumer that registered `node`; none for a damaged entry."""
+    return read_entry(parse_topics, path, node.data) or []
+
+
+def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
+    """Return the union of the replicas' partitions, in Java's string order."""
+    counts = _counts(replicas)
+    return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
+
+
+def _counts(replicas: Iterable[TopicReplica]) -> Mapping[int, int]:
+    counts: dict[int, int] = {}
+    for each in replicas:
+        counts[each.broker_id] = max(each.partitions, counts.get(each.broker_id, 0))
+    return counts
+
+
+def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
+    """Return the live brokers by id, in order."""
+    ordered = sorted(addresses, key=lambda each: (each.broker_id, each.slave_id or 0))
+    return {
+        broker_id: BrokerNodes(
+            next((each for each in ordered if each.broker_id == broker_id and each.slave_id is None), None),
+            tuple(each for each in ordered if each.broker_id == broker_id and each.slave_id is not None),
+        )
+        for broker_id in dict.fromkeys(each.broker_id for each in ordered)
+    }
+
+
+def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
+    """Return the replicas in the nodes below a topic's node, given as (path, node) by name, in the order of
+    ClusterView.replicas()."""
+    found = []
+    for name, (path, node) in entries.items():
+        identity = read_entry(parse_replica_name, parent, name)
+        partitions = read_entry(parse_partition_count, path, node.data) if node else None
+        if identity and partitions is not None:
+            found.append(TopicReplica(*identity, partitions))
+    return sorted(found, key=lambda each: (each.broker_id, each.slave_id is not None, each.slave_id or 0))
+
+
+_A = TypeVar("_A")
+
+
+def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
+    """Return the parsed data; None, with a line in the log, for a damaged entry."""
+    try:
+        return parse(path, data)
+    except CoordinationError as error:
+        log.error("left out: %s", error)
+        return None

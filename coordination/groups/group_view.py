@@ -1,0 +1,338 @@
+"""A member's view of its group: the consumers, its topics and the brokers.
+
+Watches keep it current. Its cost for ZooKeeper is proportional to the changes: the names come with the watches, and
+only the data of new nodes is read, all in one request. A consumer's nodes never change while it lives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kazoo.protocol.states import ZnodeStat
+
+from ..brokers.cluster_view import (
+    BrokerNodes,
+    brokers_by_id,
+    consumer_topics,
+    is_process,
+    partition_names,
+    process_address,
+    read_entry,
+    topic_replicas,
+)
+from ..brokers.registration import BrokerAddress
+from ..records.java_order import java_sorted
+from ..records.paths import child_of
+from ..records.payloads import ConsumerFilter, parse_consumer_filter, parse_consumer_zone, parse_group_zones, parse_zone
+from ..session.watches import ChildrenWatchers, DataWatcher
+from ..session.zk_session import ZkSession
+from ..session.znodes import Znode
+
+__all__ = ["GroupSnapshot", "GroupView", "GroupZones", "settle_seconds"]
+
+_SETTLE_SHARE = 1 / 400
+_LONGEST_SETTLE = 0.5
+_SMALL_GROUP = 16
+
+
+def settle_seconds(members: int) -> float:
+    """Return how long a group of `members` must be quiet before a change of its members counts; small groups do not
+    wait.
+
+    Each change costs the group requests in proportion to its members, and consumers come and go together.
+    """
+    return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupZones:
+    """The zones in a group whose members assign by zones.
+
+    members: by consumer id, regardless of the consumer's topics; members with another strategy are missing. agreed: by
+    broker id, the zones with which the group plans. version: of the znode with the agreed zones, for compare-and-set;
+    -1 if it is missing. brokers: by broker id, as the brokers are registered now; those without a zone are missing.
+    """
+
+    members: Mapping[str, str]
+    agreed: Mapping[int, str]
+    version: int
+    brokers: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """The basis of a rebalance, as the watches have shown it. Every list is in Java's string order.
+
+    consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
+    masters and slaves by topic. brokers: the live processes by broker id. zones: None unless requested. filters: by
+    consumer id and topic, which messages it takes; those that take all, or do not say, are missing.
+    """
+
+    consumers: Mapping[str, tuple[str, ...]]
+    partitions: Mapping[str, tuple[str, ...]]
+    brokers: Mapping[int, BrokerNodes]
+    zones: GroupZones | None = None
+    filters: Mapping[str, Mapping[str, ConsumerFilter]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The children of the group's node at one moment."""
+
+    names: frozenset[str]
+    born: int
+    """zxid that created the parent."""
+    changes: int
+    """Number of arrivals plus departures of children under this parent."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:
+        return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
+
+    def same_nodes(self, former: _Listing) -> frozenset[str]:
+        """Return the names in both that stand for the same node: none if one may have gone and come again in
+        between."""
+        seen = len(self.names ^ former.names)
+        return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class GroupView:
+    """Call start(), then wait(), then snapshot() as often as you like; close() ends it.
+
+    on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
+    methods, but wait() not on the event thread. `_lock` protects the state that watches and snapshot() share;
+    `_reading` allows one read at a time.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        topics: Sequence[str],
+        on_change: Callable[[], None],
+        with_zones: bool = False,
+    ) -> None:
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+        self._group = group
+        self._topics = topics
+        self._on_change = on_change
+        self._ids, self._broker_ids = session.paths.group_ids(group), session.paths.broker_ids()
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._watchers = ChildrenWatchers(session)
+        self._all_seen = threading.Event()
+        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; the one to which `_subscriptions` belongs
+        self._subscriptions: dict[str, list[str]] = {}
+        self._consumers: dict[str, tuple[str, ...]] = {}
+        self._topics_at = {self._paths.topic_sub(topic): topic for topic in topics}
+        self._brokers_at: dict[str, int] = {}
+        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched nodes not yet seen
+        self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
+        self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
+        self._addresses: dict[int, list[BrokerAddress]] = {}
+        self._with_zones = with_zones
+        self._zones, self._zones_of_brokers = session.paths.group_zones(group), session.paths.broker_zones()
+        if with_zones:
+            self._awaited |= {self._zones, self._zones_of_brokers}
+        self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
+        self._follows_zones = False
+        self._agreed: tuple[Mapping[int, str], ZnodeStat | None] = ({}, None)
+        self._agreed_on = 0  # the connection on which that was read
+        self._member_zones: dict[str, str] = {}
+        self._filters: dict[str, dict[str, ConsumerFilter]] = {}
+        self._broker_zones: dict[int, str] = {}
+
+    def start(self) -> None:
+        """Begin to watch. Idempotent."""
+        self._watchers.watch(self._ids, self._members_changed, settle_seconds)
+        for path in self._topics_at:
+            self._watchers.watch(path, self._data_changed)
+        self._watchers.watch(self._broker_ids, self._brokers_changed)
+        if self._with_zones and not self._follows_zones:
+            self._follows_zones = True
+            self._agreement.start()
+            self._watchers.watch(self._zones_of_brokers, self._data_changed)
+
+    def add_topic(self, topic: str) -> None:
+        """Follow one more topic. The snapshots have its partitions once its watch was answered; then on_change is
+        called."""
+        path = self._paths.topic_sub(topic)
+        with self._reading:
+            self._topics = (*self._topics, topic)
+            self._partitions[topic] = ()
+            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # consumers are read anew for it
+        with self._lock:
+            self._topics_at[path] = topic
+        self._watchers.watch(path, self._data_changed)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything has been seen once; False if that takes longer."""
+        return self._all_seen.wait(seconds)
+
+    def close(self) -> None:
+        self._watchers.close()
+        self._agreement.close()
+
+    # --- event thread -------------------------------------------------------------------------------------------------
+
+    def _members_changed(self, path: str, names: list[str]) -> None:
+        with self._lock:
+            self._listing = _Listing.of(names, self._watchers.stat(path))
+        self._seen(path)
+
+    def _data_changed(self, path: str, names: list[str]) -> None:
+        """Nodes that were made anew may also have other data."""
+        with self._lock:
+            self._unread[path] = names
+        self._seen(path)
+
+    def _brokers_changed(self, path: str, names: list[str]) -> None:
+        """The ids of brokers are persistent: the nodes below each show which of them live."""
+        for name in names:
+            if name.isdecimal():
+                broker = self._paths.broker(int(name))
+                if not self._all_seen.is_set() and broker not in self._brokers_at:
+                    self._awaited.add(broker)
+                self._brokers_at[broker] = int(name)
+                self._watchers.watch(broker, self._data_changed)
+        self._seen(path)
+
+    def _agreement_changed(self, path: str, data: bytes | None) -> None:
+        self._agreement_is(data, self._agreement.stat)
+        self._seen(path)
+
+    def _seen(self, path: str) -> None:
+        self._awaited.discard(path)
+        if not self._awaited:
+            self._all_seen.set()
+        self._on_change()
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> GroupSnapshot:
+        """Return the group. At most one request, none if nothing has changed since the last one. Raises
+        CoordinationUnavailable."""
+        with self._reading:
+            self._read_changes()
+            addresses = (address for each in self._addresses.values() for address in each)
+            return GroupSnapshot(
+                dict(self._consumers),
+                dict(self._partitions),
+                brokers_by_id(addresses),
+                self._zones_now(),
+                dict(self._filters),
+            )
+
+    def _zones_now(self) -> GroupZones | None:
+        if not self._with_zones:
+            return None
+        with self._lock:
+            agreed, stat = self._agreed
+        return GroupZones(dict(self._member_zones), agreed, stat.version if stat else -1, dict(self._broker_zones))
+
+    def look_again(self) -> None:
+        """Read the members of the group now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        names, stat = self._nodes.children_and_stat(self._ids)
+        with self._lock:
+            self._listing = _Listing.of(names, stat)
+
+    def look_at_zones(self) -> None:
+        """Read the group's agreed zones now, instead of waiting for the watch. Raises CoordinationUnavailable."""
+        (found,) = self._nodes.get_with_stats([self._zones])
+        self._agreement_is(*(found or (None, None)))
+
+    def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
+        """Keep the newest agreement. The later of two reads may arrive first: the watch and look_at_zones() read on two
+        threads. On another connection ZooKeeper may have come back from an older copy."""
+        agreed = read_entry(parse_group_zones, self._zones, data) or {}
+        connection = self._session.connections
+        with self._lock:
+            known = self._agreed[1] if self._agreed_on == connection else None
+            if not (stat and known and stat.czxid == known.czxid and stat.mzxid < known.mzxid):
+                self._agreed, self._agreed_on = (agreed, stat), connection
+
+    def _read_changes(self) -> None:
+        with self._lock:
+            listing, unread = self._listing, self._unread
+            self._unread = {}
+        same = listing.same_nodes(self._read_listing) & self._subscriptions.keys()
+        fresh = {name: self._paths.consumer(self._group, name) for name in listing.names - same}
+        below = {path: {name: child_of(path, name) for name in names} for path, names in unread.items()}
+        try:
+            members = [path for name in fresh for path in self._nodes_of(name)]
+            wanted = [*members, *(child for each in below.values() for child in each.values())]
+            nodes = dict(zip(wanted, self._nodes.get_many(wanted), strict=True))
+        except BaseException:
+            with self._lock:
+                self._unread = unread | self._unread
+            raise
+        if listing is not self._read_listing or fresh:
+            self._consumers_are(listing, same, {name: (path, nodes[path]) for name, path in fresh.items()})
+            self._member_zones_are(same, nodes, fresh)
+            self._filters_are(same, nodes, fresh)
+        for path, children in below.items():
+            self._data_is(path, {name: (child, nodes[child]) for name, child in children.items()})
+
+    def _consumers_are(
+        self, listing: _Listing, same: frozenset[str], fresh: Mapping[str, tuple[str, Znode | None]]
+    ) -> None:
+        known = {name: self._subscriptions[name] for name in same}
+        self._subscriptions = known | {
+            name: consumer_topics(path, node) for name, (path, node) in fresh.items() if node
+        }
+        self._read_listing = listing
+        ordered = java_sorted(self._subscriptions)
+        self._consumers = {
+            topic: tuple(name for name in ordered if topic in self._subscriptions[name]) for topic in self._topics
+        }
+
+    def _nodes_of(self, consumer: str) -> list[str]:
+        """Return the nodes to read for a new member. They are read together at one moment, because they come and go
+        together."""
+        paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
+        return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths
+
+    def _member_zones_are(self, same: frozenset[str], nodes: Mapping[str, Znode | None], fresh: Iterable[str]) -> None:
+        zones = {name: zone for name, zone in self._member_zones.items() if name in same}
+        for name in fresh if self._with_zones else ():
+            path = self._paths.consumer_zone(self._group, name)
+            node = nodes[path]
+            zone = None if node is None else read_entry(parse_consumer_zone, path, node.data)
+            if zone is not None:
+                zones[name] = zone
+        self._member_zones = zones
+
+    def _filters_are(self, same: frozenset[str], nodes: Mapping[str, Znode | None], fresh: Iterable[str]) -> None:
+        filters = {name: each for name, each in self._filters.items() if name in same}
+        for name in fresh:
+            path = self._paths.consumer_filter(self._group, name)
+            node = nodes[path]
+            if node is not None:
+                filters[name] = read_entry(parse_consumer_filter, path, node.data) or {}
+        self._filters = filters
+
+    def _data_is(self, path: str, entries: Mapping[str, tuple[str, Znode | None]]) -> None:
+        if path in self._topics_at:
+            self._partitions[self._topics_at[path]] = tuple(partition_names(topic_replicas(path, entries)))
+        elif path == self._zones_of_brokers:
+            zones = {
+                int(name): read_entry(parse_zone, child, node.data)
+                for name, (child, node) in entries.items()
+                if node is not None and name.isdecimal()
+            }
+            self._broker_zones = {broker_id: zone for broker_id, zone in zones.items() if zone}
+        else:
+            broker_id = self._brokers_at[path]
+            addresses = (
+                process_address(broker_id, name, child, node)
+                for name, (child, node) in entries.items()
+                if node is not None and is_process(name)
+            )
+            self._addresses[broker_id] = [each for each in addresses if each is not None]

@@ -1,0 +1,505 @@
+"""A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
+
+Everything is a plain value or one step; the client decides which steps to take, and when. Every write is fenced to the
+session under which the consumer joined (session/fencing.py): after an expiry no old decision reaches ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.protocol.states import EventType, WatchedEvent
+
+from metaq.protocol.errors import ClientError, ConfigError, CoordinationError, CoordinationUnavailable, SessionLost
+from metaq.protocol.limits import check_new_topic, check_zookeeper_group
+
+from ..records.paths import child_of, parent_of
+from ..records.payloads import (
+    ConsumerFilter,
+    format_consumer_filter,
+    format_consumer_id,
+    format_consumer_zone,
+    format_group_zones,
+    format_topics,
+    parse_consumer_id,
+)
+from ..runtime.backoff import Backoff
+from ..runtime.local_address import address_in_java, local_address
+from ..runtime.logs import get_log
+from ..session.presence import Presence
+from ..session.zk_session import ZkSession
+from ..session.znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
+from .group_view import GroupSnapshot, GroupView
+
+__all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group", "remove_offsets"]
+
+log = get_log(__name__)
+
+_counter = itertools.count(1)
+
+Partition = tuple[str, str]
+"""(topic, `<broker>-<partition>`)."""
+
+
+def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
+    """Return an id in 1.x's form: `<group>_<ip>-<pid>-<millis>-<n>`."""
+    return f"{group}_{local_address()}-{os.getpid()}-{int(now() * 1000)}-{next(_counter)}"
+
+
+def broadcast_group(group: str, address: str | None = None) -> str:
+    """Return the group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` replaced by
+    `-`."""
+    return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
+
+
+class GroupMembership:
+    """One consumer in one group, from join() to leave(), across expired sessions.
+
+    consumer_id: 1.x's `consumerId`; the node is then `<group>_<consumerId>`; None makes a new one. topics: all topics
+    of the consumer, at least one. on_change: called on the session's event thread when a new rebalance may be due: a
+    consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session expired,
+    or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer runs, if
+    it assigns by zones: then the group sees it, and the snapshots have the others' zones. takes: a filter for messages
+    of its topics, None for all; the group sees it. Methods block on ZooKeeper; any thread but kazoo's.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        group: str,
+        consumer_id: str | None,
+        topics: Iterable[str],
+        on_change: Callable[[], None],
+        *,
+        zone: str | None = None,
+        takes: ConsumerFilter | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.group = check_zookeeper_group(group)
+        self.topics = tuple(dict.fromkeys(map(check_new_topic, topics)))
+        """All its topics. `_lock` is held while this and its node change."""
+        if not self.topics:
+            raise ConfigError("topics", "", "name at least one topic to subscribe")
+        self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)
+        self._on_change = on_change
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+        self._view = GroupView(session, group, self.topics, self._notify_later, with_zones=zone is not None)
+        self._path = self._paths.consumer(group, self.consumer_id)
+        self._own_nodes = {self._path: format_topics(self.topics)}
+        if zone is not None:
+            self._own_nodes[self._paths.consumer_zone(group, self.consumer_id)] = format_consumer_zone(zone)
+        if takes is not None:
+            data = format_consumer_filter(dict.fromkeys(self.topics, takes))
+            self._own_nodes[self._paths.consumer_filter(group, self.consumer_id)] = data
+        self._lock = threading.Lock()
+        self._joined: int | None = None
+        self._is_registered = False
+        self._is_out = False
+        self._unfollowed: set[str] = set()  # topics whose subscribe() has not finished
+        self._held: set[Partition] = set()
+        self._awaited: set[str] = set()  # others' owner nodes whose end is awaited
+        self._presence = Presence(session, f"consumer {self.consumer_id}", self._join_again, backoff, self._expired)
+
+    # --- membership -------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Register, and read the group for the first time; on_change follows. Later sessions join automatically.
+
+        If another session holds the node of a configured consumer id, this waits for as long as a dead session can
+        last; then ConfigError says that the id is in use. (1.x goes on with the other's node, and two own the same
+        partitions.) Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
+        """
+        self._is_out = False
+        with self._presence.begun():
+            self._register()
+            self._view.start()
+            if not self._view.wait(self._session.session_timeout):
+                raise CoordinationUnavailable(
+                    f"ZooKeeper does not show group {self.group}: check that it can be reached"
+                )
+
+    def leave(self) -> None:
+        """Give up all claims and then the membership. Idempotent.
+
+        Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
+        """
+        self._presence.stop()
+        self._view.close()
+        with self._lock:
+            session_id, self._joined = self._joined, None
+            held, self._held = self._held, set()
+        if session_id is not None:
+            self._presence.leave(partial(self._remove, session_id, held))
+
+    @property
+    def session_id(self) -> int:
+        """The session that holds the consumer's nodes; 0 while it is not registered on the current one.
+
+        It is the fence of OffsetStore.commit: read it before a claim, and keep it with the claimed partitions.
+        """
+        joined = self._joined
+        return joined if joined is not None and self._session.is_current(joined) else 0
+
+    @property
+    def session_timeout(self) -> float:
+        """As in ZkSession; so are last_session_id, set_backs, connections and seen_zxid."""
+        return self._session.session_timeout
+
+    @property
+    def last_session_id(self) -> int:
+        return self._session.last_session_id
+
+    @property
+    def set_backs(self) -> int:
+        return self._session.set_backs
+
+    @property
+    def connections(self) -> int:
+        return self._session.connections
+
+    @property
+    def connection(self) -> int | None:
+        """The number of the current connection; None without one."""
+        return self._session.connections if self._session.connected else None
+
+    @property
+    def seen_zxid(self) -> int:
+        return self._session.seen_zxid
+
+    def subscribe(self, topic: str) -> None:
+        """Subscribe to one more topic, which need not exist yet, until this ends. on_change follows.
+
+        The node of the consumer is deleted and made anew in one step, because members read a node once: every reader
+        sees it with the former topics or with the new ones. Raises as join(), InvalidName, ConfigError; then call it
+        again: it may be half done, or be completed when the consumer registers next.
+        """
+        with self._lock:
+            if topic not in self.topics:
+                self.topics = (*self.topics, check_new_topic(topic))
+                self._own_nodes[self._path] = format_topics(self.topics)
+                self._unfollowed.add(topic)
+            elif topic not in self._unfollowed:
+                return
+            session_id = self._joined if self._is_registered else None
+        if session_id is not None:
+            self._ensure_topics()
+            self._replace_own_node(session_id)
+        self._view.add_topic(topic)
+        with self._lock:
+            self._unfollowed.discard(topic)
+        self._notify_later()
+
+    def _replace_own_node(self, session_id: int) -> None:
+        data = self._own_nodes[self._path]
+        failure = self._nodes.write_atomically(session_id, [delete(self._path), create_ephemeral(self._path, data)])
+        if isinstance(failure, NoNodeError):  # somebody has deleted it: the next snapshot shows that
+            log.info("%s registers with its new topics when it joins again", self.consumer_id)
+        elif failure is not None:
+            raise CoordinationError(
+                f"cannot change the topics of consumer {self.consumer_id}: {failure!r}"
+            ) from failure
+
+    def rejoin(self) -> None:
+        """Register on the current session now: after step_out(), or instead of waiting until the membership does so by
+        itself. Raises as join()."""
+        self._is_out = False
+        self._register()
+
+    def step_out(self) -> None:
+        """Give up all claims and the membership until rejoin(), but keep following the group.
+
+        Raises CoordinationUnavailable: then it may still be in the group, and this may be called again.
+        """
+        self._is_out = True
+        with self._lock:
+            session_id, held = self._joined, set(self._held)
+        if session_id is not None:
+            try:
+                self._remove(session_id, held)
+            except SessionLost as error:
+                log.info("%s has left its group with its session: %s", self.consumer_id, error)
+        with self._lock:
+            if self._joined == session_id:
+                self._joined, self._held, self._is_registered = None, set(), False
+
+    def _register(self) -> None:
+        session_id, topics = self._session.session_id, self.topics
+        self._ensure_topics()
+        self._presence.take_over(partial(self._create_own_nodes, session_id))
+        with self._lock:
+            self._is_registered = True
+            if self._joined != session_id:
+                self._joined, self._held = session_id, set()
+            has_changed = topics != self.topics
+        if has_changed:  # by subscribe(), which found no node yet
+            self._ensure_topics()
+            self._replace_own_node(session_id)
+
+    def _ensure_topics(self) -> None:
+        """Create the nodes that members of the group watch, and the parents of owner nodes."""
+        topics = self.topics
+        self._nodes.ensure(
+            [
+                *map(parent_of, self._own_nodes),
+                *(self._paths.topic_sub(topic) for topic in topics),
+                *(self._paths.owners(self.group, topic) for topic in topics),
+            ]
+        )
+
+    def _create_own_nodes(self, session_id: int) -> ConfigError | None:
+        """Create all nodes at once: nobody may see the consumer without its zone or its filter, and take it for one
+        with another strategy, or for one without a filter."""
+        missing = list(self._own_nodes)
+        for _ in range(2):
+            creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]
+            failure = self._nodes.write_atomically(session_id, creations)
+            if failure is not None and not isinstance(failure, NodeExistsError):
+                raise CoordinationError(f"cannot register consumer {self.consumer_id}: {failure!r}") from failure
+            owned = missing if failure is None else self._nodes.owned(session_id, missing)
+            missing = [path for path in missing if path not in owned]
+            if not missing:
+                return None  # if some exist, somebody has deleted the others
+            if not owned:
+                break
+        return ConfigError(
+            "consumer_id", self.consumer_id, "in use by another live consumer: stop it or choose another id"
+        )
+
+    def _remove(self, session_id: int, held: Iterable[Partition]) -> None:
+        paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
+        # The membership goes last: without it others would claim partitions that are still owned. Its zone goes with it
+        # or later.
+        self._nodes.delete_owned(session_id, [*paths, *self._own_nodes])
+
+    # --- what the group looks like ----------------------------------------------------------------------------------
+
+    def snapshot(self) -> GroupSnapshot:
+        """Return the group, its partitions and brokers as the watches have shown them. Call after join().
+
+        Raises SessionLost if this member is not registered, CoordinationUnavailable.
+        """
+        snapshot = self._view.snapshot()
+        if self._is_in(snapshot):
+            return snapshot
+        self._view.look_again()  # it may have registered after the watch looked
+        snapshot = self._view.snapshot()
+        if self._is_in(snapshot):
+            return snapshot
+        self._is_registered = False  # somebody has removed its node; it still owns its partitions
+        self._presence.again()
+        raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
+
+    def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
+        """Let the group plan with these zones of brokers, by broker id, unless it has agreed on others since `version`
+        of GroupZones. The next snapshot shows the agreed zones; on_change of all members follows.
+
+        Raises SessionLost, CoordinationUnavailable.
+        """
+        path = self._paths.group_zones(self.group)
+        failure: KazooException | None = NoNodeError()
+        if version >= 0:  # -1 would replace any version
+            failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
+        if isinstance(failure, NoNodeError):  # somebody has deleted it; the watch reports when it is back
+            self._nodes.ensure([path])
+        elif failure is not None and not isinstance(failure, BadVersionError):
+            raise CoordinationError(f"cannot write ZooKeeper node {path}: {failure!r}") from failure
+        self._view.look_at_zones()
+
+    def _is_in(self, snapshot: GroupSnapshot) -> bool:
+        return all(self.consumer_id in each for each in snapshot.consumers.values())
+
+    # --- claims -----------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> frozenset[Partition]:
+        """Partitions whose owner node may be ours: claimed, or claimed without an answer."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def claim(self, topic: str, partition: str) -> bool:
+        """Own `<broker>-<partition>` of `topic`; False while another consumer, or an earlier session of ours, owns it.
+
+        Raises SessionLost, CoordinationUnavailable (then it may be owned: see `held`; claim or release it again).
+        """
+        return (topic, partition) in self.claim_many([(topic, partition)])
+
+    def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
+        """As claim(), in about two requests; return those that are ours now. on_change is called when another becomes
+        free.
+
+        It reads before it writes: every server logs even a refused write.
+        """
+        wanted = {self._paths.owner(self.group, *each): each for each in partitions}
+        session_id = self._fence()
+        with self._lock:
+            self._held |= set(wanted.values())
+        nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
+        mine = {path for path, node in nodes.items() if node and node.owner == session_id}
+        mine |= self._create_owners(session_id, [path for path, node in nodes.items() if node is None])
+        granted = {each for path, each in wanted.items() if path in mine}
+        with self._lock:
+            self._held -= set(wanted.values()) - granted
+        self._await_end(wanted.keys() - mine)
+        return granted
+
+    def _create_owners(self, session_id: int, paths: Sequence[str]) -> set[str]:
+        """Create the owner nodes; return those that are ours."""
+        data = format_consumer_id(self.consumer_id)
+        failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths], NodeExistsError)
+        existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
+        return set(paths).difference(existing).union(self._nodes.owned(session_id, existing))
+
+    def _await_end(self, paths: Iterable[str]) -> None:
+        """Have on_change called when one of these owner nodes ends. After a reconnection it is called anyway."""
+        with self._lock:
+            added = set(paths) - self._awaited
+            self._awaited |= added
+        for path in added:
+            answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
+            answer.rawlink(partial(self._owner_looked_at, path))
+
+    def hold_again(self, partitions: Sequence[Partition]) -> None:
+        """Add to `held` those of these partitions that this session owns. Reads each once.
+
+        An older copy of ZooKeeper may have owner nodes that were deleted since, and nobody else could claim their
+        partitions. Raises SessionLost, CoordinationUnavailable.
+        """
+        owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
+        with self._lock:
+            self._held |= {each for each in partitions if self._paths.owner(self.group, *each) in owned}
+
+    def release(self, topic: str, partition: str) -> None:
+        """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
+        self.release_many([(topic, partition)])
+
+    def release_many(self, partitions: Iterable[Partition]) -> None:
+        """As release(), pipelined."""
+        given_up = list(partitions)
+        self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
+        with self._lock:
+            self._held -= set(given_up)
+
+    def owner(self, topic: str, partition: str) -> str | None:
+        """Return the consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
+        path = self._paths.owner(self.group, topic, partition)
+        node = self._nodes.get(path)
+        return parse_consumer_id(path, node.data) if node else None
+
+    def require_owned(self, partitions: Iterable[Partition], session_id: int) -> None:
+        """Ask ZooKeeper whether `session_id` is alive and owns all of these; one round trip.
+
+        Raises SessionLost if not, CoordinationUnavailable.
+        """
+        paths = [self._paths.owner(self.group, *each) for each in partitions]
+        lost = set(paths).difference(self._nodes.owned(session_id, paths))
+        if lost or not self._session.is_current(session_id):
+            raise SessionLost(f"consumer {self.consumer_id} does not own {len(lost) or len(paths)} partitions any more")
+
+    def _fence(self) -> int:
+        if session_id := self.session_id:
+            return session_id
+        raise SessionLost(f"consumer {self.consumer_id} is not registered on a ZooKeeper session now")
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _expired(self) -> None:
+        with self._lock:
+            if self._joined is not None and not self._session.is_current(self._joined):
+                self._joined, self._held = None, set()
+        self._notify_later()
+
+    def _notify_later(self) -> None:
+        self._session.events.post_once(self._notify)
+
+    def _notify(self) -> None:
+        if not self._presence.stopped:
+            self._on_change()
+
+    # --- kazoo's callback thread ------------------------------------------------------------------------------------
+
+    def _owner_event(self, path: str, event: WatchedEvent) -> None:
+        self._awaited_ended(path, tell=event.type != EventType.NONE)  # NONE: the connection is lost
+
+    def _owner_looked_at(self, path: str, answer: Any) -> None:
+        if answer.exception is not None:
+            self._awaited_ended(path, tell=False)  # the next claim reads it again
+        elif answer.value is None:
+            self._awaited_ended(path, tell=True)
+
+    def _awaited_ended(self, path: str, tell: bool) -> None:
+        with self._lock:
+            self._awaited.discard(path)
+        if tell:
+            self._notify_later()
+
+    # --- rejoining --------------------------------------------------------------------------------------------------
+
+    def _join_again(self) -> None:
+        if self._presence.stopped or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
+            return
+        self._session.ensure_chroot()  # it existed when this joined
+        self._register()
+        if self._presence.stopped:  # it began before leave(), which did not wait for its end
+            self._remove(self.session_id, [])
+            return
+        if self._is_out:  # it began before step_out()
+            self.step_out()
+            return
+        owners = [self._paths.owner(self.group, *each) for each in sorted(self.held)]
+        if owners:  # on the same session; whatever deleted the membership may have deleted these too
+            self._create_owners(self._fence(), owners)
+        log.warning("consumer %s has joined its group again", self.consumer_id)
+        self._notify_later()
+
+
+def remove_group(session: ZkSession, group: str) -> None:
+    """Delete the group's node and all nodes below it, which 1.x keeps for ever. Blocks; any thread but kazoo's.
+
+    Up to a thousand nodes go together or not at all. Above that, a member that joins meanwhile may find some of the
+    offsets. Raises ClientError if the group has members or owners, SessionLost, CoordinationUnavailable.
+    """
+    nodes, paths = session.nodes, session.paths
+    levels = [[child_of(paths.groups(), group)]]
+    while below := [
+        child_of(parent, name)
+        for parent, names in zip(levels[-1], nodes.children_many(levels[-1]), strict=True)
+        for name in names
+    ]:
+        levels.append(below)
+    everything = [path for level in reversed(levels) for path in level]
+    ids, owners = paths.group_ids(group), paths.group_owners(group)
+    if any(parent_of(path) == ids or parent_of(parent_of(path)) == owners for path in everything):
+        raise _in_use(group)  # it has members, and owned partitions
+    if ids in everything:  # first: if a member has joined meanwhile this cannot be deleted, and nothing else is
+        everything.remove(ids)
+        everything.insert(0, ids)
+    for start in range(0, len(everything), ATOMIC_WRITES):
+        chunk = everything[start : start + ATOMIC_WRITES]
+        failure = nodes.write_atomically(session.session_id, [delete(path) for path in chunk])
+        if isinstance(failure, NotEmptyError):
+            raise _in_use(group)
+        if failure is not None:
+            raise ClientError(f"group {group!r} has changed meanwhile, try again: {failure!r}")
+
+
+def remove_offsets(session: ZkSession, group: str, partitions: Collection[tuple[str, str]]) -> None:
+    """Delete a group's offsets and begun messages of partitions, by topic and name, that no member can own.
+
+    Raises SessionLost, CoordinationUnavailable.
+    """
+    paths = [path(group, *each) for each in partitions for path in (session.paths.offset, session.paths.begun)]
+    session.nodes.write(session.session_id, [delete(path) for path in paths], NoNodeError)
+
+
+def _in_use(group: str) -> ClientError:
+    return ClientError(f"group {group!r} has live members, or partitions that one of them owns: stop them first")

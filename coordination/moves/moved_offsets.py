@@ -1,0 +1,106 @@
+"""Hand groups' offsets over with moving partitions: from the source's partition to the target's.
+
+The partition must have no owner meanwhile, and no member may claim it by an old view of the cluster. So the process
+that hands over claims it, in each group, with an owner node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import CoordinationError
+
+from ..brokers.cluster_view import ClusterView, read_entry
+from ..records.move_payloads import Move
+from ..records.paths import partition_name
+from ..records.payloads import Offset, format_consumer_id, format_offset, parse_consumer_id, parse_offset
+from ..session.zk_session import ZkSession
+from ..session.znodes import create_ephemeral, create_persistent, delete, set_data
+
+__all__ = ["OffsetHandOver"]
+
+_FASTER = (BadVersionError, NodeExistsError, NoNodeError)
+
+
+class OffsetHandOver:
+    """The hand-over for one move. Blocks: any thread but kazoo's, one at a time. Every method may raise
+    CoordinationError.
+
+    Another session may begin it again at any time: each offset is moved in one transaction that deletes it at the
+    source.
+    """
+
+    def __init__(self, session: ZkSession, move: Move) -> None:
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+        self._view = ClusterView(session)
+        self._move = move
+        self._claimed: set[str] = set()
+
+    def step(self) -> list[str]:
+        """Do what can be done now. Return the remaining obstacles in words; empty: every group's offsets have been
+        handed over."""
+        waiting = []
+        for group in self._view.groups():
+            for partition in self._partitions(group):
+                if (obstacle := self._hand_over(group, partition)) is not None:
+                    waiting.append(obstacle)
+        return waiting
+
+    def finish(self) -> None:
+        """Give up the claims."""
+        self._nodes.delete_owned(self._session.session_id, sorted(self._claimed))
+        self._claimed.clear()
+
+    def _partitions(self, group: str) -> Iterator[int]:
+        """Yield the partitions of the move that concern the group."""
+        move = self._move
+        mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
+        if any(move.topic in topics for topics in self._view.consumers(group).values()):
+            yield from mine.values()
+            return
+        offsets, owners = self._nodes.children_many(
+            [self._paths.offsets(group, move.topic), self._paths.owners(group, move.topic)]
+        )
+        yield from sorted(mine[name] for name in mine.keys() & {*offsets, *owners})
+
+    def _hand_over(self, group: str, partition: int) -> str | None:
+        """Return the obstacle; None if the group's offset has been handed over, or there is none."""
+        move, session_id = self._move, self._session.session_id
+        name = partition_name(move.source, partition)
+        owner = self._paths.owner(group, move.topic, name)
+        if owner not in self._claimed or (node := self._nodes.get(owner)) is None or node.owner != session_id:
+            self._nodes.ensure([self._paths.owners(group, move.topic)])
+            payload = format_consumer_id(f"metaq-move-to-{move.target}")
+            if self._nodes.write(session_id, [create_ephemeral(owner, payload)], NodeExistsError) != [None]:
+                node = self._nodes.get(owner)
+                if node is None or node.owner != session_id:
+                    holder = None if node is None else read_entry(parse_consumer_id, owner, node.data)
+                    return f"group {group}: {holder or 'a member'} still owns {move.topic} {name}"
+            self._claimed.add(owner)
+        return self._move_offset(group, partition, owner)
+
+    def _move_offset(self, group: str, partition: int, owner: str) -> str | None:
+        move = self._move
+        old = self._paths.offset(group, move.topic, partition_name(move.source, partition))
+        new = self._paths.offset(group, move.topic, partition_name(move.target, move.of_target(partition)))
+        found, there = self._nodes.get_with_stats([old, new])
+        if found is None:
+            return None
+        offset = parse_offset(old, found[0])
+        if offset is None:
+            return None
+        if offset.offset > (end := move.ends[partition - move.first]):
+            offset = Offset(offset.message_id, end)  # Java's way to say "from the end on"
+        data = format_offset(offset)
+        write = create_persistent(new, data) if there is None else set_data(new, data, there[1].version)
+        mine = set_data(owner, format_consumer_id(f"metaq-move-to-{move.target}"))
+        failure = self._nodes.write_atomically(self._session.session_id, [mine, delete(old, found[1].version), write])
+        if failure is None:
+            return None
+        if isinstance(failure, _FASTER):
+            return f"group {group}: its offset of {move.topic} {move.source}-{partition} has just been changed"
+        raise CoordinationError(f"cannot hand over {old}: {type(failure).__name__} {failure}") from failure

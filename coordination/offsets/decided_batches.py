@@ -1,0 +1,71 @@
+"""The last decided batch of each Spark query: one node per query, replaced only in the version that was read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import CoordinationError
+
+from ..records.payloads import DecidedBatch, format_decided_batch, parse_decided_batch
+from ..session.zk_session import ZkSession
+from ..session.znodes import FencedWrite, create_persistent, delete, set_data
+
+__all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
+
+_MAX_NODE_BYTES = 1_000_000
+"""ZooKeeper's default limit (jute.maxbuffer, 1 MiB), minus room for the rest of the request."""
+
+
+class Versioned(NamedTuple):
+    """The content of a query's node, and its version; None and None if there is no node."""
+
+    decided: DecidedBatch | None
+    version: int | None
+
+
+class DecidedBatches:
+    """Any thread. Raises CoordinationUnavailable if ZooKeeper does not answer, CoordinationError for damaged data."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._nodes = session.nodes
+        self._paths = session.paths
+
+    def query_ids(self) -> list[str]:
+        """Return the queries that have a node, sorted."""
+        return sorted(self._nodes.children(self._paths.spark_writes()))
+
+    def load(self, query_id: str) -> Versioned:
+        path = self._paths.spark_write(query_id)
+        node = self._nodes.get_versioned(path)
+        return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
+
+    def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
+        """Replace `found` by `decided` if it is still there. Return the new content, or None if somebody else has
+        changed it.
+
+        After CoordinationUnavailable it may have been written, or may still be, unless somebody replaces `found`.
+        """
+        path = self._paths.spark_write(query_id)
+        data = format_decided_batch(decided)
+        if len(data) > _MAX_NODE_BYTES:
+            raise CoordinationError(
+                f"{len(decided.pending)} transactions of one batch do not fit into a znode ({len(data)} bytes): "
+                "write fewer partitions (coalesce), or raise metaq.transaction.bytes"
+            )
+        if found.version is None:
+            self._nodes.ensure([self._paths.spark_writes()])
+            return Versioned(decided, 0) if self._write(create_persistent(path, data)) else None
+        written = self._write(set_data(path, data, found.version))
+        return Versioned(decided, found.version + 1) if written else None
+
+    def remove(self, query_id: str) -> None:
+        """Forget the query."""
+        self._write(delete(self._paths.spark_write(query_id)))
+
+    def _write(self, write: FencedWrite) -> bool:
+        """Carry out the write. Return False if the node has changed."""
+        (failure,) = self._nodes.write(self._session.session_id, [write], BadVersionError, NodeExistsError, NoNodeError)
+        return failure is None

@@ -1,0 +1,238 @@
+"""Consumer groups' committed offsets: in ZooKeeper, or, for broadcast consumers, in a local file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import CoordinationError
+from metaq.protocol.topic_partition import TopicPartition
+
+from ..groups.membership import GroupMembership
+from ..records.paths import partition_name
+from ..records.payloads import UNKNOWN_MESSAGE_ID, Offset, format_offset, parse_offset
+from ..runtime.home import in_home
+from ..session.zk_session import ZkSession
+from ..session.znodes import FencedWrite, create_persistent, set_data
+
+__all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "ZooKeeperOffsetStore"]
+
+_FILE = "~/.meta_offsets"
+_LISTED_FROM = 64
+"""Number of nodes above which it is cheaper to ask once which of them exist."""
+
+TopicPartitionName = tuple[str, str]
+"""(topic, `<broker>-<partition>`)."""
+
+
+class OffsetStore(Protocol):
+    """Any thread. Raises CoordinationUnavailable if it cannot be reached, CoordinationError for damaged data."""
+
+    def load(self, group: str, topic: str, partition: str) -> Offset | None:
+        """Return the committed offset of `<broker>-<partition>`; None if the group never committed it."""
+        return self.load_many(group, [(topic, partition)])[0]
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        """As load(), for each in order, in about one round trip."""
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        """Store the offsets, each by itself.
+
+        fence: the ZooKeeper session that holds the owner nodes (GroupMembership.session_id at the claim). If it is no
+        longer the current session, SessionLost is raised and nothing is written on the later one: a new owner's offsets
+        stay. None, for tools that change a group without members: the current session.
+        """
+
+    def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
+        """Whether the transaction that wrote each committed offset is newer than `zxid`: False if it was never
+        committed. True for offsets that are kept outside ZooKeeper: they do not go back when ZooKeeper does."""
+        return [True] * len(partitions)
+
+
+class ZooKeeperOffsetStore(OffsetStore):
+    """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
+
+    Reads are pipelined, writes are sent in transactions of many. A failed commit may have stored some of the offsets;
+    committing again is always right.
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._nodes = session.nodes
+        self._session = session
+        self._paths = session.paths
+        self._known: set[str] = set()  # nodes that have been seen: they are set, others are created
+        self._absent: set[str] = set()  # nodes that were missing when read: they are created
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        paths = [self._paths.offset(group, *each) for each in partitions]
+        if len(paths) > _LISTED_FROM:
+            self._known |= self._listed(group, partitions)
+            there = [path for path in paths if path in self._known]
+        else:
+            there = paths
+        nodes = {path: node for path, node in zip(there, self._nodes.get_many(there), strict=True) if node}
+        self._known |= nodes.keys()
+        self._absent = (self._absent | set(paths)) - self._known
+        return [parse_offset(path, nodes[path].data) if path in nodes else None for path in paths]
+
+    def _listed(self, group: str, partitions: Iterable[TopicPartitionName]) -> set[str]:
+        """Return the nodes that the group has for these topics."""
+        topics = list(dict.fromkeys(topic for topic, _ in partitions))
+        names = self._nodes.children_many([self._paths.offsets(group, topic) for topic in topics])
+        return {
+            self._paths.offset(group, topic, name) for topic, each in zip(topics, names, strict=True) for name in each
+        }
+
+    def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
+        found = self._nodes.get_with_stats([self._paths.offset(group, *each) for each in partitions])
+        return [each is not None and each[1].mzxid > zxid for each in found]
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if not offsets:
+            return
+        session_id = self._session.session_id if fence is None else fence
+        wanted = {self._paths.offset(group, *each): format_offset(offset) for each, offset in offsets.items()}
+        if len(wanted) > _LISTED_FROM and not wanted.keys() <= self._known:
+            self._known |= self._listed(group, offsets)
+            there = {path: data for path, data in wanted.items() if path in self._known}
+        else:
+            there = {path: data for path, data in wanted.items() if path not in self._absent}
+        missing = {path: data for path, data in wanted.items() if path not in there}
+        missing |= self._failing(session_id, set_data, there, NoNodeError)
+        if missing:
+            self._nodes.ensure({self._paths.offsets(group, topic) for topic, _ in offsets})
+            existing = self._failing(session_id, create_persistent, missing, NodeExistsError)  # a tool was faster
+            if vanished := self._failing(session_id, set_data, existing, NoNodeError):
+                names = ", ".join(sorted(vanished))
+                raise CoordinationError(f"cannot commit offsets, their nodes come and go: {names}")
+        self._known |= wanted.keys()
+        self._absent -= wanted.keys()
+
+    def _failing(
+        self,
+        session_id: int,
+        write: Callable[[str, bytes], FencedWrite],
+        wanted: Mapping[str, bytes],
+        expected: type[KazooException],
+    ) -> dict[str, bytes]:
+        """Write the data; return the writes that failed as `expected`."""
+        failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
+        return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
+
+
+class LocalOffsetStore(OffsetStore):
+    """The file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8), shared by the processes of one user.
+
+    Java rewrites the whole file from memory, so processes lose each other's groups. Here a commit changes only its own
+    entries, under a lock beside the file, and replaces the file by a rename after fsync. `fence` is ignored: the file
+    belongs to this host, and so do the partitions of a broadcast group.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._path = Path(path) if path else in_home(_FILE, "offsets_file", "name another file")
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        known = self._entries(self._read(), group)
+        return [known.get(each) for each in partitions]
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if not offsets:
+            return
+        with self._locked():
+            groups = self._read()
+            merged = self._entries(groups, group) | dict(offsets)
+            groups[group] = [_local_entry(*each, offset) for each, offset in sorted(merged.items())]
+            self._replace(json.dumps(groups, ensure_ascii=False, separators=(",", ":")))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            text = self._path.read_text("utf-8")
+            groups = json.loads(text) if text.strip() else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise CoordinationError(f"cannot read the offsets in {self._path}: {error}: repair or remove it") from error
+        if not isinstance(groups, dict):
+            raise self._damaged(groups)
+        return groups
+
+    def _entries(self, groups: Mapping[str, Any], group: str) -> dict[TopicPartitionName, Offset]:
+        try:
+            return dict(_parse_local_entry(entry) for entry in groups.get(group) or ())
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(groups[group]) from error
+
+    def _damaged(self, data: object) -> CoordinationError:
+        return CoordinationError(f"{self._path} holds {str(data)[:200]!r} instead of offsets: repair or remove it")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            lock = self._path.with_name(self._path.name + ".lock").open("a")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, text: str) -> None:
+        temporary = self._path.with_name(f"{self._path.name}.tmp.{os.getpid()}")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> CoordinationError:
+        return CoordinationError(f"cannot write the offsets to {self._path}: {error.strerror}: choose a writable path")
+
+
+def _local_entry(topic: str, partition: str, offset: Offset) -> dict[str, Any]:
+    _, broker_id, number = TopicPartition.parse(topic, partition)
+    return {
+        "offset": offset.offset,
+        "topic": topic,
+        "partition": {"partition": number, "brokerId": broker_id},
+        "modified": True,  # as Java writes it; nobody reads it
+        "messageId": offset.message_id,
+    }
+
+
+def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Offset]:
+    place = entry["partition"]
+    name = partition_name(int(place["brokerId"]), int(place["partition"]))
+    message_id = entry.get("messageId", UNKNOWN_MESSAGE_ID)
+    return (str(entry["topic"]), name), Offset(int(message_id), int(entry["offset"]))
+
+
+class OwnerCheckedStore(OffsetStore):
+    """Implements OffsetStore around one that does not use ZooKeeper (a file, a database). Any thread.
+
+    Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
+    round trip. The check and the write are two steps, where ZooKeeperOffsetStore has one: a member whose session ends
+    just between them can still overwrite the next owner's commit of that moment. That may repeat messages but loses
+    none: all messages before the written offset were consumed, or the group had not begun. Only if both owners begin at
+    "latest" in that moment, and nothing is committed afterwards, are the messages between their two ends skipped.
+    """
+
+    def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:
+        self._store = store
+        self._membership = membership
+
+    def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
+        return self._store.load_many(group, partitions)
+
+    def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
+        if fence is not None:
+            self._membership.require_owned(offsets, fence)
+        self._store.commit(group, offsets, fence)

@@ -1,0 +1,139 @@
+"""A move of partitions from one broker to another: the payload of its znode. Pure.
+
+payloads.py has the parts that all payloads share.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.topic_partition import TopicPartition
+
+from .payloads import MAX_PARTITIONS, damaged, payload_text
+
+__all__ = ["Move", "MoveState", "format_move", "moved_places", "parse_move", "place_now", "places_of"]
+
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+_PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
+
+
+class MoveState(Enum):
+    """The states of a move, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
+
+    ASKED = "asked"
+    """The target has not read it yet."""
+    COPYING = "copying"
+    """The target copies data while the source still takes messages."""
+    CLOSING = "closing"
+    """The source takes no more messages; the target copies the rest."""
+    PUBLISHING = "publishing"
+    """The target has everything: producers switch to it."""
+    HANDING_OVER = "handing-over"
+    """Consumers leave the source, and their offsets go to the target."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Partitions of a topic that move from one broker to another with their offsets.
+
+    The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
+    the target has chosen it. rate: bytes per second of copying, from 1 to INT64_MAX. ends: byte offsets where the
+    source's partitions ended, in order; from PUBLISHING on. note: why it was cancelled.
+    """
+
+    topic: str
+    source: int
+    first: int
+    count: int
+    target: int
+    rate: int
+    state: MoveState = MoveState.ASKED
+    target_first: int = -1
+    ends: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is neither done nor cancelled."""
+        return self.state not in (MoveState.DONE, MoveState.CANCELLED)
+
+    @property
+    def name(self) -> str:
+        """The name of its znode: the first partition that leaves, `<broker>-<partition>`."""
+        return f"{self.source}-{self.first}"
+
+    def of_target(self, partition: int) -> int:
+        """Return the target's number of one of the source's partitions."""
+        return partition - self.first + self.target_first
+
+    def __str__(self) -> str:
+        where = f"broker {self.target}" if self.target_first < 0 else f"{self.target}-{self.target_first}"
+        last = f" … {self.source}-{self.first + self.count - 1}" if self.count > 1 else ""
+        return f"{self.topic} {self.name}{last} to {where}"
+
+
+def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
+    """Return the target's partitions by the source's. They are meaningless until the target has chosen its
+    partitions."""
+    return {
+        TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
+        for number in range(move.first, move.first + move.count)
+    }
+
+
+def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
+    """Return the destination of each partition by completed moves: the target's by the source's."""
+    done = [places_of(move) for move in moves if move.state is MoveState.DONE]
+    return {source: target for places in done for source, target in places.items()}
+
+
+def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
+    """Return the partition that has its messages now, after all moves of `moved_places`."""
+    now, passed = partition, {partition}
+    while (after := moved.get(now)) is not None and after not in passed:
+        passed.add(after)
+        now = after
+    return now
+
+
+def format_move(move: Move) -> bytes:
+    """Return a JSON object; the topic, the source and its first partition are in the path."""
+    to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
+    fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
+    if move.ends:
+        fields["ends"] = move.ends
+    if move.note:
+        fields["note"] = move.note
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
+    """Return the move of `topic` whose znode is called `name`. Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    place = _PLACE.match(name)
+    try:
+        fields = json.loads(text)
+        state, count, to, rate = (fields[key] for key in ("state", "count", "to", "rate"))
+        ends, note = fields.get("ends", []), fields.get("note", "")
+        target = _PLACE.match(to) or _COUNT.match(to)
+        sound = type(count) is int and 0 < count <= MAX_PARTITIONS and type(rate) is int and 0 < rate <= INT64_MAX
+        if place and target and sound and type(note) is str and all(type(end) is int and end >= 0 for end in ends):
+            broker, _, first = to.partition("-")
+            return Move(
+                *(topic, int(place[1]), int(place[2]), count, int(broker), rate, MoveState(state)),
+                target_first=int(first) if first else -1,
+                ends=tuple(ends),
+                note=note,
+            )
+    except (ValueError, KeyError, TypeError):
+        pass  # reported below, with the node
+    raise damaged(path, data, '{"state":<state>,"count":<number>,"to":"<broker>-<partition>","rate":<bytes>}')

@@ -1,0 +1,402 @@
+"""The payloads of znodes. Those of broker sets are in set_payloads.py, those of moves in move_payloads.py, all others
+here; no other file formats or parses them. Pure.
+
+Formats: zookeeper.md §2. Payloads are UTF-8; null, empty and blank ones all mean "nothing" and parse to None, because
+1.x creates intermediate nodes with null and other tools with empty data. All other payloads that do not follow their
+format raise CoordinationError with the path and the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from metaq.protocol.errors import ConfigError, CoordinationError
+from metaq.protocol.limits import INT64_MAX
+
+__all__ = [
+    "MAX_PARTITIONS",
+    "UNKNOWN_MESSAGE_ID",
+    "Begun",
+    "ConsumerFilter",
+    "DecidedBatch",
+    "Offset",
+    "damaged",
+    "format_begun",
+    "format_broker_url",
+    "format_checksum",
+    "format_consumer_filter",
+    "format_consumer_id",
+    "format_consumer_zone",
+    "format_decided_batch",
+    "format_group_zones",
+    "format_offset",
+    "format_partition_count",
+    "format_plain_count",
+    "format_topics",
+    "format_zone",
+    "host_and_port",
+    "parse_begun",
+    "parse_broker_id",
+    "parse_broker_url",
+    "parse_checksum",
+    "parse_consumer_filter",
+    "parse_consumer_id",
+    "parse_consumer_zone",
+    "parse_decided_batch",
+    "parse_group_zones",
+    "parse_offset",
+    "parse_partition_count",
+    "parse_replica_name",
+    "parse_slave_name",
+    "parse_topics",
+    "parse_zone",
+    "payload_text",
+]
+
+MAX_PARTITIONS = 1 << 20
+"""Maximum partitions of one entry: a larger number is damage, and would fill the memory of every client."""
+
+UNKNOWN_MESSAGE_ID = -1
+"""Message id of an offset that was not reached by processing a message."""
+
+_INT = re.compile(r"[+-]?[0-9]+\Z")
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+_CHECKSUM = re.compile(r"[0-9]{1,10}\Z")
+_URL = re.compile(r"meta://(?:\[([^\]\s]+)\]|([^\[\]:/?#\s]+)):([0-9]{1,5})/?(?:\?.*)?\Z")
+_HOST = re.compile(r"[A-Za-z0-9.-]+\Z")
+_REPLICA = re.compile(r"([0-9]{1,9})-(?:m|s([0-9]{1,9}))\Z")
+_SLAVE = re.compile(r"slave([0-9]{1,9})\Z")
+_ZONE_STRATEGY = "zone"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A group's position in one partition.
+
+    message_id: of the last processed message; UNKNOWN_MESSAGE_ID when there is none. Java's ids may be negative.
+    offset: position in the partition, in bytes, of the next byte to read.
+    """
+
+    message_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """The last batch of a Spark query whose rows are in its topics, or are certain to be.
+
+    pending: names of its transactions that may not be committed yet. topic: one of those it wrote.
+    """
+
+    batch: int
+    pending: tuple[str, ...] = ()
+    topic: str = ""
+
+
+def payload_text(path: str, data: bytes | None) -> str | None:
+    """Return the text, None for nothing. Raises CoordinationError if it is not UTF-8."""
+    try:
+        text = (data or b"").decode()
+    except UnicodeDecodeError as error:
+        raise damaged(path, data, "UTF-8 text") from error
+    return text if text.strip() else None
+
+
+def damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
+    """Return the error for a payload that does not follow its format."""
+    return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return `host:port`, or `[host]:port` for an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def format_broker_url(host: str, port: int) -> bytes:
+    """Return `meta://host:port`; an IPv6 host is put in brackets.
+
+    Raises ConfigError for a host that Java's URI class cannot parse: every 1.x client in the cluster would fail on it.
+    """
+    if not 0 < port < 65536:
+        raise ConfigError("serverPort", port, "choose a port between 1 and 65535")
+    if ":" not in host and not _HOST.match(host):
+        raise ConfigError("hostName", host, "use letters, digits, '-' and '.' only: 1.x clients cannot parse others")
+    return f"meta://{host_and_port(host, port)}".encode()
+
+
+def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
+    """Return (host, port) of `meta://host:port`, IPv6 hosts without their brackets; a query is ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    found = _URL.match(text.strip())
+    if not found or not 0 < int(found[3]) < 65536:
+        raise damaged(path, data, "meta://host:port")
+    return found[1] or found[2], int(found[3])
+
+
+def format_checksum(crc32: int) -> bytes:
+    """Return the CRC-32 of the bytes of server.ini in unsigned decimal."""
+    return str(crc32 & 0xFFFFFFFF).encode()
+
+
+def parse_checksum(path: str, data: bytes | None) -> int | None:
+    """Parse the output of format_checksum()."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    if not _CHECKSUM.match(text.strip()):
+        raise damaged(path, data, "a CRC-32 in decimal digits")
+    return int(text)
+
+
+def parse_broker_id(path: str, name: str) -> int:
+    """Parse a child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x
+    clients."""
+    if not _COUNT.match(name):
+        raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
+    return int(name)
+
+
+def parse_slave_name(name: str) -> int | None:
+    """Return the slave id of a child `slave<n>` of a broker; None for the other children."""
+    found = _SLAVE.match(name)
+    return int(found[1]) if found else None
+
+
+def format_zone(zone: str) -> bytes:
+    """Return the payload of a broker's zone."""
+    return zone.encode()
+
+
+def parse_zone(path: str, data: bytes | None) -> str:
+    """Parse the output of format_zone(); "" for none."""
+    return payload_text(path, data) or ""
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def format_plain_count(partitions: int) -> bytes:
+    """Return the payload below topics/, for clients older than 1.4.3: the number of partitions."""
+    return str(partitions).encode()
+
+
+def format_partition_count(partitions: int, replica: str) -> bytes:
+    """Return the payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other
+    key."""
+    return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
+
+
+def parse_partition_count(path: str, data: bytes | None) -> int | None:
+    """Return the number of partitions in a node below topics-pub/ or topics-sub/; None for nothing (JSON null too).
+
+    Raises CoordinationError whenever Java skips the entry (unknown key, no number): all members of a group must see the
+    same partitions.
+    """
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    expected = '{"numParts":<number>,"broker":"<replica>"}'
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise damaged(path, data, expected) from error
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.keys() - {"numParts", "broker"}:
+        raise damaged(path, data, expected)
+    count = value.get("numParts")
+    if isinstance(count, str) and _COUNT.match(count.strip()):
+        count = int(count)
+    if type(count) is not int or not 0 <= count <= MAX_PARTITIONS:
+        raise damaged(path, data, expected)
+    return count
+
+
+def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
+    """Return (broker id, slave id; None for the master) of a child `0-m` or `0-s1` of a topic."""
+    found = _REPLICA.match(name)
+    if not found:
+        raise CoordinationError(
+            f"ZooKeeper node {path} has the child {name!r}, neither <broker>-m nor <broker>-s<slave>: delete it"
+        )
+    return int(found[1]), None if found[2] is None else int(found[2])
+
+
+# --- consumer groups --------------------------------------------------------------------------------------------------
+
+
+def format_topics(topics: Iterable[str]) -> bytes:
+    """Return the payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must ignore the
+    order)."""
+    return ",".join(topics).encode()
+
+
+def parse_topics(path: str, data: bytes | None) -> list[str]:
+    """Return a consumer's topics in the written order; empty entries are dropped as in Java's split."""
+    text = payload_text(path, data)
+    return [topic for topic in text.split(",") if topic] if text else []
+
+
+def format_consumer_zone(zone: str) -> bytes:
+    """Return a JSON object with the strategy, which is always `zone`, and the consumer's zone."""
+    return json.dumps({"strategy": _ZONE_STRATEGY, "zone": zone}, separators=(",", ":")).encode()
+
+
+def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
+    """Return the zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        if fields["strategy"] != _ZONE_STRATEGY:
+            return None
+        if type(zone := fields["zone"]) is str:
+            return zone
+    except (ValueError, KeyError, TypeError):
+        pass  # reported below, with the node
+    raise damaged(path, data, '{"strategy":"zone","zone":<name>}')
+
+
+class ConsumerFilter(NamedTuple):
+    """A consumer's filter for a topic. tags: one of these, sorted, () for any. where: a filter by content, as written,
+    "" for none."""
+
+    tags: tuple[str, ...] = ()
+    where: str = ""
+
+
+def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
+    """Return a JSON object with the filter of each topic; unused filters are left out."""
+    fields = {
+        topic: ({"tags": list(each.tags)} if each.tags else {}) | ({"where": each.where} if each.where else {})
+        for topic, each in sorted(filters.items())
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_consumer_filter(path: str, data: bytes | None) -> dict[str, ConsumerFilter]:
+    """Parse the output of format_consumer_filter(). Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return {}
+    try:
+        return {topic: _filter(fields) for topic, fields in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise damaged(path, data, '{<topic>:{"tags":[<tag>],"where":<filter>}}') from None
+
+
+def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
+    tags, where = fields.get("tags", []), fields.get("where", "")
+    if type(where) is not str or type(tags) is not list or not all(type(tag) is str for tag in tags):
+        raise ValueError(fields)
+    return ConsumerFilter(tuple(sorted(tags)), where)
+
+
+class Begun(NamedTuple):
+    """The work that the owner of a partition has begun. offset: of the message, written before its processing begins;
+    -1: the owner handles messages without writing it. alone: how many successive owners began this message alone in
+    their process and did not finish it."""
+
+    offset: int = -1
+    alone: int = 0
+
+
+def format_begun(begun: Begun) -> bytes:
+    """Return a JSON object with the offset and the number; empty if there is no offset."""
+    return json.dumps(begun._asdict() if begun.offset >= 0 else {}, separators=(",", ":")).encode()
+
+
+def parse_begun(path: str, data: bytes | None) -> Begun:
+    """Parse the output of format_begun(). Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return Begun()
+    try:
+        fields = json.loads(text)
+        offset, alone = fields.get("offset", -1), fields.get("alone", 0)
+        if type(offset) is int and type(alone) is int:
+            return Begun(offset, alone)
+    except (ValueError, AttributeError):
+        pass  # reported below, with the node
+    raise damaged(path, data, '{"offset":<offset>,"alone":<number>}')
+
+
+def format_group_zones(zones: Mapping[int, str]) -> bytes:
+    """Return a JSON object with the zone of each broker id, in order of the ids."""
+    return json.dumps({str(each): zones[each] for each in sorted(zones)}, separators=(",", ":")).encode()
+
+
+def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
+    """Parse the output of format_group_zones(); empty for nothing."""
+    text = payload_text(path, data)
+    if text is None:
+        return {}
+    try:
+        fields = json.loads(text)
+        if all(_COUNT.match(each) and type(zone) is str for each, zone in fields.items()):
+            return {int(each): zone for each, zone in fields.items()}
+    except (ValueError, AttributeError):
+        pass  # reported below, with the node
+    raise damaged(path, data, "{<broker id>:<zone>}")
+
+
+def format_consumer_id(consumer_id: str) -> bytes:
+    """Return the payload of an owner node."""
+    return consumer_id.encode()
+
+
+def parse_consumer_id(path: str, data: bytes | None) -> str | None:
+    """Return the consumer id in an owner node."""
+    return payload_text(path, data)
+
+
+def format_offset(offset: Offset) -> bytes:
+    """Return `msgId-offset`."""
+    return f"{offset.message_id}-{offset.offset}".encode()
+
+
+def parse_offset(path: str, data: bytes | None) -> Offset | None:
+    """Split at the last `-`, because message ids may be negative; without one: the plain offset of clients before
+    1.4."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    message_id, _, offset = text.strip().rpartition("-")
+    if not message_id:
+        message_id, offset = str(UNKNOWN_MESSAGE_ID), text.strip()
+    if not (_INT.match(message_id) and _INT.match(offset)):
+        raise damaged(path, data, "<message id>-<offset>")
+    if abs(int(offset)) > INT64_MAX or not -INT64_MAX - 1 <= int(message_id) <= INT64_MAX:
+        raise damaged(path, data, "<message id>-<offset>, each of 64 bits")
+    return Offset(int(message_id), int(offset))
+
+
+def format_decided_batch(decided: DecidedBatch) -> bytes:
+    """Return a JSON object with the fields of DecidedBatch."""
+    fields = {"batch": decided.batch, "pending": decided.pending, "topic": decided.topic}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
+    """Parse the output of format_decided_batch(). Unknown fields are ignored."""
+    text = payload_text(path, data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        batch, pending, topic = fields["batch"], fields["pending"], fields["topic"]
+        if type(batch) is int and type(topic) is str and all(type(each) is str for each in pending):
+            return DecidedBatch(batch, tuple(pending), topic)
+    except (ValueError, KeyError, TypeError):
+        pass  # reported below, with the node
+    raise damaged(path, data, "a decided batch in JSON")

@@ -1,0 +1,227 @@
+"""The common part of all ZooKeepers started here, for development and tests: a directory, a port, a life."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
+
+from ..records.payloads import host_and_port
+
+__all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
+
+APACHE_DIRECTORY = "data/version-2"
+"""Directory of Apache's server files, below `data_dir`."""
+
+STANDALONE_DIRECTORY = "standalone"
+"""Directory of the Python server's files, below `data_dir`."""
+
+_POLL = 0.03
+
+
+class LocalZooKeeper(ABC):
+    """A ZooKeeper server with `start` and `stop`. One thread at a time.
+
+    data_dir: created if missing. port: 0 chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms:
+    sessions are granted at least 2 ticks and at most that maximum, regardless of their request.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        tick_time_ms: int = 500,
+        max_session_timeout_ms: int = 60_000,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.port = port
+        self.host = host
+        self._tick_time_ms = tick_time_ms
+        self._max_session_timeout_ms = max_session_timeout_ms
+        self._lock_file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def connect_string(self) -> str:
+        """`host:port`; the port is known after start()."""
+        return host_and_port(self.host, self.port)
+
+    @property
+    def log(self) -> Path:
+        """The log of a server process."""
+        return self.data_dir / "zookeeper.log"
+
+    @abstractmethod
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server and return once it serves."""
+
+    @abstractmethod
+    def stop(self, timeout: float = 10.0) -> None:
+        """Stop the server. Does nothing if it does not run."""
+
+    def _take_directory(self) -> None:
+        """Lock the directory: two servers on one directory would destroy each other's log. Raises ConfigError,
+        DirectoryInUse."""
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            lock = (self.data_dir / "embedded.lock").open("a")
+        except OSError as error:
+            raise ConfigError(
+                "data_dir", self.data_dir, f"{error.strerror}: choose a directory that can be written"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise DirectoryInUse(
+                f"data_dir={self.data_dir}: in use by another ZooKeeper: stop it or choose another directory"
+            ) from error
+        self._lock_file = lock
+
+    def _refuse_apache(self) -> None:
+        """For the standalone server: raise ConfigError if Apache's server has files here."""
+        self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
+
+    def _refuse(self, directory: str, whose: str, which: str) -> None:
+        """Raise ConfigError if there are files of another kind of server: this one would ignore them and start
+        empty."""
+        found = self.data_dir / directory
+        if found.is_dir() and any(found.iterdir()):
+            remedy = f"it holds the data of {whose} ({directory}): go on with {which}, or choose another directory"
+            raise ConfigError("data_dir", self.data_dir, remedy)
+
+    def _leave_directory(self) -> None:
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+
+class ZooKeeperProcess(LocalZooKeeper):
+    """A server in a child process. It ends with this process, even when that is killed (Linux)."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the server process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the server process, once it was started."""
+        return self._process.pid if self._process else None
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server and return once it serves. Raises as `launch` and `wait_until_serving`."""
+        self.launch()
+        self.wait_until_serving(timeout)
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Start the server and return before it serves."""
+
+    def wait_until_serving(self, timeout: float = 30.0) -> None:
+        """Wait after `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout`
+        seconds: then it is stopped."""
+        deadline = time.monotonic() + timeout
+        try:
+            while not _serves(self.host, self.port):
+                if not self.running:
+                    last_words = f"{self._last_words()} (log: {self.log})"
+                    raise CoordinationUnavailable(f"ZooKeeper ended at its start: {last_words}")
+                if time.monotonic() >= deadline:
+                    where = f"ZooKeeper at {self.connect_string}"
+                    raise CoordinationUnavailable(f"{where} does not serve yet: see {self.log}")
+                time.sleep(_POLL)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Send SIGTERM, and SIGKILL after `timeout` seconds. Does nothing if the server does not run."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._leave_directory()
+
+    def _run(self, command: list[str]) -> None:
+        self._process = _start_bound(command, self.log)
+
+    def _last_words(self) -> str:
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            said = deque((line.strip() for line in lines if line.strip()), maxlen=1)
+        return said[0] if said else "it said nothing"
+
+
+def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
+    """Return a server's answer to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
+    with socket.create_connection((host, port), timeout=timeout) as connection:
+        connection.sendall(word)
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
+
+
+def _serves(host: str, port: int) -> bool:
+    """Whether the server answers with its statistics; before its database is loaded it says that it does not serve."""
+    try:
+        return "Mode:" in four_letter_word(host, port, b"srvr")
+    except OSError:
+        return False
+
+
+def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `command` so that it ends with this process, with its output appended to `log`.
+
+    The kernel binds a child to the life of the thread that started it, so a thread that waits for its end starts it.
+    """
+    run_bound = str(Path(__file__).with_name("run_bound.py"))
+    bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]
+    started: list[subprocess.Popen[bytes]] = []
+    failures: list[OSError] = []
+    ready = threading.Event()
+
+    def start_and_wait() -> None:
+        try:
+            with log.open("ab") as output:
+                # its own session: Ctrl-C in a terminal reaches only us, and we stop it last
+                started.append(
+                    subprocess.Popen(
+                        bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                    )
+                )
+        except OSError as error:
+            failures.append(error)
+        ready.set()
+        for process in started:
+            process.wait()
+
+    threading.Thread(target=start_and_wait, name="metaq zookeeper", daemon=True).start()
+    ready.wait()
+    if failures:
+        raise failures[0]
+    return started[0]

@@ -1,0 +1,129 @@
+"""Why a ZooKeeper session cannot be opened: the answer of each server of a connect string to `srvr`, ZooKeeper's
+request for statistics.
+
+Every ZooKeeper answers that, even while it does not serve, or says that it may not answer it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kazoo.hosts import collect_hosts
+
+from ..records.payloads import host_and_port
+
+__all__ = ["ServerFinding", "examine", "sentence"]
+
+_REQUEST = b"srvr\r\n"
+"""A ZooKeeper reads four bytes; most servers mistaken for one, including metaq's brokers, answer whole lines."""
+_BROKER_REQUEST = b"version 1\r\n"
+"""Any metaq broker answers this; to an unknown request it only closes the connection."""
+_LONGEST_ANSWER = 4096
+
+_ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
+_DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFinding:
+    """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name.
+
+    waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of its last transaction, None
+    if it does not say. decides: it is the leader, or has no ensemble. serves: it says that it serves sessions, or that
+    it may not answer.
+    """
+
+    text: str
+    certain: bool
+    waits: bool = False
+    zxid: int | None = None
+    decides: bool = False
+    serves: bool = False
+
+
+def examine(hosts: str, seconds: float) -> list[ServerFinding]:
+    """Return the state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
+    servers, _ = collect_hosts(hosts)
+    found: dict[int, ServerFinding] = {}
+    deadline = time.monotonic() + seconds
+
+    def ask(index: int, host: str, port: int) -> None:
+        found[index] = _examine_server(host, port, seconds)
+
+    askers = [
+        threading.Thread(target=ask, args=(index, host.strip(), port), name="metaq zookeeper check", daemon=True)
+        for index, (host, port) in enumerate(servers)
+    ]
+    for each in askers:
+        each.start()
+    for each in askers:  # the look-up of a name cannot have a time limit: it is abandoned
+        each.join(max(0.0, deadline - time.monotonic()))
+    return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
+
+
+def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
+    where = host_and_port(host, port)
+    try:
+        socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ServerFinding(f"the host name {host!r} is unknown: correct it", certain=True)
+    try:
+        answer = _ask(host, port, _REQUEST, seconds)
+        if not answer and _ask(host, port, _BROKER_REQUEST, seconds).startswith(b"result "):
+            return ServerFinding(
+                f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
+            )
+        return _judged(where, answer)
+    except ConnectionRefusedError:
+        return ServerFinding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
+    except TimeoutError:
+        return _silent(where)
+    except OSError as error:
+        return ServerFinding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
+
+
+def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
+    """Return the first bytes of the answer; b"" if the server closes the connection. Raises TimeoutError, OSError."""
+    with socket.create_connection((host, port), timeout=seconds) as connection:
+        connection.sendall(request)
+        answer = b""
+        while len(answer) < _LONGEST_ANSWER and (more := connection.recv(_LONGEST_ANSWER)):
+            answer += more
+            if not answer.startswith(b"Zookeeper version"):
+                break  # a server that sends no statistics may keep the connection
+        return answer
+
+
+def _judged(where: str, answer: bytes) -> ServerFinding:
+    if not answer:
+        return ServerFinding(f"{where} closes each connection: ask its log why", certain=False)
+    if b"not currently serving" in answer:
+        return ServerFinding(
+            f"the ZooKeeper at {where} does not serve now: its ensemble elects a leader, or has no majority",
+            certain=False,
+            waits=True,
+        )
+    if b"Mode:" in answer or b"whitelist" in answer or b"Zookeeper version" in answer:
+        zxid = _ZXID.search(answer)
+        return ServerFinding(
+            f"the ZooKeeper at {where} opens no session: ask its log why",
+            certain=False,
+            zxid=int(zxid[1], 16) if zxid else None,
+            decides=_DECIDES.search(answer) is not None,
+            serves=True,
+        )
+    return ServerFinding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
+
+
+def _silent(where: str) -> ServerFinding:
+    return ServerFinding(f"{where} does not answer: check that it can be reached", certain=False)
+
+
+def sentence(findings: Sequence[ServerFinding]) -> str:
+    """Return all findings on one line, each once."""
+    return "; ".join(dict.fromkeys(each.text for each in findings))

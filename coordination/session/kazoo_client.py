@@ -1,0 +1,237 @@
+"""kazoo's client with our additions: the granted session timeout, many reads in one request, the reason why it cannot
+connect, connection attempts that leave time for more within a session, the end of a session that no server accepts any
+more because ZooKeeper was set back, and one callback thread instead of two."""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, SessionExpiredError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.paths import _prefix_root
+from kazoo.protocol.serialization import (
+    Connect,
+    GetChildren,
+    GetData,
+    MultiHeader,
+    Sync,
+    int_struct,
+    multiheader_struct,
+    read_buffer,
+    read_string,
+    stat_struct,
+)
+from kazoo.protocol.states import ZnodeStat
+
+from ..records.payloads import host_and_port
+from ..runtime.forks import ForkGuard
+from .diagnosis import examine
+from .giving_up import Refusals, is_set_back
+
+__all__ = ["Client"]
+
+_LONGEST_ANSWER = 256 << 20
+"""Bytes."""
+
+_ERROR = -1
+"""Type of an error result in an answer to many reads."""
+
+_LOOK_SECONDS = 1.0
+"""Seconds that a server gets to report its last transaction."""
+
+
+class Client(KazooClient):  # type: ignore[misc]
+    """Arguments as in KazooClient.
+
+    granted_timeout: seconds that the server last granted the session; None before the first connection. set_back_from:
+    the last zxid that the session had seen, set when it has ended because ZooKeeper was set back, until kazoo's
+    listeners have taken it. Otherwise None.
+    """
+
+    def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+        """clock: for measuring sessions."""
+        self.granted_timeout: float | None = None
+        self.set_back_from: int | None = None
+        self.refusals = Refusals(clock)
+        super().__init__(*arguments, handler=_OneWorkerHandler(self._attempt_seconds), **options)
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    def get_many_async(self, paths: Sequence[str]) -> Any:
+        """As get_async of each path, in one request; a result is (data, stat) or the exception of this path.
+
+        A server older than ZooKeeper 3.6 fails the whole request with UnimplementedError.
+        """
+        return self._read_many(GetData, paths)
+
+    def get_children_many_async(self, paths: Sequence[str]) -> Any:
+        """As get_many_async, for the names of the children."""
+        return self._read_many(GetChildren, paths)
+
+    def interrupt(self) -> None:
+        """End the connection, or a connection attempt that waits for an answer."""
+        self._connection.interrupt()
+
+    def _attempt_seconds(self) -> float:
+        """Return how long one server may keep us waiting, so that a session's time is enough to reach any that answers.
+
+        kazoo tries the rest of a round, and then all in a new order: at most 2 n - 1 of n. Its own limit is the whole
+        session timeout, so one silent server (switched off, or it lost the request while it started) used to cost the
+        session.
+        """
+        return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
+
+    def _read_many(self, kind: Any, paths: Sequence[str]) -> Any:
+        result = self.handler.async_result()
+        self._call(_MultiRead(kind, [_prefix_root(self.chroot, path) for path in paths]), result)
+        return result
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    _server: tuple[str, int] = ("", 0)  # the server being tried, as listed
+    _refused = False
+    _is_first = False  # the connection would be the first since ZooKeeper was found set back
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        client = self.client
+        self._server, self._refused = (host, port), False
+        try:
+            seconds = super()._connect(host, hostip, port)
+        except SessionExpiredError:
+            client.refusals.connected()
+            raise
+        except Exception:
+            if not self._refused:
+                client.refusals.unreachable(self._server)
+            raise
+        client.refusals.connected()
+        if self._is_first:  # this server may lag behind the others, and no zxid of ours prevents that
+            self._xid = 1
+            self._invoke(seconds[1] / 1000, Sync(_prefix_root(client.chroot, "/")), xid=self._xid)
+            self._is_first = False
+        return seconds
+
+    def _session_refused(self) -> None:
+        """Raise SessionExpiredError if no server will ever accept the session."""
+        client = self.client
+        self._refused = True
+        client.refusals.refused(self._server)
+        if client.granted_timeout is None or not client.refusals.lasted(client.granted_timeout):
+            return
+        servers = {(host.strip(), port) for host, port in client.hosts}
+        findings = examine(",".join(host_and_port(*each) for each in servers), _LOOK_SECONDS)
+        seen = client.last_zxid
+        if not is_set_back(seen, findings, refused_by_all=client.refusals.by_all(servers)):
+            return
+        client.refusals.connected()
+        client.set_back_from = seen
+        self._is_first = True
+        raise SessionExpiredError(f"no server has come as far as 0x{seen:x}")
+
+    def _read(self, length: int, timeout: float) -> Any:
+        # the peer is not a ZooKeeper; kazoo would allocate memory for the whole answer
+        if not 0 <= length <= _LONGEST_ANSWER:
+            raise ConnectionDropped(f"an answer of {length} bytes")
+        return super()._read(length, timeout)
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if isinstance(request, Connect) and request.session_id:  # a new session may take a server longer
+            timeout = min(timeout, self.client._attempt_seconds())
+        try:
+            answer = super()._invoke(timeout, request, xid)
+        except ConnectionDropped:
+            if isinstance(request, Connect) and request.session_id:
+                self._session_refused()
+            raise
+        if isinstance(request, Connect) and answer[0].time_out > 0:  # otherwise that session has expired
+            self.client.granted_timeout = answer[0].time_out / 1000
+        return answer
+
+    def interrupt(self) -> None:
+        connected = self._socket
+        if connected is not None:
+            with suppress(OSError):  # it was closed at this moment
+                connected.shutdown(socket.SHUT_RDWR)
+
+
+class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """One callback thread. kazoo has two, for answers and watches, so that a watch may wait for an answer. Ours never
+    wait."""
+
+    _running: bool
+
+    def __init__(self, attempt_seconds: Callable[[], float]) -> None:
+        super().__init__()
+        self._attempt_seconds = attempt_seconds
+        self._guard = ForkGuard("ZooKeeper client")
+
+    def create_connection(self, *arguments: Any, timeout: float, **options: Any) -> Any:
+        limit = min(timeout, self._attempt_seconds())
+        return super().create_connection(*arguments, timeout=limit, **options)
+
+    def start(self) -> None:
+        with self._state_change:
+            if not self._running:
+                self.completion_queue = self.callback_queue
+                self._workers.append(self._create_thread_worker(self.callback_queue))
+                self._running = True
+                atexit.register(self.stop)
+
+    def stop(self) -> None:
+        if not self._guard.is_elsewhere:  # in a fork its locks may be held for ever; an ending child calls this too
+            super().stop()
+
+
+class _MultiRead:
+    """`multiRead` of ZooKeeper 3.6: the answer has one result for each read, in order."""
+
+    type = 22
+
+    def __init__(self, kind: Any, paths: Sequence[str]) -> None:
+        self._kind = kind
+        self._paths = paths
+
+    def __repr__(self) -> str:
+        return f"MultiRead({self._kind.__name__}, {len(self._paths)} paths)"
+
+    def serialize(self) -> bytes:
+        header = MultiHeader(self._kind.type, False, -1).serialize()
+        reads = b"".join(bytes(header + self._kind(path, None).serialize()) for path in self._paths)
+        return reads + bytes(multiheader_struct.pack(-1, True, -1))
+
+    def deserialize(self, data: bytes, offset: int) -> list[Any]:
+        read = _read_data if self._kind is GetData else _read_children
+        results: list[Any] = []
+        while True:
+            kind, done, _ = multiheader_struct.unpack_from(data, offset)
+            offset += multiheader_struct.size
+            if done:
+                return results
+            result, offset = (_read_error if kind == _ERROR else read)(data, offset)
+            results.append(result)
+
+
+def _read_data(data: bytes, offset: int) -> tuple[Any, int]:
+    content, offset = read_buffer(data, offset)
+    return (content, ZnodeStat._make(stat_struct.unpack_from(data, offset))), offset + stat_struct.size
+
+
+def _read_children(data: bytes, offset: int) -> tuple[Any, int]:
+    (count,) = int_struct.unpack_from(data, offset)
+    offset += int_struct.size
+    names = []
+    for _ in range(count):
+        name, offset = read_string(data, offset)
+        names.append(name)
+    return names, offset
+
+
+def _read_error(data: bytes, offset: int) -> tuple[Any, int]:
+    (code,) = int_struct.unpack_from(data, offset)
+    return EXCEPTIONS[code](), offset + int_struct.size

@@ -1,0 +1,103 @@
+"""Ephemeral nodes that a process maintains across sessions: a broker's registration, a consumer's membership."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from metaq.protocol.errors import CoordinationError, MetaqError
+
+from ..runtime.backoff import Backoff
+from ..runtime.events import PersistentTask
+from ..runtime.logs import get_log
+from .zk_session import SessionEvent, ZkSession
+
+__all__ = ["Presence"]
+
+log = get_log(__name__)
+
+_STALE_MARGIN = 2.0
+"""Seconds that the server may take beyond the session timeout to remove the nodes of a dead session."""
+
+_POLL = 0.2
+
+_STOP_SECONDS = 5.0
+
+
+class Presence:
+    """Calls `appear` on a thread of its own after each new session, and again until it succeeds.
+
+    name: of the present party, for errors and the log. Any thread, except kazoo's for the blocking methods:
+    take_over(), stop() and leave().
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        name: str,
+        appear: Callable[[], None],
+        backoff: Backoff | None,
+        on_expired: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_expired: called on the event thread when a session has ended."""
+        self._session = session
+        self._name = name
+        self._on_expired = on_expired
+        self._stopping = threading.Event()
+        self._task = PersistentTask(f"presence of {name}", appear, backoff)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stop() was called."""
+        return self._stopping.is_set()
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Handle new sessions from here on, unless the `with` block raises."""
+        self._session.on_session(self._session_changed)
+        try:
+            yield
+        except BaseException:
+            self._session.off_session(self._session_changed)
+            raise
+
+    def again(self) -> None:
+        """Have `appear` called soon."""
+        self._task.trigger()
+
+    def take_over(self, take: Callable[[], MetaqError | None]) -> None:
+        """Repeat `take` until it returns None, for as long as a dead session may keep the wanted node; then raise its
+        last result. Raises CoordinationError after stop()."""
+        deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
+        told = False
+        while (obstacle := take()) is not None:
+            if time.monotonic() >= deadline:
+                raise obstacle
+            if not told:
+                log.warning("%s: waiting until its session ends", obstacle)
+                told = True
+            if self._stopping.wait(_POLL):
+                raise CoordinationError(f"{self._name} left while it waited: {obstacle}")
+
+    def stop(self) -> None:
+        """Make no more attempts to appear. A running attempt gets 5 s to end."""
+        self._session.off_session(self._session_changed)
+        self._stopping.set()
+        self._task.close(_STOP_SECONDS)
+
+    def leave(self, disappear: Callable[[], object]) -> None:
+        """Call `disappear`, which removes the nodes. Without a connection or the session only log: the nodes are
+        ephemeral and end with the session."""
+        try:
+            self._session.require_connection()
+            disappear()
+        except CoordinationError as error:
+            log.warning("%s could not leave, its nodes end with its session: %s", self._name, error)
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event is SessionEvent.CONNECTED:
+            self._task.trigger()
+        elif event is SessionEvent.EXPIRED:
+            self._on_expired()

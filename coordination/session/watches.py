@@ -1,0 +1,261 @@
+"""A watch on the children or the data of one node that survives the loss of the connection and of the session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
+
+from metaq.protocol.errors import CoordinationError
+
+from ..runtime.logs import get_log
+from .zk_session import SessionEvent, ZkSession
+
+__all__ = ["ChildrenWatcher", "ChildrenWatchers", "DataWatcher"]
+
+log = get_log(__name__)
+
+_LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
+
+_RETRY_SECONDS = 2.0
+
+_LONGEST_BURST = 10
+"""Multiple of the required quiet: changes that follow one another for longer are reported in between."""
+
+
+T = TypeVar("T")
+
+
+class NodeWatcher(Generic[T]):
+    """Calls `on_change(path, value)` on the session's event thread: once after start(), then after every change.
+
+    It is also called after each reconnection, because kazoo drops all watches when the connection is lost. A burst of
+    changes may be one call; the last state is never missed. A missing node has the value `absent`, and is seen when it
+    appears. If `on_change` raises CoordinationError, it is called again after 2 s. Any thread may call the methods; the
+    state lives on the event thread.
+
+    stat: the node's ZooKeeper stat for the last reported value; None if the node does not exist.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        path: str,
+        on_change: Callable[[str, T], None],
+        absent: T,
+        settle: Callable[[T], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """settle: for how many seconds a node with this value must be quiet before a change is reported."""
+        self.path = path
+        self.stat: ZnodeStat | None = None
+        self._session = session
+        self._on_change = on_change
+        self._absent = absent
+        self._settle = settle
+        self._clock = clock
+        self._told_by: float | None = None  # during a burst: the latest time to report
+        self._look = 0  # number of the read that ends the wait
+        self._changed_while_waiting = False
+        self._reading = False
+        self._changed_while_reading = False
+        self._generation = 0
+        self._closed = False
+
+    def start(self) -> None:
+        self._session.on_session(self._session_changed)
+        self._session.events.post_once(self._read)
+
+    def close(self) -> None:
+        """Stop calling `on_change`, except for a running call. The server's watch, if set, has no more effect."""
+        self._closed = True
+        self._session.off_session(self._session_changed)
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
+            # an answer to an earlier read may never come, and would not tell whether the watch is set
+            self._generation += 1
+            self._reading = False
+            self._read()
+
+    def _change(self) -> None:
+        if self._told_by is None:
+            self._read()
+        else:
+            self._changed_while_waiting = True
+
+    def _read(self) -> None:
+        """Read the node and leave a watch, one read at a time."""
+        if self._closed:
+            return
+        if self._reading:
+            self._changed_while_reading = True
+            return
+        self._reading = True
+        self._changed_while_reading = self._changed_while_waiting = False
+        self._request(self._question(), self._value_read)
+
+    def _question(self) -> Callable[..., Any]:
+        """Return kazoo's request whose result is the value and the stat of the node, and which takes a watch."""
+        raise NotImplementedError
+
+    def _value_read(self, result: Any) -> None:
+        if isinstance(result.exception, NoNodeError):
+            self._request(self._session.zk.exists_async, self._absence_read)
+        elif result.exception is not None:
+            self._failed(result.exception)
+        else:
+            self._arrived(*result.value)
+
+    def _absence_read(self, result: Any) -> None:
+        if result.exception is not None:
+            self._failed(result.exception)
+        elif result.value is None:
+            self._arrived(self._absent, None)
+        else:  # it was created in between
+            self._reading = False
+            self._read()
+
+    def _arrived(self, value: T, stat: ZnodeStat | None) -> None:
+        self._reading = False
+        pause = self._settle(value)
+        if pause > 0:
+            self._wait(value, stat, pause)
+            return
+        self._told_by = None
+        if self._changed_while_reading:
+            self._read()
+        self._tell(value, stat)
+
+    def _wait(self, value: T, stat: ZnodeStat | None, pause: float) -> None:
+        """Report the value if nothing else changes for a while."""
+        if self._told_by is None:
+            self._told_by = self._clock() + _LONGEST_BURST * pause
+        self._changed_while_waiting |= self._changed_while_reading
+        self._look += 1
+        self._session.events.post_later(pause, partial(self._waited, value, stat, self._look))
+
+    def _waited(self, value: T, stat: ZnodeStat | None, look: int) -> None:
+        if look != self._look or self._told_by is None:
+            return  # it was read again meanwhile
+        if self._changed_while_waiting and self._clock() < self._told_by:
+            self._read()
+            return
+        self._told_by = None
+        if self._changed_while_waiting:
+            self._read()
+        self._tell(value, stat)
+
+    def _tell(self, value: T, stat: ZnodeStat | None) -> None:
+        if self._closed:
+            return
+        self.stat = stat
+        try:
+            self._on_change(self.path, value)
+        except CoordinationError as error:
+            self._read_later(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._reading = False
+        if not isinstance(error, _LOST):  # otherwise the session's next event leads to the next read
+            self._read_later(error)
+
+    def _read_later(self, error: Exception) -> None:
+        if self._closed or self._session.closed:
+            return  # closed during the change: nobody follows it any more
+        log.warning(
+            "a change of ZooKeeper node %s could not be followed, again in %g s: %s %s",
+            self.path,
+            _RETRY_SECONDS,
+            type(error).__name__,
+            error,
+        )
+        self._session.events.post_later(_RETRY_SECONDS, self._read)
+
+    def _request(self, request: Callable[..., Any], arrived: Callable[[Any], None]) -> None:
+        generation = self._generation
+
+        def arrived_now(result: Any) -> None:
+            if generation == self._generation:
+                arrived(result)
+
+        post = self._session.events.post
+        request(self.path, watch=self._fired).rawlink(lambda result: post(lambda: arrived_now(result)))
+
+    # --- kazoo's callback thread ------------------------------------------------------------------------------------
+
+    def _fired(self, event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
+            self._session.events.post_once(self._change)
+
+
+class ChildrenWatcher(NodeWatcher[list[str]]):
+    """Watches the names of the children; a missing node has none.
+
+    A child that was replaced so fast that the names are the same again is also reported: readers of its data read it
+    again.
+
+    settle: for how many seconds a node with this many children must be quiet before a change is reported; during a
+    burst the node is read once in this time, and a long burst is reported at each tenth.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        path: str,
+        on_change: Callable[[str, list[str]], None],
+        settle: Callable[[int], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        pause = settle or (lambda _children: 0.0)
+        super().__init__(session, path, on_change, [], lambda children: pause(len(children)), clock)
+
+    def _question(self) -> Callable[..., Any]:
+        return partial(self._session.zk.get_children_async, include_data=True)
+
+
+class DataWatcher(NodeWatcher[bytes | None]):
+    """Watches the data, which are None for a missing node."""
+
+    def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, bytes | None], None]) -> None:
+        super().__init__(session, path, on_change, None, lambda _data: 0.0)
+
+    def _question(self) -> Callable[..., Any]:
+        return self._session.zk.get_async  # type: ignore[no-any-return]
+
+
+class ChildrenWatchers:
+    """Watched nodes, each with one watcher. Any thread."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._watchers: dict[str, ChildrenWatcher] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def watch(
+        self, path: str, on_change: Callable[[str, list[str]], None], settle: Callable[[int], float] | None = None
+    ) -> None:
+        """As a started ChildrenWatcher, unless the node is watched already or close() was called."""
+        with self._lock:
+            if path in self._watchers or self._closed:
+                return
+            watcher = self._watchers[path] = ChildrenWatcher(self._session, path, on_change, settle)
+        watcher.start()
+
+    def stat(self, path: str) -> ZnodeStat | None:
+        """Return the ZooKeeper stat of a watched node, see ChildrenWatcher."""
+        return self._watchers[path].stat
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for watcher in self._watchers.values():
+            watcher.close()

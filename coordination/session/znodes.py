@@ -1,0 +1,324 @@
+"""Blocking reads and writes of many znodes at once, with deadlines and metaq's errors.
+
+Requests are pipelined: all are sent, then all answers are awaited, so a thousand nodes cost little more than one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    UnimplementedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import ZnodeStat
+
+from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
+
+from ..records.paths import ROOT, ancestors
+from ..runtime.forks import ForkGuard
+from ..runtime.interrupts import Aside
+from .fencing import FencedTransaction, Refusal
+from .kazoo_client import Client
+
+__all__ = [
+    "ATOMIC_WRITES",
+    "FencedWrite",
+    "Znode",
+    "Znodes",
+    "create_ephemeral",
+    "create_persistent",
+    "delete",
+    "set_data",
+]
+
+ANY_VERSION = -1
+"""For ZooKeeper: any version of the data."""
+
+_WINDOW = 1_000
+"""Maximum pending requests: bounds kazoo's queue and the answers that are lost with a connection."""
+
+ATOMIC_WRITES = 1_000
+"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that
+the deletion and re-creation of a node are in one transaction."""
+
+_READS = 500
+"""Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
+
+_RETRY_PAUSE = 0.05
+"""Seconds between two checks of a connection that is being renewed."""
+
+_LINGER_SECONDS = 0.05
+"""Maximum pause between reads when one asks for nodes that the previous one has found."""
+
+_ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
+"""Results of the operations before and behind the one that failed."""
+
+_TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
+
+
+class Znode(NamedTuple):
+    """One node as it was read. owner: session id of an ephemeral node, 0 for a persistent one."""
+
+    data: bytes | None
+    owner: int
+
+
+class FencedWrite(NamedTuple):
+    """One operation of a fenced write: `add` puts it into a transaction."""
+
+    path: str
+    add: Callable[[TransactionRequest], None]
+
+
+def create_ephemeral(path: str, data: bytes) -> FencedWrite:
+    return FencedWrite(path, lambda operations: operations.create(path, data, ephemeral=True))
+
+
+def create_persistent(path: str, data: bytes) -> FencedWrite:
+    return FencedWrite(path, lambda operations: operations.create(path, data))
+
+
+def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
+    """version: of the data to replace; fails with BadVersionError if it is another one by then."""
+    return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
+
+
+def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
+    """version: of the data, as for set_data()."""
+    return FencedWrite(path, lambda operations: operations.delete(path, version))
+
+
+class Znodes:
+    """Node operations of one session. Any thread but kazoo's own.
+
+    timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
+    creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
+    are not. ClientError is raised in a process that was forked off. An interrupted call that has begun is completed
+    before the next one.
+    """
+
+    def __init__(self, zk: Client, connect: str, timeout: float) -> None:
+        self._zk = zk
+        self._connect = connect
+        self._timeout = timeout
+        self._server_reads_many = True  # until it says that it does not
+        self._guard = ForkGuard("ZooKeeper session")
+        self._aside = Aside("metaq zookeeper request", drops=True, lingers=_LINGER_SECONDS)
+
+    # --- reads ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Znode | None:
+        """Return the node, or None if it does not exist."""
+        return self.get_many([path])[0]
+
+    def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
+        """As get(), for each path in order."""
+        answers = self.get_with_stats(paths)
+        return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
+
+    def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
+        """Return data and stat of each node, in order; None if it does not exist.
+
+        Servers from 3.6 on read up to 500 at one moment. Older ones read the first path first.
+        """
+        return self._read(paths, self._zk.get_async, self._zk.get_many_async)
+
+    def sync(self, path: str) -> None:
+        """Have the server catch up with its ensemble: later reads see all writes made before this call."""
+        self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
+
+    def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
+        """Return data of the node and their version; None if it does not exist."""
+        (answer,) = self._repeat([partial(self._zk.get_async, path)], NoNodeError)
+        return None if answer is None else (answer[0], answer[1].version)
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of the children, unordered; none for a node that does not exist."""
+        return self.children_many([path])[0]
+
+    def children_many(self, paths: Sequence[str]) -> list[list[str]]:
+        """As children(), for each path in order."""
+        answers = self._read(paths, self._zk.get_children_async, self._zk.get_children_many_async)
+        return [answer or [] for answer in answers]
+
+    def children_and_stat(self, path: str) -> tuple[list[str], ZnodeStat | None]:
+        """Return the names of the children, and the stat of the node itself; ([], None) if it does not exist."""
+        (answer,) = self._repeat([partial(self._zk.get_children_async, path, include_data=True)], NoNodeError)
+        return answer or ([], None)
+
+    def exists_root(self) -> bool:
+        """Whether the root, which is the chroot, exists."""
+        (found,) = self._repeat([partial(self._zk.exists_async, ROOT)], NoNodeError)
+        return found is not None
+
+    # --- persistent nodes -------------------------------------------------------------------------------------------
+
+    def ensure(self, paths: Iterable[str]) -> None:
+        """Create the missing nodes of `paths` and of their ancestors, with null data as in 1.x."""
+        wanted = list(dict.fromkeys(node for path in paths for node in (*ancestors(path), path)))
+        # a read costs far less than a refused write, which every server of the ensemble keeps in its log
+        missing = [path for path, node in zip(wanted, self.get_many(wanted), strict=True) if node is None]
+        # requests of one connection are carried out in order: an ancestor exists before its child is created
+        self._repeat([partial(self._zk.create_async, path, None) for path in missing], NodeExistsError)
+
+    # --- fenced writes ----------------------------------------------------------------------------------------------
+
+    def write(
+        self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]
+    ) -> list[KazooException | None]:
+        """Carry out each of `writes` by itself, in order, on session `session_id` only.
+
+        Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other failure raises
+        CoordinationError after all have been tried. Raises SessionLost if one of them found another session (the server
+        has refused it), CoordinationUnavailable if the outcome of one is unknown. ATOMIC_WRITES at a time are sent as
+        one transaction, which costs far less; if it fails they are sent one by one.
+        """
+        self._guard.check()
+        failures = self._aside.do(self._write, session_id, writes)
+        for write, failure in zip(writes, failures, strict=True):
+            if failure is not None and not isinstance(failure, expected):
+                raise CoordinationError(
+                    f"cannot write ZooKeeper node {write.path}: {type(failure).__name__} {failure}"
+                ) from failure
+        return failures
+
+    def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Return those of `paths` whose node is an ephemeral one of the session."""
+        nodes = self.get_many(paths)
+        return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
+
+    def delete_owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
+        """Delete and return those of `paths` that are the session's: after an expiry others may have made the rest."""
+        owned = self.owned(session_id, paths)
+        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may be removed at this moment
+        return owned
+
+    def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
+        failures: list[KazooException | None] = []
+        for start in range(0, len(writes), ATOMIC_WRITES):
+            chunk = writes[start : start + ATOMIC_WRITES]
+            if len(chunk) > 1 and self._write_atomically(session_id, chunk) is None:
+                failures += [None] * len(chunk)
+            else:
+                sent = [self._send(session_id, [write]) for write in chunk]
+                failures += [self._outcome(transaction, result) for transaction, result in sent]
+        return failures
+
+    def write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
+        """Carry out all of `writes` or none, on session `session_id` only. Return the failure. Raises as write().
+
+        The server accepts about 1 MB in one transaction.
+        """
+        self._guard.check()
+        return self._aside.do(self._write_atomically, session_id, writes)
+
+    def _write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
+        return self._outcome(*self._send(session_id, writes))
+
+    def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
+        transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
+        for write in writes:
+            write.add(transaction.operations)
+        return transaction, transaction.send()
+
+    def _outcome(self, transaction: FencedTransaction, result: Any) -> KazooException | None:
+        try:
+            answers = result.get(timeout=self._timeout)
+        except (SessionExpiredError, ConnectionClosedError) as error:
+            raise SessionLost("the ZooKeeper session has ended") from error
+        except (ConnectionLoss, OperationTimeoutError, KazooTimeoutError) as error:
+            raise self._unavailable() from error
+        if transaction.refusal is Refusal.SESSION:
+            raise SessionLost("the ZooKeeper session has ended and was replaced by a new one")
+        if transaction.refusal is Refusal.DEADLINE:
+            raise self._unavailable()
+        failed = [answer for answer in answers if isinstance(answer, KazooException)]
+        if any(isinstance(answer, SessionExpiredError) for answer in failed):
+            # a server may keep a connection whose session is over, and answer reads and pings: only a new one tells
+            self._zk.interrupt()
+            raise SessionLost("the ZooKeeper session has ended")
+        return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
+
+    # --- many reads at once -----------------------------------------------------------------------------------------
+
+    def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
+        """Return the results of the reads, in order; None for a node that does not exist."""
+        if len(paths) > 1 and self._server_reads_many:
+            try:
+                return self._read_together(paths, many)
+            except UnimplementedError:  # older than 3.6
+                self._server_reads_many = False
+        return self._repeat([partial(one, path) for path in paths], NoNodeError)
+
+    def _read_together(self, paths: Sequence[str], many: Callable[[Sequence[str]], Any]) -> list[Any]:
+        requests = [partial(many, paths[start : start + _READS]) for start in range(0, len(paths), _READS)]
+        answers = [answer for each in self._repeat(requests, NoNodeError) for answer in each]
+        failed = next((each for each in answers if isinstance(each, Exception) and not _absent(each)), None)
+        if failed is not None:
+            raise failed
+        return [None if _absent(each) else each for each in answers]
+
+    # --- pipelining -------------------------------------------------------------------------------------------------
+
+    def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
+        """Make all requests, and repeat those that lost the connection; `absent` is answered by None."""
+        self._guard.check()
+        return self._aside.do(self._repeat_here, requests, absent)
+
+    def _repeat_here(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
+        deadline = time.monotonic() + self._timeout
+        answers: list[Any] = [None] * len(requests)
+        waiting = list(range(len(requests)))
+        while waiting:
+            again = []
+            for start in range(0, len(waiting), _WINDOW):
+                window = [(index, requests[index]()) for index in waiting[start : start + _WINDOW]]
+                for index, result in window:
+                    try:
+                        answers[index] = self._await(result, deadline)
+                    except _TRANSIENT:
+                        again.append(index)
+                        continue
+                    except absent:
+                        answers[index] = None
+                    deadline = time.monotonic() + self._timeout  # it answers: thousands of requests may take longer
+            waiting = again
+            if waiting:
+                self._pause(deadline)
+        return answers
+
+    def _await(self, result: Any, deadline: float) -> Any:
+        try:
+            return result.get(timeout=max(0.0, deadline - time.monotonic()))
+        except KazooTimeoutError as error:
+            raise self._unavailable() from error
+        except ConnectionClosedError as error:
+            raise SessionLost("the ZooKeeper session was closed") from error
+
+    def _pause(self, deadline: float) -> None:
+        if time.monotonic() + _RETRY_PAUSE >= deadline:
+            raise self._unavailable()
+        time.sleep(_RETRY_PAUSE)
+
+    def _unavailable(self) -> CoordinationError:
+        return CoordinationUnavailable(
+            f"ZooKeeper at {self._connect} does not answer within {self._timeout:g} s: check that it can be reached"
+        )
+
+
+def _absent(answer: object) -> bool:
+    return isinstance(answer, NoNodeError)

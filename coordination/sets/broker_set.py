@@ -1,0 +1,325 @@
+"""One node's part in its broker set: its presence, its view of the others, and the changes of the set's state.
+
+Other code decides which node may lead and when. Here a decision is written, or refused because another node was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from metaq.protocol.errors import ConfigError, CoordinationError
+
+from ..brokers.cluster_view import read_entry
+from ..records.set_payloads import SetNode, SetState, format_set_node, format_set_state, may_revoke, parse_set_node
+from ..runtime.backoff import Backoff
+from ..runtime.logs import get_log
+from ..session.presence import Presence
+from ..session.watches import ChildrenWatcher, DataWatcher
+from ..session.zk_session import SessionEvent, ZkSession, session_clock
+from ..session.znodes import FencedWrite, create_ephemeral, delete, set_data
+from .set_view import SetMaster, SetView, read_set
+
+__all__ = ["BrokerSet", "SetMaster", "SetNode", "SetState", "SetView"]
+
+log = get_log(__name__)
+
+_FASTER = (BadVersionError, NodeExistsError, NoNodeError)
+"""Failures of a transaction that another node's change explains."""
+
+
+class BrokerSet:
+    """One node of the broker set `broker_id`: from start() to close(), across expired sessions.
+
+    Methods block on ZooKeeper: call them on a worker thread, never on a reactor; any thread but kazoo's. on_view is
+    called on the session's event thread, must not block, and gets the current set: first after start(), then at each
+    change, and after each reconnection even without a change. The views come in order: no view's state is older than
+    that of an earlier view, unless ZooKeeper itself was set back. It was set back if a new session shows an older
+    state, because a majority makes a session, or if an existing session shows one for as long as its timeout.
+
+    Every change is made on the session that holds the node's own znode, and only if the state still has the version on
+    which it is based. After CoordinationUnavailable or SessionLost the change may or may not have happened: read()
+    tells. SessionLost is also raised while the znode is not there yet on a new session.
+    """
+
+    def __init__(
+        self,
+        session: ZkSession,
+        broker_id: int,
+        node: SetNode,
+        on_view: Callable[[SetView], None],
+        *,
+        backoff: Backoff | None = None,
+        clock: Callable[[], float] = session_clock,
+    ) -> None:
+        """session: the caller's, who starts it before start() and closes it after close()."""
+        self.broker_id = broker_id
+        self.node = node
+        self._session = session
+        self._nodes = session.nodes
+        self._on_view = on_view
+        paths = session.paths
+        self._state_path, self._master_path = paths.broker_set(broker_id), paths.master(broker_id)
+        self._own_path = paths.set_node(broker_id, node.name)
+        self._parents = [paths.set_nodes(broker_id), paths.broker(broker_id)]
+        self._payload = format_set_node(node)
+        self._session_id = 0  # the session that holds the own znode
+        self._deposed = False  # another process has the own znode
+        self._told: SetView | None = None
+        self._clock = clock
+        self._newest = 0  # zxid of the newest state passed to on_view
+        self._newest_state: SetState | None = None
+        self._older_since: float | None = None  # while ZooKeeper shows an older one
+        self._looked_on = 0  # the session of the last look
+        self._era: tuple[int, int | None] = 0, None  # and zxid of the state that was found set back
+        self._lost: SetState | None = None  # the newest state known when the era began
+        self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
+        self._watchers = (
+            DataWatcher(session, self._state_path, self._changed),
+            ChildrenWatcher(session, paths.set_nodes(broker_id), self._changed),
+            ChildrenWatcher(session, paths.broker(broker_id), self._changed),
+        )
+
+    # --- public -----------------------------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> int:
+        """The session on which this node's changes are made; a `master` is this node's if its owner equals it.
+
+        0 before start(). It stays that of the former session until the node is present on a new one.
+        """
+        return self._session_id
+
+    @property
+    def present(self) -> bool:
+        """Whether others see this node, as far as is known locally. Makes no request."""
+        return self._session.is_current(self._session_id) and not self._deposed
+
+    def start(self) -> None:
+        """Make the node present and begin to watch the set.
+
+        A znode that an earlier life of this node left behind (same instance) is replaced. If another process has a
+        znode with the same name, this waits for as long as its session may live without a connection; then ConfigError
+        names both. Raises CoordinationUnavailable, SessionLost; then nothing is maintained and start() may be called
+        again.
+        """
+        with self._presence.begun():
+            self._ensure_parents()
+            session_id = self._session.session_id
+            self._presence.take_over(partial(self._take_own_node, session_id))
+            self._session_id = session_id
+        self._session.on_session(self._session_changed)
+        for watcher in self._watchers:
+            watcher.start()
+
+    def declare(self, node: SetNode) -> None:
+        """Replace the node's own znode in the background. node: with the same name and instance. Any thread."""
+        self.node, self._payload = node, format_set_node(node)
+        self._presence.again()
+
+    def close(self) -> None:
+        """Stop watching, and remove the node's own znode. A leader calls release() first."""
+        for watcher in self._watchers:
+            watcher.close()
+        self._session.off_session(self._session_changed)
+        self._presence.stop()
+        self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [self._own_path]))
+
+    def read(self) -> SetView:
+        """Return the current set: it includes all writes made before the call. Raises CoordinationError for a damaged
+        state."""
+        era, older = self._era
+        view = read_set(self._session, self.broker_id)
+        return replace(view, era=era, set_back=view.state is not None and view.zxid == older)
+
+    def create(self, state: SetState) -> bool:
+        """Write the first state of the set. False: it already has one."""
+        self._nodes.ensure([self._state_path])
+        found = self._nodes.get_versioned(self._state_path)
+        if found is None or (found[0] or b"").strip():
+            return False
+        return self.change(state, found[1]) is not None
+
+    def change(self, state: SetState, version: int) -> int | None:
+        """Replace version `version` by `state`. Return the new version, None if the state has another version."""
+        return self._write([], state, version)
+
+    def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
+        """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
+
+        replacing: the master in the view with the version `version`; None if that view had none, or if it must not be
+        deleted. Returns the new version; None if another node was faster, or if there is another master: then nothing
+        has changed.
+
+        A set's master is only deleted if it is the one in the view, because each master came with a new version of the
+        state. Brokers outside a set do not change the state; their master differs from a set's by the version of its
+        data, which is 0 and not 1. Only if two such brokers follow one another between the view and this call is the
+        second one's master taken for the first one's.
+        """
+        self._nodes.ensure([self._parents[1]])
+        deletion = [delete(self._master_path, replacing.version)] if replacing else []
+        url = self.node.url.encode()
+        # the second write makes the version of the data 1, see above
+        return self._write(
+            [*deletion, create_ephemeral(self._master_path, url), set_data(self._master_path, url, 0)], state, version
+        )
+
+    def release(self, state: SetState, version: int) -> int | None:
+        """In one transaction: delete this node's `master`, and write `state` as change() does.
+
+        Returns the new version; None if the master is not this node's, or if the state has another version.
+        """
+        (master,) = self._nodes.get_with_stats([self._master_path])
+        if master is None or master[1].ephemeralOwner != self._session_id:
+            return None
+        return self._write([delete(self._master_path, master[1].version)], state, version)
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def _write(self, before: Sequence[FencedWrite], state: SetState, version: int) -> int | None:
+        if version < 0:
+            return None  # the znode was missing; for ZooKeeper -1 would mean any version
+        writes = [*before, set_data(self._state_path, format_set_state(state), version)]
+        failure = self._nodes.write_atomically(self._session_id, writes)
+        if failure is None:
+            return version + 1
+        if isinstance(failure, _FASTER):
+            return None
+        raise CoordinationError(
+            f"cannot change broker set {self.broker_id}: {type(failure).__name__} {failure}"
+        ) from failure
+
+    # --- the own znode ----------------------------------------------------------------------------------------------
+
+    def _ensure_parents(self) -> None:
+        self._session.ensure_chroot()
+        self._nodes.ensure(self._parents)
+
+    def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
+        """Take the own znode; None on success. A znode of our instance on another session is from our earlier life."""
+        creation = create_ephemeral(self._own_path, self._payload)
+        if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
+            return None
+        node = self._nodes.get(self._own_path)
+        if node is not None:
+            if node == (self._payload, session_id):
+                return None
+            holder = read_entry(self._parse_own, self._own_path, node.data)
+            if holder is None or holder.instance != self.node.instance:
+                return self._other_user(holder)
+            log.info("node %s replaces the znode of its former process (%s)", self.node.name, self._own_path)
+            if self._nodes.write_atomically(session_id, [delete(self._own_path), creation]) is None:
+                return None
+        return CoordinationError(f"node {self.node.name} cannot register: {self._own_path} comes and goes")
+
+    def _parse_own(self, path: str, data: bytes | None) -> SetNode | None:
+        return parse_set_node(path, self.node.name, data)
+
+    def _other_user(self, holder: SetNode | None) -> ConfigError:
+        user = f"{holder.url}, instance {holder.instance}" if holder else "another process"
+        return ConfigError(
+            "node",
+            self.node.name,
+            f"in use by {user} ({self._own_path}), this is {self.node.url}, instance {self.node.instance}: "
+            "give each node of a broker set a name of its own",
+        )
+
+    # --- event thread -----------------------------------------------------------------------------------------------
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
+            self._told = None
+            self._presence.again()
+
+    def _changed(self, _path: str, _value: object) -> None:
+        self._presence.again()
+
+    def _tell(self, view: SetView) -> None:
+        if view != self._told and not self._presence.stopped:
+            self._told = view
+            self._on_view(view)
+
+    # --- the task's thread ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Make the node present, and report the current set."""
+        session_id = self._session.session_id
+        if session_id != self._looked_on:
+            # before others see this node, and before it writes a state that must not be taken for old
+            self._begin_era_if_set_back()
+            self._revoke_if_set_back(session_id)  # at once: another node may be about to be elected by that state
+            self._looked_on = session_id
+        self._appear(session_id)
+        view = self.read()
+        if view.state and view.zxid < self._newest:
+            now = self._clock()
+            since = self._older_since = now if self._older_since is None else self._older_since
+            if now - since < self._session.session_timeout:
+                raise CoordinationError(f"a server of ZooKeeper shows an old state of broker set {self.broker_id}")
+            self._begin_era_if_set_back()
+            view = self.read()
+        self._older_since = None
+        if self._revoke_if_set_back(session_id):
+            view = self.read()
+        if view.zxid >= self._newest:
+            self._newest, self._newest_state = view.zxid, view.state
+        self._session.events.post(partial(self._tell, view))
+
+    def _begin_era_if_set_back(self) -> None:
+        found = read_set(self._session, self.broker_id)
+        if found.zxid < self._newest:
+            what = "no state" if found.state is None else f"an older state, of epoch {found.state.epoch},"
+            log.error("ZooKeeper was set back: it has %s of broker set %d", what, self.broker_id)
+            self._era = self._era[0] + 1, None if found.state is None else found.zxid
+            self._newest = found.zxid
+            self._lost = self._newest_state
+
+    def _revoke_if_set_back(self, session_id: int) -> bool:
+        """Revoke an older state, so that nobody is elected by it. Return whether this was tried.
+
+        Its in-sync nodes may be wrong, and a node that was away does not know that and would stand for election. So the
+        state itself must show it, because an election compares the state. If an election or an operator was faster, the
+        version has changed, and nothing is written.
+        """
+        if self._era[1] is None or self._lost is None:
+            return False
+        view = self.read()
+        state, lost = view.state, self._lost
+        if not view.set_back or state is None or not may_revoke(state, lost):
+            return False
+        write = set_data(self._state_path, format_set_state(state.revoked()), view.version)
+        failure = self._nodes.write_atomically(session_id, [write])
+        if failure is None:
+            log.error(
+                "broker set %d has no leader until an operator chooses one: by its older state, of epoch %d, in sync "
+                "were %s; by the newest that %s has seen, of epoch %d, %s",
+                self.broker_id,
+                state.epoch,
+                ", ".join(state.in_sync) or "none",
+                self.node.name,
+                lost.epoch,
+                ", ".join(lost.in_sync) or "none",
+            )
+        elif not isinstance(failure, _FASTER):
+            raise CoordinationError(f"cannot change broker set {self.broker_id}: {failure}") from failure
+        return True
+
+    def _appear(self, session_id: int) -> None:
+        own, *parents = self._nodes.get_many([self._own_path, *self._parents])
+        if own == (self._payload, session_id) and all(parents):
+            self._session_id, self._deposed = session_id, False
+            return
+        self._ensure_parents()
+        obstacle = self._take_own_node(session_id)
+        if isinstance(obstacle, ConfigError):  # only log it: the set goes on, and this node must see it
+            if not self._deposed:
+                log.error("%s", obstacle)
+            self._deposed = True
+        elif obstacle is not None:
+            raise obstacle
+        else:
+            log.warning("node %s is present again in broker set %d", self.node.name, self.broker_id)
+            self._session_id, self._deposed = session_id, False

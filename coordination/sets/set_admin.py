@@ -1,0 +1,51 @@
+"""Changes of a broker set from outside its nodes: by an operator, or at a cluster's first start."""
+
+from __future__ import annotations
+
+from kazoo.exceptions import BadVersionError, NoNodeError, NotEmptyError
+
+from metaq.protocol.errors import CoordinationError
+
+from ..records.set_payloads import SetState, format_set_state
+from ..session.zk_session import ZkSession
+from ..session.znodes import delete, set_data
+from .set_view import SetView
+
+__all__ = ["forget_set", "write_state"]
+
+
+def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
+    """Replace the state in `view` by `state`. False: the set has another state by now, and nothing has changed.
+
+    A view without a state stands for a set that has none. Blocks: any thread but kazoo's. Raises SessionLost or
+    CoordinationUnavailable if it is unknown whether it was written: read_set() tells.
+    """
+    path = session.paths.broker_set(broker_id)
+    version = view.version
+    if version < 0:
+        session.ensure_chroot()
+        session.nodes.ensure([path])
+        version = 0  # version of a znode that nobody has written to
+    failure = session.nodes.write_atomically(session.session_id, [set_data(path, format_set_state(state), version)])
+    if failure is None:
+        return True
+    if isinstance(failure, BadVersionError | NoNodeError):
+        return False
+    raise CoordinationError(f"cannot change broker set {broker_id}: {type(failure).__name__} {failure}") from failure
+
+
+def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
+    """Remove the znodes of a set whose `view` shows no node.
+
+    False: a node has come, or the set has another state by now, and nothing has changed. Blocks and raises as
+    write_state().
+    """
+    path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
+    present = [nodes] if session.nodes.get(nodes) is not None else []
+    writes = [*map(delete, present), delete(path, view.version)]
+    failure = session.nodes.write_atomically(session.session_id, writes)
+    if failure is None:
+        return True
+    if isinstance(failure, BadVersionError | NoNodeError | NotEmptyError):
+        return False
+    raise CoordinationError(f"cannot remove broker set {broker_id}: {type(failure).__name__} {failure}") from failure

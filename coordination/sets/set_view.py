@@ -1,0 +1,137 @@
+"""The broker sets of a cluster in ZooKeeper: read and watched, never written. broker_set.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from kazoo.protocol.states import ZnodeStat
+
+from ..brokers.cluster_view import read_entry
+from ..records.payloads import parse_broker_id, parse_broker_url
+from ..records.set_payloads import SetNode, SetState, parse_set_node, parse_set_state
+from ..session.watches import DataWatcher
+from ..session.zk_session import ZkSession
+
+__all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_set"]
+
+
+@dataclass(frozen=True, slots=True)
+class SetMaster:
+    """The znode `ids/<id>/master` as it was read.
+
+    url: its data, None if empty. owner: id of the session that made it. version: of its data.
+    """
+
+    url: str | None
+    owner: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetView:
+    """A broker set at one moment.
+
+    state: None before the first leadership. version: of the state's znode, for compare-and-set; -1 if that is missing.
+    nodes: the present ones, by name. master: None if no process has the broker id.
+    """
+
+    state: SetState | None
+    version: int
+    nodes: Mapping[str, SetNode] = field(default_factory=dict)
+    master: SetMaster | None = None
+    zxid: int = 0
+    """ZooKeeper's number of the state's last change: it rises even if the znode was deleted and made anew."""
+    era: int = 0
+    """How often, before this was read, ZooKeeper had come back without the newest state that the reader had seen."""
+    set_back: bool = False
+    """Whether the state is older than one the reader has seen, and has not been written since: its in-sync nodes may
+    lack messages that were acknowledged later."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of one reader's two views, the later one has the higher order, or the same."""
+        return self.era, self.zxid
+
+    def role(self, name: str) -> str:
+        """Return the state's role of the node `name`: `leader`, `in-sync` or `out of sync`."""
+        if self.state is None:
+            return "out of sync"
+        if self.state.leader == name:
+            return "leader"
+        node = self.nodes.get(name)
+        known = name in self.state.in_sync if node is None else self.state.has_in_sync(name, node.instance)
+        return "in-sync" if known else "out of sync"
+
+    @property
+    def in_sync_present(self) -> list[str]:
+        """Names of the in-sync nodes that are present with the in-sync data."""
+        state = self.state
+        return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
+
+
+def read_set(session: ZkSession, broker_id: int) -> SetView:
+    """Return the set as it is now, or was at some moment after the call. A damaged node is logged and left out.
+
+    Blocks: any thread but kazoo's. Raises CoordinationUnavailable, SessionLost, and CoordinationError for a damaged
+    state.
+    """
+    nodes, paths = session.nodes, session.paths
+    state_path, master_path = paths.broker_set(broker_id), paths.master(broker_id)
+    nodes.sync(state_path)
+    names = sorted(nodes.children(paths.set_nodes(broker_id)))
+    node_paths = [paths.set_node(broker_id, name) for name in names]
+    # The state first: a master read after it is at least as new. So whoever writes the state in the version of this
+    # view and deletes its master cannot delete a later leader's master.
+    state, master, *found = nodes.get_with_stats([state_path, master_path, *node_paths])
+    present = [
+        read_entry(partial(_parse_node, name), path, node[0])
+        for name, path, node in zip(names, node_paths, found, strict=True)
+        if node
+    ]
+    return SetView(
+        parse_set_state(state_path, state[0]) if state else None,
+        state[1].version if state else -1,
+        {node.name: node for node in present if node},
+        _master(master_path, *master) if master else None,
+        state[1].mzxid if state else 0,
+    )
+
+
+def _parse_node(name: str, path: str, data: bytes | None) -> SetNode | None:
+    return parse_set_node(path, name, data)
+
+
+def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
+    parsed = read_entry(parse_broker_url, path, data)
+    return SetMaster((data or b"").decode() if parsed else None, stat.ephemeralOwner, stat.version)
+
+
+def set_ids(session: ZkSession) -> list[int]:
+    """Return the ids of all broker sets that ever existed, in order. Blocks and raises as read_set()."""
+    parent = session.paths.broker_sets()
+    ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
+    return sorted(each for each in ids if each is not None)
+
+
+def read_sets(session: ZkSession) -> dict[int, SetView]:
+    """Return all broker sets by id, in order. Raises as read_set()."""
+    return {broker_id: read_set(session, broker_id) for broker_id in set_ids(session)}
+
+
+def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetView], None]) -> DataWatcher:
+    """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
+    reconnection. Close the returned watcher to end it.
+
+    One watch of ZooKeeper per set. A node's coming or going is seen when the leader changes the in-sync set for it, so
+    this is for readers of in-sync nodes; BrokerSet sees everything at once. A damaged state is logged, and read every 2
+    s.
+    """
+    watcher = DataWatcher(
+        session,
+        session.paths.broker_set(broker_id),
+        lambda _path, _data: on_view(broker_id, read_set(session, broker_id)),
+    )
+    watcher.start()
+    return watcher
