@@ -96,9 +96,9 @@ def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, fl
         _fill(port, waiting)
         took: list[float] = []
         came = threading.Event()
-        config = SharedConfig(prefetch=0)
+        config = SharedConfig(prefetch=0, lease_seconds=300)
         consumer = stack.enter_context(
-            SharedConsumer(group="g", topics=[TOPIC], metadata=_metadata(port), config=config, lease_seconds=300)
+            SharedConsumer(group="g", topics=[TOPIC], metadata=_metadata(port), config=config)
         )
         producer = stack.enter_context(Producer(metadata=_metadata(port)))
 

@@ -25,7 +25,7 @@ from metaq.client.questions.asking import Asked
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.stored_records import waiting_from
 from metaq.client.records.results import TopicPartition
-from metaq.client.settings.config import Protocol
+from metaq.client.settings.config import ConnectionConfig, Protocol
 from metaq.protocol.errors import CoordinationError, MetaqError
 
 from .offsets import from_json
@@ -182,7 +182,7 @@ class LagListener(StreamingQueryListener):
 
     def _ask(self, query_id: str, known: _Progress) -> LagReport:
         if self._cluster is None:
-            self._cluster = Cluster(self._zookeeper, root=self._root, protocol=self._protocol)
+            self._cluster = Cluster(self._zookeeper, root=self._root, config=ConnectionConfig(protocol=self._protocol))
         survey = self._cluster.survey()
         found: list[PartitionLag] = []
         failures: dict[TopicPartition, str] = {}

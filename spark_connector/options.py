@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 import pyarrow as pa
 
 from metaq.client.records.results import TopicPartition
-from metaq.client.settings.config import ConnectionConfig
+from metaq.client.settings.config import ConnectionConfig, Protocol
 from metaq.client.settings.consumer_config import check_where
 from metaq.coordination.records.paths import DEFAULT_ROOT, Paths
 from metaq.coordination.session.zk_session import check_connect
@@ -45,7 +45,6 @@ __all__ = [
     "WriteOptions",
 ]
 
-PROTOCOLS = ("auto", "text")
 COMPRESSIONS = ("none", "zstd")
 WRITE_NAMES = (
     "zookeeper",
@@ -75,7 +74,7 @@ class WriteOptions:
     zookeeper: str
     topic: str | None = None
     root: str = "/meta"
-    protocol: str = "auto"
+    protocol: Protocol = "auto"
     batch_messages: int = 1000
     exactly_once: bool = False
     typed_headers: bool = False
@@ -90,7 +89,7 @@ class WriteOptions:
             zookeeper=values.zookeeper(),
             topic=values.name("topic", check_zookeeper_topic),
             root=values.root(),
-            protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
+            protocol=values.protocol(),
             batch_messages=values.integer("metaq.batch.messages", 1, 100_000, 1000),
             exactly_once=values.flag("exactlyOnce", False),
             typed_headers=values.flag("typedHeaders", False),
@@ -150,6 +149,9 @@ class OptionValues:
         if value.lower() not in choices:
             raise ConfigError(name, value, f"choose from {', '.join(choices)}")
         return value.lower()
+
+    def protocol(self) -> Protocol:
+        return "text" if self.choice("metaq.protocol", ("auto", "text"), "auto") == "text" else "auto"
 
     def flag(self, name: str, default: bool) -> bool:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
@@ -291,7 +293,6 @@ class ReadOptions:
     push_filters: bool = False
     limits: BatchLimits = BatchLimits()
     root: str = "/meta"
-    protocol: str = "auto"
     fetch_bytes: int = FETCH_BYTES
     check_crcs: bool = False
     columns: pa.Schema | None = None
@@ -328,7 +329,6 @@ class ReadOptions:
             push_filters=values.flag("pushFilters", False),
             limits=_limits(values),
             root=values.root(),
-            protocol=values.choice("metaq.protocol", PROTOCOLS, "auto"),
             fetch_bytes=values.integer("metaq.fetch.bytes", MIN_FETCH_BYTES, MAX_FETCH_BYTES, FETCH_BYTES),
             check_crcs=values.flag("metaq.check.crcs", False),
             connection=_connection(values),
@@ -531,6 +531,7 @@ def _connection(values: OptionValues) -> ConnectionConfig:
         return float(values.integer(name, 1, MAX_TIMEOUT_SECONDS, int(number)))
 
     return ConnectionConfig(
+        protocol=values.protocol(),
         connect_timeout_seconds=seconds("metaq.connect.timeout.seconds", default.connect_timeout_seconds),
         request_timeout_seconds=seconds("metaq.request.timeout.seconds", default.request_timeout_seconds),
     )

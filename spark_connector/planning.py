@@ -17,7 +17,7 @@ from metaq.client.questions.partition_bounds import offset_after, offset_at_time
 from metaq.client.questions.stored_records import read_bytes
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.wall_clock import now_ms
-from metaq.client.settings.config import check_protocol
+from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint
 from metaq.coordination.records.move_payloads import MoveState
 from metaq.coordination.runtime.backoff import Backoff
@@ -75,14 +75,7 @@ _T = TypeVar("_T")
 
 def open_cluster(options: ReadOptions) -> Cluster:
     """Raises CoordinationUnavailable."""
-    protocol = check_protocol(options.protocol)
-    return Cluster(
-        options.zookeeper,
-        root=options.root,
-        protocol=protocol,
-        config=options.connection,
-        patience_seconds=PLANNING_SECONDS,
-    )
+    return Cluster(options.zookeeper, root=options.root, config=options.connection, patience_seconds=PLANNING_SECONDS)
 
 
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
@@ -388,6 +381,6 @@ def check_published(options: WriteOptions) -> None:
     Topics in rows are not known before the tasks run.
     """
     if options.topic is not None:
-        protocol = check_protocol(options.protocol)
-        with Cluster(options.zookeeper, root=options.root, protocol=protocol) as cluster:
+        config = ConnectionConfig(protocol=options.protocol)
+        with Cluster(options.zookeeper, root=options.root, config=config) as cluster:
             cluster.partitions(options.topic)

@@ -18,7 +18,6 @@ from metaq.client.questions.partition_bounds import Bounds, offset_after, partit
 from metaq.client.questions.stored_records import BegunPull, Pulled, located
 from metaq.client.records.arrow import DecodedColumns, decode_columns
 from metaq.client.records.decoding import Records, in_bytes, joined
-from metaq.client.settings.config import check_protocol
 from metaq.client.transport.connection import Connection, Endpoint
 from metaq.client.transport.redirects import Redirects
 from metaq.coordination.runtime.backoff import Backoff
@@ -87,7 +86,7 @@ def read_partition(
     if planned is None:  # Spark's partition for a query without ranges
         return
     spare_modules()
-    nodes = SetNodes(planned.id, planned.nodes, options.connection, check_protocol(options.protocol))
+    nodes = SetNodes(planned.id, planned.nodes, options.connection)
     reader, search = RangeReader(planned, options, tags, nodes), Failover(planned, options)
     endpoint = nodes.first(planned.endpoint)
     while True:

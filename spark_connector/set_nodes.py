@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.client.records.results import TopicPartition
-from metaq.client.settings.config import ConnectionConfig, Protocol
+from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, MetaqError, NotLeader, RequestTimedOut
@@ -35,14 +35,11 @@ _found: dict[Endpoint, tuple[Endpoint, float]] = {}
 class SetNodes:
     """The nodes of one broker set, as seen by the driver. Other brokers have no nodes. One thread."""
 
-    def __init__(
-        self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig, protocol: Protocol
-    ) -> None:
+    def __init__(self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig) -> None:
         """partition: one of the set's."""
         self._partition = partition
         self._nodes = tuple(nodes)
         self._config = config
-        self._protocol = protocol
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
@@ -53,7 +50,7 @@ class SetNodes:
 
         Raises BrokerUnavailable.
         """
-        return open_connection(endpoint, self._config, self._protocol, QUIET_SECONDS if self._nodes else None)
+        return open_connection(endpoint, self._config, QUIET_SECONDS if self._nodes else None)
 
     def first(self, planned: Endpoint) -> Endpoint:
         """Return where to begin: an earlier task of this process may have found that another node leads."""
@@ -78,7 +75,7 @@ class SetNodes:
 
     def _leader_by(self, node: Endpoint) -> Endpoint | None:
         try:
-            connection = open_connection(node, self._config, self._protocol, _ANSWER_SECONDS)
+            connection = open_connection(node, self._config, _ANSWER_SECONDS)
             try:
                 partition_bounds(connection, self._partition, _ANSWER_SECONDS)
             finally:

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from metaq.client.producer import Producer
 from metaq.client.producer.packing import Packer
 from metaq.client.records.batches import split_batches
-from metaq.client.settings.config import ProducerConfig
+from metaq.client.settings.config import ConnectionConfig, ProducerConfig
 from metaq.coordination.offsets.decided_batches import DecidedBatches
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ClientError
@@ -191,11 +191,12 @@ def _end_batch(
 
 
 def _config(options: WriteOptions) -> ProducerConfig:
-    return ProducerConfig(compression="zstd" if options.compression == "zstd" else None)
+    connection = ConnectionConfig(protocol=options.protocol)
+    return ProducerConfig(compression="zstd" if options.compression == "zstd" else None, connection=connection)
 
 
 def _producer(options: WriteOptions) -> Producer:
-    return Producer(options.zookeeper, root=options.root, protocol=options.protocol, config=_config(options))
+    return Producer(options.zookeeper, root=options.root, config=_config(options))
 
 
 def _session(options: WriteOptions) -> ZkSession:

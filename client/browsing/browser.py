@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
 from metaq.protocol.limits import INT32_MAX
 
-from ..fetching.core import Accept, ConsumerCore, OnDamaged
+from ..fetching.core import Accept, ConsumerCore
 from ..fetching.fetcher import Fetcher
 from ..fetching.polling import Poller
 from ..questions.asking import READER_GROUP, following
@@ -30,10 +30,10 @@ from ..settings.config import (
     check_call_backs,
     check_number,
     check_offset,
-    check_protocol,
     config_or_default,
 )
-from ..settings.consumer_config import ConsumerConfig, check_where
+from ..settings.consumer_config import ConsumerConfig, MovedReading, check_where
+from ..settings.moved_options import MovedProtocol, with_moved
 from ..transport.metadata import parse_address
 from ..transport.pool import ConnectionPool
 
@@ -41,10 +41,17 @@ __all__ = ["PartitionReader", "TopicBrowser", "browse"]
 
 
 def browse(
-    connect: str, topic: str, *, root: str = "/meta", protocol: str = "auto", where: str | None = None
+    connect: str,
+    topic: str,
+    *,
+    root: str = "/meta",
+    where: str | None = None,
+    config: ConsumerConfig | None = None,
+    **moved: Unpack[MovedProtocol],
 ) -> Iterator[Message]:
     """Iterate over all messages of `topic` that are there now, as `TopicBrowser` does. Raises as TopicBrowser."""
-    with TopicBrowser(connect, topic, root=root, protocol=protocol, where=where) as browser:
+    config = with_moved(config_or_default(config, ConsumerConfig), "browse", moved, "protocol")
+    with TopicBrowser(connect, topic, root=root, where=where, config=config) as browser:
         yield from browser
 
 
@@ -62,25 +69,22 @@ class TopicBrowser(Closing):
         topic: str,
         *,
         root: str = "/meta",
-        protocol: str = "auto",
         where: str | None = None,
-        on_damaged: OnDamaged | None = None,
         config: ConsumerConfig | None = None,
+        **moved: Unpack[MovedReading],
     ) -> None:
-        """where: only messages whose properties match (docs/filters.md). on_damaged: called with a CorruptRecord for
-        each damaged range; ConsumerConfig.damage says whether reading stops there or goes on.
+        """where: only messages whose properties match (docs/filters.md). config: `damage` says whether reading stops at
+        a damaged range or goes on.
 
         Raises ConfigError, CoordinationUnavailable.
         """
         self._topic = topic
         self._closed = False
-        self._config = config_or_default(config, ConsumerConfig)
-        check_call_backs(on_damaged=on_damaged)
-        self._on_damaged = on_damaged
-        self._where = check_where(where)
-        self._cluster = Cluster(
-            connect, root=root, protocol=check_protocol(protocol), config=self._config.connection, starts=False
+        self._config = with_moved(
+            config_or_default(config, ConsumerConfig), "TopicBrowser", moved, "protocol", "on_damaged"
         )
+        self._where = check_where(where)
+        self._cluster = Cluster(connect, root=root, config=self._config.connection, starts=False)
         self._cluster.start()
         self._opened()
 
@@ -124,8 +128,8 @@ class TopicBrowser(Closing):
     def _behind(self, damage: CorruptRecord) -> int:
         """Return the position after an error. Raises the error if there is no such position, or if the user wants to
         stop."""
-        if self._on_damaged is not None:
-            self._on_damaged(damage)
+        if self._config.on_damaged is not None:
+            self._config.on_damaged(damage)
         if damage.end is None or self._config.damage == "stop":
             raise damage
         return damage.end
@@ -161,31 +165,31 @@ class PartitionReader(Poller):
         *,
         where: str | None = None,
         accept: Accept | None = None,
-        on_damaged: OnDamaged | None = None,
         deserializer: Deserializer | None = None,
-        protocol: str = "auto",
         config: ConsumerConfig | None = None,
+        **moved: Unpack[MovedReading],
     ) -> None:
         """address: `host:port` of the broker, or of any running node of a broker set, which leads to the set's leader.
         start: "earliest", "latest", or the offset in bytes at which a message begins. where: only messages whose
-        properties match (docs/filters.md). accept: a message for which it returns false is skipped. on_damaged,
+        properties match (docs/filters.md). accept: a message for which it returns false is skipped.
         deserializer: as for Consumer.
 
         Raises ConfigError; connects in the background.
         """
-        config = config_or_default(config, ConsumerConfig)
-        check_call_backs(accept=accept, on_damaged=on_damaged)
+        config = with_moved(
+            config_or_default(config, ConsumerConfig), "PartitionReader", moved, "protocol", "on_damaged"
+        )
+        check_call_backs(accept=accept)
         reader = None if deserializer is None else deserializers("deserializer", deserializer)
         self._endpoint = parse_address(address)
         self._ending = Aside("metaq reader close")
         self._timers = Timers("metaq-read")
-        self._pool = ConnectionPool(config.connection, check_protocol(protocol))
+        self._pool = ConnectionPool(config.connection)
         core = ConsumerCore(
             READER_GROUP,
             config,
             where=check_where(where),
             accept=accept,
-            on_damaged=on_damaged,
             follow=self._pool.follow,
             reader=reader,
         )

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.coordination.groups.membership import GroupMembership, broadcast_group
@@ -22,7 +22,7 @@ from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
-from ..fetching.core import Accept, ConsumerCore, OnDamaged
+from ..fetching.core import Accept, ConsumerCore
 from ..fetching.fetcher import Fetcher
 from ..fetching.nearest_nodes import Nearby
 from ..fetching.notices import OnPartitions
@@ -47,12 +47,12 @@ from ..settings.config import (
     check_call_backs,
     check_number,
     check_offset,
-    check_protocol,
     check_texts,
     check_threads,
     config_or_default,
 )
-from ..settings.consumer_config import ConsumerConfig, check_tags, check_where
+from ..settings.consumer_config import ConsumerConfig, MovedReading, check_tags, check_where
+from ..settings.moved_options import with_moved
 from ..transport.connection import Connection
 from ..transport.pool import ConnectionPool
 from .beginnings import Beginnings
@@ -94,11 +94,10 @@ class Consumer(Poller):
         accept: Accept | None = None,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
-        on_damaged: OnDamaged | None = None,
         deserializer: Deserializer | None = None,
-        protocol: str = "auto",
         root: str = "/meta",
         config: ConsumerConfig | None = None,
+        **moved: Unpack[MovedReading],
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
@@ -110,16 +109,14 @@ class Consumer(Poller):
         consumer checks again. A single text is one tag, or one topic. accept: called with each message; if it returns
         false, the message is skipped and counts as consumed; an exception propagates from poll(). on_assigned,
         on_revoked: called inside poll() or run() with the partitions; on_revoked's partitions are handed over when it
-        returns. on_damaged: called in poll(), or on a handler's thread of run(), with a CorruptRecord, once for each
-        damaged range of stored bytes, whether ConsumerConfig.damage says to stop there or to skip it. deserializer:
-        decodes `message.value`; several are chosen by the message's content type, the first one if it has none.
-        protocol: "auto" or "text".
+        returns. deserializer: decodes `message.value`; several are chosen by the message's content type, the first one
+        if it has none.
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         TypeError (a group that is no text), CoordinationUnavailable.
         """
-        config = config_or_default(config, ConsumerConfig)
-        check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked, on_damaged=on_damaged)
+        config = with_moved(config_or_default(config, ConsumerConfig), "Consumer", moved, "protocol", "on_damaged")
+        check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked)
         topics = check_texts("topics", topics)
         wanted = check_tags(tags)
         chosen = check_where(where)
@@ -137,7 +134,7 @@ class Consumer(Poller):
         self._reads_failed = False  # also the group's failed messages, which only run() with a Retry can handle
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
-        self._pool = ConnectionPool(config.connection, check_protocol(protocol))
+        self._pool = ConnectionPool(config.connection)
         self._cluster = connect, root
         self._session = ZkSession(connect, root, config.session_timeout_seconds)
         self._view = ClusterView(self._session)
@@ -148,7 +145,6 @@ class Consumer(Poller):
             tags=wanted,
             where=chosen,
             accept=accept,
-            on_damaged=on_damaged,
             is_slave=lambda endpoint: member.is_slave(endpoint),
             follow=self._pool.follow,
             reader=reader,

@@ -67,14 +67,11 @@ if TYPE_CHECKING:
 
     from ..serializers.base import ValueReader
 
-__all__ = ["Accept", "ConsumerCore", "OnDamaged", "changes"]
+__all__ = ["Accept", "ConsumerCore", "changes"]
 
 log = get_log(__name__)
 
 Accept = Callable[[Message], bool]
-
-OnDamaged = Callable[[CorruptRecord], object]
-"""Called once for each damaged range that a consumer finds."""
 
 
 class ConsumerCore:
@@ -95,7 +92,6 @@ class ConsumerCore:
         tags: frozenset[str] | None = None,
         where: Where | None = None,
         accept: Accept | None = None,
-        on_damaged: OnDamaged | None = None,
         is_slave: Callable[[Endpoint], bool] = lambda _: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
         random: Callable[[], float] = random,
@@ -121,7 +117,7 @@ class ConsumerCore:
         self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
         self._where = where
         self._accept = accept
-        self._on_damaged = on_damaged
+        self._on_damaged = config.on_damaged
         self._check_messages, self._check_batches = config.check_crcs is not False, config.check_crcs is True
         self._wanting: deque[PartitionCursor] = deque()
         self._ready: dict[PartitionCursor, None] = {}

@@ -22,6 +22,7 @@ from ..runtime.patched import refuse_patched
 from ..runtime.timers import END_SECONDS, TimeLeft
 from ..runtime.unclosed import Closing
 from ..settings.config import ProducerConfig, config_or_default
+from ..settings.moved_options import MovedProtocol, with_moved
 from ..transport.metadata import Metadata
 from .building import SendOptions, build_body
 from .futures import refuse_in_handler
@@ -60,11 +61,11 @@ class OrderedProducer(Closing):
         store: LocalMessageStore,
         selector: PartitionSelector | None = None,
         save_failed: bool = False,
-        protocol: str = "auto",
         root: str = "/meta",
         config: ProducerConfig | None = None,
         metadata: Metadata | None = None,
         clock: Callable[[], float] = time.monotonic,
+        **moved: Unpack[MovedProtocol],
     ) -> None:
         """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
         ever write the topic must have the same. store: for this producer alone; closed with it. selector: chooses among
@@ -78,7 +79,7 @@ class OrderedProducer(Closing):
         self._guard = ForkGuard("OrderedProducer")
         self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
-        self._config = config_or_default(config, ProducerConfig)
+        self._config = with_moved(config_or_default(config, ProducerConfig), "OrderedProducer", moved, "protocol")
         self._packer = Packer.of(self._config)
         self._store = store
         self._selector: PartitionSelector = RoundRobinSelector() if selector is None else check_selector(selector)
@@ -93,7 +94,7 @@ class OrderedProducer(Closing):
                 own.start(self._config.start_timeout_seconds)
             for topic in self._configured:
                 self._metadata.view(topic)  # watched from now on
-            self._producer = Producer(protocol=protocol, config=self._config, metadata=self._metadata, clock=clock)
+            self._producer = Producer(config=self._config, metadata=self._metadata, clock=clock)
             self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
             send_once = partial(self._producer.send_stored, retry=False)
             resender = self._resender = Resender(

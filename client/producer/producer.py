@@ -27,10 +27,10 @@ from ..runtime.unclosed import Closing
 from ..settings.config import (
     ProducerConfig,
     check_call_back,
-    check_protocol,
     check_texts,
     config_or_default,
 )
+from ..settings.moved_options import MovedProtocol, with_moved
 from ..transport.metadata import UNKNOWN, DirectMetadata, Metadata, parse_address
 from ..transport.pool import ConnectionPool
 from .building import SendOptions, build_batch, build_body, build_message, list_of
@@ -78,7 +78,6 @@ class Producer(Closing):
         *,
         selector: PartitionSelector | None = None,
         linger_ms: int | timedelta | None = None,
-        protocol: str = "auto",
         root: str = "/meta",
         default_topic: str | None = None,
         undelivered: LocalMessageStore | None = None,
@@ -86,26 +85,25 @@ class Producer(Closing):
         metadata: Metadata | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = random.random,
+        **moved: Unpack[MovedProtocol],
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
-        asynchronous message waits for others to share its batch. protocol: "auto", or "text" for the metaq 1.x commands
-        only. default_topic: while nobody publishes a message's topic, the message goes to this topic's partitions under
-        its own topic (brokers with a pattern in server.ini publish a topic with its first message). undelivered: a
-        store for asynchronous messages that could not be delivered in time; they are sent again every
-        recover_interval_seconds. For this producer alone, closed with it.
+        asynchronous message waits for others to share its batch. default_topic: while nobody publishes a message's
+        topic, the message goes to this topic's partitions under its own topic (brokers with a pattern in server.ini
+        publish a topic with its first message). undelivered: a store for asynchronous messages that could not be
+        delivered in time; they are sent again every recover_interval_seconds. For this producer alone, closed with it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
-        config = config_or_default(config, ProducerConfig)
+        config = with_moved(config_or_default(config, ProducerConfig), "Producer", moved, "protocol")
         if selector is not None:
             check_selector(selector)
         self._config = config if linger_ms is None else replace(config, linger_ms=milliseconds_of(linger_ms))
         self._clock = clock
         self._random = random
-        self._protocol = check_protocol(protocol)
-        self._pool = ConnectionPool(self._config.connection, self._protocol, clock=clock, random=random)
+        self._pool = ConnectionPool(self._config.connection, clock=clock, random=random)
         own = None
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
@@ -157,9 +155,9 @@ class Producer(Closing):
         partitions: Mapping[str, int] | None = None,
         selector: PartitionSelector | None = None,
         linger_ms: int | timedelta | None = None,
-        protocol: str = "auto",
         undelivered: LocalMessageStore | None = None,
         config: ProducerConfig | None = None,
+        **moved: Unpack[MovedProtocol],
     ) -> Self:
         """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
 
@@ -171,9 +169,8 @@ class Producer(Closing):
         return cls(
             selector=selector,
             linger_ms=linger_ms,
-            protocol=protocol,
             undelivered=undelivered,
-            config=config,
+            config=with_moved(config_or_default(config, ProducerConfig), "Producer.direct", moved, "protocol"),
             metadata=DirectMetadata(parse_address(address), broker_id, partitions or {}),
         )
 
@@ -368,7 +365,7 @@ class Producer(Closing):
             if self._requester is None:
                 begin = self._driver.begin
                 self._requester = Requester(
-                    self._config, self._metadata, self._protocol, begin, self._packer, self._clock, self._random
+                    self._config, self._metadata, begin, self._packer, self._clock, self._random
                 )
             return self._requester
 
@@ -503,9 +500,7 @@ class Producer(Closing):
         if self._made is None:
             from .transacting import Transacting
 
-            pool = partial(
-                ConnectionPool, self._config.connection, self._protocol, clock=self._clock, random=self._random
-            )
+            pool = partial(ConnectionPool, self._config.connection, clock=self._clock, random=self._random)
             made = Transacting(
                 *(self._config, self._metadata, self._pool, self._router, self._driver, self._packer),
                 *(pool, self._clock),

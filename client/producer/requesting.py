@@ -29,7 +29,7 @@ from ..records.message import Message, ValueMessage
 from ..records.results import TopicPartition
 from ..runtime.timers import END_SECONDS, Timers
 from ..serializers.base import ValueReader
-from ..settings.config import ProducerConfig, Protocol
+from ..settings.config import ProducerConfig
 from ..transport.connection import Endpoint
 from ..transport.metadata import UNKNOWN, Metadata
 from ..transport.pool import ConnectionPool
@@ -107,7 +107,6 @@ class Requester:
         self,
         config: ProducerConfig,
         metadata: Metadata,
-        protocol: Protocol,
         begin: Callable[[Outgoing], None],
         packer: Packer | None,
         clock: Callable[[], float] = time.monotonic,
@@ -134,7 +133,7 @@ class Requester:
         self._lock = threading.Lock()  # guards `_opened`
         self._closed = False
         reading = ConsumerConfig(connection=config.connection, damage="skip", error_max_seconds=_RETRY_SECONDS)
-        self._pool = ConnectionPool(config.connection, protocol)
+        self._pool = ConnectionPool(config.connection)
         self._timers = Timers("metaq-requests")
         self._core = ConsumerCore(READER_GROUP, reading, tags=frozenset((self._inbox,)), follow=self._pool.follow)
         self._fetcher = Fetcher(self._core, self._pool, self._endpoint_of, self._timers)

@@ -24,7 +24,7 @@ from ..records.results import TopicPartition
 from ..runtime.durations import Duration, check_wait
 from ..runtime.nearest import published_nowhere
 from ..runtime.timers import TimeLeft
-from ..settings.config import ConnectionConfig, Protocol, config_or_default
+from ..settings.config import ConnectionConfig, config_or_default
 from ..transport.absences import LEADERLESS_SECONDS
 from ..transport.connection import Connection, Endpoint
 from ..transport.pool import ConnectionPool
@@ -49,7 +49,6 @@ class Cluster:
         zookeeper: str,
         *,
         root: str = "/meta",
-        protocol: Protocol = "auto",
         start_timeout_seconds: Duration = 10.0,
         config: ConnectionConfig | None = None,
         patience_seconds: Duration = LEADERLESS_SECONDS,
@@ -63,7 +62,7 @@ class Cluster:
         self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
         patience = check_wait("patience_seconds", patience_seconds)
         self._session = ZkSession(zookeeper, root)
-        self._pool = ConnectionPool(self._config, protocol)
+        self._pool = ConnectionPool(self._config)
         self.view = SteadyView(self._session, patience)
         self._offsets = ZooKeeperOffsetStore(self._session)
         self._brokers: Mapping[int, BrokerNodes] | None = None

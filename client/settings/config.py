@@ -41,7 +41,6 @@ __all__ = [
     "check_call_backs",
     "check_number",
     "check_offset",
-    "check_protocol",
     "check_settings",
     "check_text",
     "check_texts",
@@ -50,7 +49,6 @@ __all__ = [
 ]
 
 Protocol = Literal["auto", "text"]
-"""auto: frames if the broker speaks them; text: always the metaq 1.x commands."""
 
 Start = Literal["earliest", "latest"]
 
@@ -88,15 +86,6 @@ MAX_LOCAL_MESSAGES = 500_000
 
 
 _Config = TypeVar("_Config")
-
-
-def check_protocol(protocol: str) -> Protocol:
-    """Return `protocol` if it is valid. Raises ConfigError."""
-    if protocol == "auto":
-        return "auto"
-    if protocol == "text":
-        return "text"
-    raise ConfigError("protocol", protocol, "choose 'auto' or 'text'")
 
 
 def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
@@ -202,9 +191,13 @@ class ConnectionConfig:
     reconnect_min_seconds: float = 0.05
     reconnect_max_seconds: float = 2.0
     """Pause before a broken connection is tried again, doubling from min to max, with jitter."""
+    protocol: Protocol = "auto"
+    """"auto": frames, or the commands of metaq 1.x with brokers that know no frames. "text": always these commands."""
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.protocol not in ("auto", "text"):
+            raise ConfigError("protocol", repr(self.protocol), "choose 'auto' or 'text'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from metaq.coordination.groups.assignment import STRATEGIES, Strategy
-from metaq.protocol.errors import ConfigError, InvalidWhere
+from metaq.protocol.errors import ConfigError, CorruptRecord, InvalidWhere
 from metaq.protocol.limits import MAX_LEASE_MS, is_utf8
 from metaq.protocol.pulls import MAX_WAIT_MS, TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
-from .config import ConnectionConfig, check_settings, check_text, check_texts
+from ..runtime.durations import Duration
+from .config import ConnectionConfig, check_call_backs, check_settings, check_text, check_texts
+from .moved_options import MovedProtocol
 
 if TYPE_CHECKING:
     from metaq.coordination.offsets.offset_store import OffsetStore
 
 __all__ = [
     "ConsumerConfig",
+    "MovedLease",
+    "MovedReading",
     "OnDamage",
+    "OnDamaged",
     "ReadFrom",
     "SharedConfig",
     "check_damage",
@@ -31,6 +36,9 @@ __all__ = [
 OnDamage = Literal["stop", "skip"]
 """A consumer's reaction to stored bytes without an intact record: stop there, or skip them."""
 
+
+OnDamaged = Callable[[CorruptRecord], object]
+"""Called once for each damaged range that a consumer finds."""
 
 ReadFrom = Literal["leader", "nearest"]
 """Which node of a broker set a consumer reads from."""
@@ -65,6 +73,12 @@ def check_where(where: str | None) -> Where | None:
         return parse_where(where)
     except InvalidWhere as error:
         raise ConfigError("where", where, f"{error.reason}: docs/filters.md has the grammar") from error
+
+
+class MovedReading(MovedProtocol, total=False):
+    """What a Consumer and readers without a group once took."""
+
+    on_damaged: OnDamaged | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,9 @@ class ConsumerConfig:
     """The consumer's reaction to stored bytes without an intact record. "stop": poll() raises CorruptRecord, with the
     range, at each call until a seek; run() stops that partition, and logs it once. "skip": the bytes count as consumed,
     and the log and on_damaged get the range. Other partitions continue in both cases."""
+    on_damaged: OnDamaged | None = None
+    """Called in poll(), or on a handler's thread of run(), with a CorruptRecord, once for each damaged range of stored
+    bytes, whether `damage` says to stop there or to skip it."""
     long_poll_ms: int = 15_000
     """How long a broker may hold a pull when there is nothing to return."""
     text_idle_step_ms: int = 50
@@ -140,6 +157,7 @@ class ConsumerConfig:
     def __post_init__(self) -> None:
         check_settings(self, "auto_commit_seconds")
         check_damage(self.damage)
+        check_call_backs(on_damaged=self.on_damaged)
         if self.read_from not in ("leader", "nearest"):
             raise ConfigError("read_from", repr(self.read_from), "choose 'leader' or 'nearest'")
         check_text("zone", self.zone)
@@ -154,10 +172,19 @@ class ConsumerConfig:
             raise ConfigError("long_poll_ms", self.long_poll_ms, f"choose 1 … {MAX_WAIT_MS} milliseconds")
 
 
+class MovedLease(TypedDict, total=False):
+    """What a SharedConsumer once took."""
+
+    lease_seconds: Duration | None
+    member: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
     """How a shared consumer leases messages."""
 
+    member: str | None = None
+    """The name that operators see, unique per consumer. None: made from host and process."""
     lease_seconds: float = 30.0
     """Duration of a message's lease to this member; after it, unless extended, another member may get the message."""
     prefetch: int = 256

@@ -9,10 +9,9 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.coordination.runtime.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
@@ -33,7 +32,7 @@ from ..consumer.retry import Retry
 from ..consumer.retrying import FailedMessages, FailedSender
 from ..consumer.works import RetryLater
 from ..records.results import TopicPartition
-from ..runtime.durations import Duration, check_wait, seconds_of
+from ..runtime.durations import Duration, check_wait
 from ..runtime.timers import END_SECONDS, TimeLeft
 from ..runtime.unclosed import Closing
 from ..serializers.base import Deserializer, deserializers
@@ -46,13 +45,15 @@ from ..settings.config import (
     check_threads,
     config_or_default,
 )
-from ..settings.consumer_config import SharedConfig, check_tags, check_where
+from ..settings.consumer_config import MovedLease, SharedConfig, check_tags, check_where
+from ..settings.moved_options import with_moved
 from ..transport.metadata import LentMetadata, Metadata
 from ..transport.pool import ConnectionPool
 from . import tuning
 from .core import SharedCore
 from .driver import SharedDriver
 from .message import SharedMessage
+from .terms import SharedTerms
 
 if TYPE_CHECKING:
     from ..questions.zookeeper_metadata import ZooKeeperMetadata
@@ -85,37 +86,31 @@ class SharedConsumer(Closing):
         group: str,
         topics: Iterable[str],
         start: str = "earliest",
-        lease_seconds: Duration | None = None,
         ordered_by_key: bool = False,
         tags: Iterable[str] | None = None,
         where: str | None = None,
         on_lost: Callable[[SharedMessage], object] | None = None,
         deserializer: Deserializer | None = None,
-        member: str | None = None,
         root: str = "/meta",
         config: SharedConfig | None = None,
         metadata: Metadata | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        **moved: Unpack[MovedLease],
     ) -> None:
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         group: shared groups have their own names; a Consumer's group of the same name is unrelated. start: where the
-        group begins on a partition that no member has asked for yet: "earliest" or "latest". lease_seconds: as in
-        SharedConfig, which it overrides. ordered_by_key: messages sent with the same key are leased one at a time, in
-        their order. tags: only messages with one of these. where: only messages whose properties match
-        (docs/filters.md). The broker filters by both, and the consumer checks again; the others count as acknowledged
-        for the whole group. So these three settings belong to the group: the first member sets them, and poll() and
-        run() of a member with other values raise SharedRefused. on_lost: called with a message that was acknowledged or
-        extended too late, so another member may have it; on a thread of the consumer, which it must not block.
-        deserializer: decodes `message.value`; several are chosen by the message's content type, the first one if it has
-        none. member: the name that operators see, unique per consumer; None: made from host and process. metadata: the
-        source of topics, instead of ZooKeeper.
+        group begins on a partition that no member has asked for yet: "earliest" or "latest". ordered_by_key: messages
+        sent with the same key are leased one at a time, in their order. tags: only messages with one of these. where:
+        only messages whose properties match (docs/filters.md). The broker filters by both, and the consumer checks
+        again; the others count as acknowledged for the whole group. So these three settings belong to the group: the
+        first member sets them, and poll() and run() of a member with other values raise SharedRefused. on_lost: called
+        with a message that was acknowledged or extended too late, so another member may have it; on a thread of the
+        consumer, which it must not block. deserializer: decodes `message.value`; several are chosen by the message's
+        content type, the first one if it has none. metadata: the source of topics, instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
-        config = config_or_default(config, SharedConfig)
-        if lease_seconds is not None:
-            config = replace(config, lease_seconds=seconds_of("lease_seconds", lease_seconds))
+        config = with_moved(config_or_default(config, SharedConfig), "SharedConsumer", moved, "lease_seconds", "member")
         if start not in STARTS:
             raise ConfigError("start", repr(start), f"choose {' or '.join(map(repr, STARTS))}")
         if not isinstance(ordered_by_key, bool):
@@ -128,9 +123,9 @@ class SharedConsumer(Closing):
         self.topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self.topics:
             raise ConfigError("topics", "none", "name at least one topic")
-        self.member = _member(member)
+        self.member = _member(config.member)
         self._config = config
-        self._clock = clock
+        self._clock = time.monotonic
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
         self._ending = Bells()  # for run(): it must end
@@ -154,16 +149,17 @@ class SharedConsumer(Closing):
         self._driver = SharedDriver(
             self._core,
             config,
-            self.group,
-            self.member,
+            SharedTerms(
+                self.group,
+                self.member,
+                start,
+                ordered_by_key,
+                "" if chosen is None else chosen.text,
+                tuple(sorted(wanted or ())),
+            ),
             self.topics,
-            start,
-            ordered_by_key,
-            "" if chosen is None else chosen.text,
-            wanted or (),
             metadata,
             self._pool,
-            clock,
         )
         try:
             if own is not None:

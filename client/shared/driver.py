@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from isal.isal_zlib import crc32
@@ -43,6 +43,7 @@ from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
 from .core import Acquiring, Settle, SharedCore
 from .message import SharedMessage
+from .terms import SharedTerms
 
 __all__ = ["SharedDriver"]
 
@@ -63,13 +64,8 @@ class SharedDriver:
         self,
         core: SharedCore,
         config: SharedConfig,
-        group: str,
-        member: str,
+        terms: SharedTerms,
         topics: Sequence[str],
-        start: str,
-        ordered: bool,
-        where: str,
-        tags: Collection[str],
         metadata: Metadata,
         pool: ConnectionPool,
         clock: Callable[[], float] = time.monotonic,
@@ -80,13 +76,8 @@ class SharedDriver:
         self.settling = Bells()
         self.failure: MetaqError | None = None
         self._config = config
-        self._group = group
-        self._member = member
+        self._terms = terms
         self._topics = tuple(topics)
-        self._start = start
-        self._ordered = ordered
-        self._where = where
-        self._tags = tuple(sorted(tags))
         self._metadata = metadata
         self._pool = pool
         self._clock = clock
@@ -169,7 +160,7 @@ class SharedDriver:
                 self._look_if_needed()
                 self.go_on()
             except Exception:  # a bug must not end it silently: log it, pause, go on
-                log.exception("shared group %s: a step failed", self._group)
+                log.exception("shared group %s: a step failed", self._terms.group)
                 self._bell.wait(_PAUSE_SECONDS)
                 continue
             self._bell.wait(self._pause())
@@ -258,7 +249,7 @@ class SharedDriver:
                 requests.append(Exchange(opaque, partial(self._settled, action, connection), deadline))
                 body = encode_settlements(action.settlements)
                 partition = action.partition
-                fields = SettleRequest(partition.topic, partition.partition, self._group, len(action.settlements))
+                fields = SettleRequest(partition.topic, partition.partition, self._terms.group, len(action.settlements))
                 buffers += encode_frame(RequestCode.SETTLE, opaque, fields.to_ext(), len(body)), body
         connection.send(requests, buffers)
 
@@ -267,16 +258,16 @@ class SharedDriver:
         return AcquireRequest(
             action.partition.topic,
             action.partition.partition,
-            self._group,
-            self._member,
+            self._terms.group,
+            self._terms.member,
             action.records,
             self._config.fetch_max_bytes,
             round(self._config.lease_seconds * 1000),
             action.wait_ms,
-            self._start,
-            self._ordered,
-            "" if passed else self._where,
-            () if passed else self._tags,
+            self._terms.start,
+            self._terms.ordered,
+            "" if passed else self._terms.where,
+            () if passed else self._terms.tags,
         )
 
     # --- a connection's thread ----------------------------------------------------------------------------------------
@@ -360,7 +351,7 @@ class SharedDriver:
             if isinstance(error, SharedRefused):
                 self._give_up(error)
             elif not isinstance(error, BrokerUnavailable | RequestTimedOut):
-                log.warning("shared group %s: %s %s: %s", self._group, partition.topic, partition, error)
+                log.warning("shared group %s: %s %s: %s", self._terms.group, partition.topic, partition, error)
         with self.lock:
             now = self._clock()
             if isinstance(action, Acquiring):

@@ -28,7 +28,7 @@ from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestTimedOut
 from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
-from ..settings.config import ConnectionConfig, Protocol
+from ..settings.config import ConnectionConfig
 from .reading_role import HANDLER_FAILED, ReadingRole
 from .wire import TICK, Endpoint, Wire, connect
 
@@ -366,7 +366,6 @@ def _call(handler: Callable[..., None], *arguments: object) -> None:
 def open_connection(
     endpoint: Endpoint,
     config: ConnectionConfig,
-    protocol: Protocol = "auto",
     timeout: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
@@ -376,4 +375,6 @@ def open_connection(
     """
     limit = config.connect_timeout_seconds
     sock, version = connect(endpoint, limit if timeout is None else max(0.001, min(limit, timeout)), clock)
-    return Connection(sock, endpoint, ClientStream(str(endpoint), version, text=protocol == "text"), config, clock)
+    return Connection(
+        sock, endpoint, ClientStream(str(endpoint), version, text=config.protocol == "text"), config, clock
+    )

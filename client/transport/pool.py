@@ -18,7 +18,7 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, RequestTimedOut
 
 from ..runtime.patched import refuse_patched
-from ..settings.config import ConnectionConfig, Protocol
+from ..settings.config import ConnectionConfig
 from .connection import Connection, Endpoint, open_connection
 from .core import Due, Link, PoolCore, proves_nothing
 
@@ -30,7 +30,7 @@ _CLOSE_SECONDS = 5.0
 
 _LEAST_PAUSE_SECONDS = 0.001
 
-Open = Callable[[Endpoint, ConnectionConfig, Protocol, float], Connection]
+Open = Callable[[Endpoint, ConnectionConfig, float], Connection]
 
 
 class _Link(Link[Connection]):
@@ -51,7 +51,6 @@ class ConnectionPool:
     def __init__(
         self,
         config: ConnectionConfig,
-        protocol: Protocol = "auto",
         *,
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = random,
@@ -60,7 +59,6 @@ class ConnectionPool:
         """Raises ClientError if gevent or eventlet has patched modules that it waits with."""
         refuse_patched()
         self._config = config
-        self._protocol = protocol
         self._clock = clock
         self._open = open
         self._core = PoolCore(config, _Link, random)
@@ -169,7 +167,7 @@ class ConnectionPool:
     def _connect(self, link: _Link, timeout: float) -> Connection:
         deadline = self._clock() + timeout
         try:
-            connection = self._open(link.endpoint, self._config, self._protocol, timeout)
+            connection = self._open(link.endpoint, self._config, timeout)
         except MetaqError as error:
             if proves_nothing(timeout, deadline - self._clock()):
                 raise RequestTimedOut(f"no connection to {link.endpoint} in time: {error}") from error

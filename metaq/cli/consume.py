@@ -187,8 +187,7 @@ def _consume_in_group(
             start=start,
             tags=tags or None,
             where=None if where is None else where.text,
-            on_damaged=_warn,
-            config=ConsumerConfig(damage="skip", start_timeout_seconds=zk_timeout()),
+            config=ConsumerConfig(damage="skip", on_damaged=_warn, start_timeout_seconds=zk_timeout()),
         ) as consumer,
     ):
         while not stop.is_set() and output.left != 0 and timer.may_wait():

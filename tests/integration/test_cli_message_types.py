@@ -11,6 +11,7 @@ from metaq import (
     Producer,
     ProducerConfig,
     Retry,
+    SharedConfig,
     SharedConsumer,
     SharedMessage,
     TopicPartition,
@@ -89,7 +90,9 @@ def test_a_shared_group_is_described_in_few_words_and_forgotten_after_a_dry_run(
     operator: Operator, producer: Producer
 ) -> None:
     producer.send("trades", b"one", partition=TopicPartition("trades", 0, 0))
-    with SharedConsumer(operator.connect, group="g", topics=["trades"], lease_seconds=0.2) as consumer:
+    with SharedConsumer(
+        operator.connect, group="g", topics=["trades"], config=SharedConfig(lease_seconds=0.2)
+    ) as consumer:
         assert consumer.poll(20.0)
         assert "has 1 live member (" in operator.refused("shared", "delete", "g", "--dry-run")
     eventually(lambda: not operator.json("shared", "describe", "g")["members"], what="that the member has left")

@@ -18,6 +18,7 @@ from metaq.errors import ClientError, ConfigError
 from tests.integration.client_cluster import SESSION_SECONDS, Brokers, Failing, running_brokers
 from tests.integration.java_peers import require_java
 from tests.raising import raising
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 2}
@@ -216,7 +217,7 @@ def test_a_group_whose_name_leaves_no_room_for_a_topic_tries_in_place(
 
 def test_over_the_text_protocol_it_goes_back_too(brokers: Brokers, producer: Producer, home: Path) -> None:
     producer.send("t", b"flaky", partition=FIRST)
-    with Failing(member(brokers.connect, protocol="text"), {b"flaky": 1}) as running:
+    with Failing(member(brokers.connect, config=speaking("text", CONFIG)), {b"flaky": 1}) as running:
         eventually(lambda: running.attempts(b"flaky") == [1, 2], what="the second attempt")
     assert files(home) == []
 

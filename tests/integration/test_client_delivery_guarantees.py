@@ -11,6 +11,7 @@ import pytest
 from metaq import Consumer, ConsumerConfig, Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import CoordinationUnavailable, NoPartition, NotOwner
 from tests.integration.client_cluster import SESSION_SECONDS, read, running_brokers
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 1}
@@ -20,13 +21,13 @@ HERE = TopicPartition("t", 0, 0)
 
 @pytest.fixture
 def producer(brokers, protocol):
-    with Producer(brokers.connect, protocol=protocol) as producer:
+    with Producer(brokers.connect, config=speaking(protocol, ProducerConfig())) as producer:
         yield producer
 
 
 @pytest.fixture
 def consumer(brokers, protocol):
-    with Consumer(brokers.connect, group="g", topics=["t"], protocol=protocol, config=CONFIG) as consumer:
+    with Consumer(brokers.connect, group="g", topics=["t"], config=speaking(protocol, CONFIG)) as consumer:
         eventually(lambda: consumer.assignment() == [HERE], 10)
         yield consumer
 

@@ -10,6 +10,7 @@ from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistr
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.testing import FakeBroker
 from tests.integration.client_cluster import SESSION_SECONDS, read
+from tests.speaking import speaking
 from tests.waiting import eventually
 
 CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_seconds=0.1, error_max_seconds=0.2)
@@ -35,7 +36,7 @@ def test_while_the_master_is_gone_its_slave_is_read_and_never_moves_the_position
         stack.enter_context(registered(chroot, slave, 1))
         with FakeBroker({"t": 1}) as master, registered(chroot, master):
             port = master.endpoint.port
-            consumer = stack.enter_context(Consumer(chroot, group="g", topics=["t"], config=CONFIG, protocol=protocol))
+            consumer = stack.enter_context(Consumer(chroot, group="g", topics=["t"], config=speaking(protocol, CONFIG)))
             master.append("t", 0, b"1", b"2")
             slave.append("t", 0, b"1")  # it lags
             assert [message.payload for message in read(consumer, 2)] == [b"1", b"2"]

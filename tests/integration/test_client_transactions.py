@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.javapeer import JavaBroker
-from metaq import Consumer, Producer, TopicPartition, XaVote, Xid
+from metaq import Consumer, Producer, ProducerConfig, TopicPartition, XaVote, Xid
 from tests.integration.client_cluster import read_until_quiet, running_brokers
 from tests.integration.java_peers import require_java
+from tests.speaking import speaking
 from tests.waiting import eventually
 
 P0, P1 = TopicPartition("t", 0, 0), TopicPartition("t", 0, 1)
@@ -36,7 +37,7 @@ def our_cluster(chroot: str, directory: Path) -> Iterator[None]:
 def producer(request: pytest.FixtureRequest, chroot: str, tmp_path: Path) -> Iterator[Producer]:
     cluster = java_cluster if request.param == "java" else our_cluster
     protocol = "text" if request.param == "ours over text" else "auto"
-    with cluster(chroot, tmp_path), Producer(chroot, protocol=protocol) as producer:
+    with cluster(chroot, tmp_path), Producer(chroot, config=speaking(protocol, ProducerConfig())) as producer:
         eventually(lambda: producer.partitions("t") and producer.partitions("u"), 20, "the registration")
         yield producer
 

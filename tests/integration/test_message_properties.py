@@ -14,6 +14,7 @@ from metaq.protocol.errors import RequestRefused
 from metaq.protocol.properties import PropertyValue
 from metaq.protocol.record import COMPRESSED_FLAG
 from tests.integration.client_cluster import Brokers, read, running_brokers
+from tests.speaking import speaking
 from tests.waiting import DEADLINE
 
 PACKED = "1\nacceptCompressed=true"
@@ -42,14 +43,16 @@ def brokers(zookeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 
 def consumed(brokers: Brokers, topic: str, count: int, protocol: str = "auto") -> list[Message]:
-    with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], protocol=protocol) as consumer:
+    with Consumer(
+        brokers.connect, group=f"g-{topic}", topics=[topic], config=speaking(protocol, ConsumerConfig())
+    ) as consumer:
         return read(consumer, count)
 
 
 @Protocols
 def test_properties_come_back_with_their_types(brokers: Brokers, protocol: Literal["auto", "text"]) -> None:
     topic = f"typed-{protocol}"
-    with Producer(brokers.connect, protocol=protocol) as producer:
+    with Producer(brokers.connect, config=speaking(protocol, ProducerConfig())) as producer:
         producer.send(topic, b"1", properties=PROPERTIES, tag="t", key="k")
         producer.send_batch(topic, [b"2", b"3"], properties=PROPERTIES)
         producer.produce(topic, b"4", properties=PROPERTIES)
@@ -66,7 +69,7 @@ def test_an_expired_message_is_not_handed_out_and_its_place_is_committed(
     brokers: Brokers, protocol: Literal["auto", "text"]
 ) -> None:
     topic = f"short-{protocol}"
-    with Producer(brokers.connect, protocol=protocol) as producer:
+    with Producer(brokers.connect, config=speaking(protocol, ProducerConfig())) as producer:
         producer.send_batch(topic, [b"gone"] * 50, ttl=0.05)
         producer.send(topic, b"stays", ttl=600)
         time.sleep(0.1)
@@ -77,7 +80,7 @@ def test_an_expired_message_is_not_handed_out_and_its_place_is_committed(
         end = producer.send(topic, b"gone too", ttl=0.001)
     time.sleep(0.05)
     config = ConsumerConfig(auto_commit_seconds=0)
-    with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], protocol=protocol, config=config) as consumer:
+    with Consumer(brokers.connect, group=f"g-{topic}", topics=[topic], config=speaking(protocol, config)) as consumer:
         give_up = time.monotonic() + DEADLINE
         while (lag := consumer.lag().get(end.partition)) is None or lag.bytes:
             assert consumer.poll(timeout=0.1) == []
@@ -108,7 +111,7 @@ def test_a_handler_never_gets_an_expired_message_again(brokers: Brokers) -> None
 @Protocols
 def test_compressed_messages_are_read_as_they_were_sent(brokers: Brokers, protocol: Literal["auto", "text"]) -> None:
     topic = f"packed-{protocol}"
-    with Producer(brokers.connect, config=ZSTD, protocol=protocol) as producer:
+    with Producer(brokers.connect, config=speaking(protocol, ZSTD)) as producer:
         producer.send(topic, LONG, tag="t", properties={"n": 1})
         producer.send_batch(topic, [LONG, b"short"])
         producer.send_async(topic, LONG, key="k").result(DEADLINE)
@@ -119,14 +122,14 @@ def test_compressed_messages_are_read_as_they_were_sent(brokers: Brokers, protoc
     assert [bool(message.flag & COMPRESSED_FLAG) for message in messages] == [True, True, False, True, True]
     assert (messages[0].tag, messages[0].properties) == ("t", {"n": 1})
     assert sum(len(message.body) for message in messages) < len(LONG)
-    assert [each.payload for each in browse(brokers.connect, topic, protocol=protocol)] == [
+    assert [each.payload for each in browse(brokers.connect, topic, config=speaking(protocol, ConsumerConfig()))] == [
         message.payload for message in messages
     ]
 
 
 @Protocols
 def test_a_topic_that_takes_no_compressed_messages_says_so(brokers: Brokers, protocol: Literal["auto", "text"]) -> None:
-    with Producer(brokers.connect, config=ZSTD, protocol=protocol) as producer:
+    with Producer(brokers.connect, config=speaking(protocol, ZSTD)) as producer:
         with pytest.raises(RequestRefused, match="topic plain takes no compressed messages: set acceptCompressed=true"):
             producer.send("plain", LONG, timeout=10)
         producer.send("plain", b"short")

@@ -14,6 +14,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.serializers import Json
 from tests.integration.background import Repeating
 from tests.integration.client_cluster import Brokers, Running
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"ask": 2, "%REPLY%": 1}
@@ -58,7 +59,10 @@ def test_values_are_asked_and_answered(brokers: Brokers, protocol: str) -> None:
     def add(producer: Producer, request: Message) -> None:
         producer.typed(Json()).reply(request, {"sum": sum(request.decode(Json()))})
 
-    with serving(brokers.connect, add), Producer(brokers.connect, protocol=protocol) as producer:
+    with (
+        serving(brokers.connect, add),
+        Producer(brokers.connect, config=speaking(protocol, ProducerConfig())) as producer,
+    ):
         reply = producer.typed(Json()).request("ask", [1, 2, 3], timeout=DEADLINE).result()
         assert reply.decode(Json()) == {"sum": 6}
 

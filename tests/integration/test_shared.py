@@ -21,6 +21,8 @@ TOPICS = {"jobs": 1, "many": 3}
 
 
 def member(brokers, **options) -> SharedConsumer:
+    if "lease_seconds" in options:
+        options["config"] = SharedConfig(lease_seconds=options.pop("lease_seconds"))
     return SharedConsumer(brokers.connect, **{"group": "g", "topics": ["jobs"]} | options)
 
 
@@ -93,14 +95,14 @@ def test_what_fails_comes_again_then_is_a_dead_letter_and_comes_once_more_when_t
 
 DIES = """
 import os, sys
-from metaq import SharedConsumer
+from metaq import SharedConfig, SharedConsumer
 
 def handle(message):
     if message.payload == b"deadly":
         os._exit(9)
     os.write(1, message.payload + b"\\n")
 
-SharedConsumer(sys.argv[1], group="g", topics=["jobs"], lease_seconds=1.0).run(handle, threads=4)
+SharedConsumer(sys.argv[1], group="g", topics=["jobs"], config=SharedConfig(lease_seconds=1.0)).run(handle, threads=4)
 """
 
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from metaq import Producer, SharedConsumer, SharedMessage
+from metaq import Producer, SharedConfig, SharedConsumer, SharedMessage
 from tests.integration.alarms import Alarm, Limit, interrupted_behind
 from tests.integration.client_cluster import Brokers
 from tests.waiting import DEADLINE, eventually
@@ -36,7 +36,7 @@ def sent(brokers: Brokers) -> set[bytes]:
 
 def test_wherever_a_call_is_interrupted_it_stops_nobody_and_loses_nothing(brokers: Brokers, sent: set[bytes]) -> None:
     seen: set[bytes] = set()
-    with SharedConsumer(brokers.connect, group="g", topics=["t"], lease_seconds=2.0) as consumer:
+    with SharedConsumer(brokers.connect, group="g", topics=["t"], config=SharedConfig(lease_seconds=2.0)) as consumer:
 
         def poll() -> None:
             for message in consumer.poll(0.5, 2):
@@ -73,7 +73,7 @@ def test_a_run_that_is_interrupted_ends_its_threads_and_may_be_called_again(brok
     def handle(message: SharedMessage) -> None:
         seen.add(message.payload)
 
-    with SharedConsumer(brokers.connect, group="g", topics=["t"], lease_seconds=1.0) as consumer:
+    with SharedConsumer(brokers.connect, group="g", topics=["t"], config=SharedConfig(lease_seconds=1.0)) as consumer:
         with Alarm() as alarm:
             for _ in range(20):
                 try:

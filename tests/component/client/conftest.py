@@ -7,6 +7,7 @@ import pytest
 from metaq import Producer
 from metaq.client.settings.config import Protocol
 from metaq.testing import FakeBroker, FakeCluster
+from tests.speaking import speaking
 
 from .harness import FAST
 
@@ -26,7 +27,7 @@ def cluster(broker: FakeBroker) -> FakeCluster:
 @pytest.fixture
 def producer(request: pytest.FixtureRequest, cluster: FakeCluster, protocol: Protocol) -> Iterator[Producer]:
     """In both protocols."""
-    with Producer(metadata=cluster, protocol=protocol, config=getattr(request.module, "CONFIG", FAST)) as producer:
+    with Producer(metadata=cluster, config=speaking(protocol, getattr(request.module, "CONFIG", FAST))) as producer:
         yield producer
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_a_broker_without_frames_never_gets_one():
 
 
 def test_text_can_be_asked_for(broker):
-    with closing(open_connection(broker.endpoint, CONFIG, "text")) as connection:
+    with closing(open_connection(broker.endpoint, replace(CONFIG, protocol="text"))) as connection:
         assert not connection.speaks_frames
 
 

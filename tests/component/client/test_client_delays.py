@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from metaq import Producer, TopicPartition
+from metaq import Producer, ProducerConfig, TopicPartition
 from metaq.protocol.errors import ConfigError, LocalProtocolError, MessageNotFound, RequestRefused
 from tests.component.client.harness import address
+from tests.speaking import speaking
 from tests.waiting import eventually
 
 HOUR = timedelta(hours=1)
@@ -18,7 +19,7 @@ TOPICS = {"t": 2}
 
 
 def direct(broker, protocol="auto"):
-    return Producer.direct(address(broker), broker_id=0, partitions=TOPICS, protocol=protocol)
+    return Producer.direct(address(broker), broker_id=0, partitions=TOPICS, config=speaking(protocol, ProducerConfig()))
 
 
 @pytest.fixture

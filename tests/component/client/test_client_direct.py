@@ -6,6 +6,7 @@ from metaq import Producer, ProducerConfig, TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import parse_address
 from metaq.protocol.errors import ConfigError, InvalidName, NoPartition, RequestRefused, TopicNotAccepted
+from tests.speaking import speaking
 from tests.waiting import DEADLINE
 
 TOPICS = {"t": 2}
@@ -16,7 +17,7 @@ def address(broker):
 
 
 def test_the_broker_chooses_the_partition_and_the_result_names_it(broker, protocol):
-    with Producer.direct(address(broker), protocol=protocol) as producer:
+    with Producer.direct(address(broker), config=speaking(protocol, ProducerConfig())) as producer:
         results = [producer.send("t", b"%d" % number) for number in range(6)]
         results += producer.send_batch("t", [b"6", b"7"])
         assert {result.partition for result in results} <= {TopicPartition("t", -1, 0), TopicPartition("t", -1, 1)}
@@ -43,7 +44,9 @@ def test_a_request_needs_to_know_the_partitions_that_replies_go_to(broker):
 
 
 def test_partitions_whose_number_is_told_can_be_chosen(broker, protocol):
-    with Producer.direct(address(broker), protocol=protocol, broker_id=7, partitions={"t": 2}) as producer:
+    with Producer.direct(
+        address(broker), config=speaking(protocol, ProducerConfig()), broker_id=7, partitions={"t": 2}
+    ) as producer:
         assert producer.partitions("t") == (TopicPartition("t", 7, 0), TopicPartition("t", 7, 1))
         assert [producer.send("t", b"").partition.partition for _ in range(4)] in ([0, 1, 0, 1], [1, 0, 1, 0])
         assert producer.send("t", b"", key="k").partition == producer.send("t", b"", key="k").partition

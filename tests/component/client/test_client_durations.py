@@ -283,7 +283,6 @@ BOUNDED: dict[str, Call] = {
     "Producer.direct(linger_ms)": lambda given, value: Producer.direct("127.0.0.1:1", linger_ms=value).close(),
     "Producer.transaction(timeout_seconds)": lambda given, value: given.producer.transaction(timeout_seconds=value),
     "Producer.xa(timeout_seconds)": lambda given, value: given.producer.xa("t", timeout_seconds=value),
-    "SharedConsumer(lease_seconds)": lambda given, value: given.shared(lease_seconds=value).close(),
     "SharedConsumer.release(delay)": on(Given.shared, lambda consumer, value: consumer.release(delay=value)),
     "SharedConsumer.extend(seconds)": lambda given, value: _extend(given, value),
     "DeadLetters(start_timeout_seconds)": lambda _, value: _start(value),

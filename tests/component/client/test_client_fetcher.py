@@ -29,6 +29,7 @@ from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.record import encode_attributes, encode_body
 from metaq.protocol.statuses import ResponseCode
 from metaq.testing import FakeBroker
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, assert_within, eventually
 
 HERE = TopicPartition("t", 0, 0)
@@ -44,7 +45,8 @@ class Reader:
     def __init__(
         self, broker, protocol="auto", tags=None, config=FAST, is_slave=lambda endpoint: False, endpoint_of=None
     ):
-        self.pool, self.timers = ConnectionPool(config.connection, protocol), Timers("fetch")
+        config = speaking(protocol, config)
+        self.pool, self.timers = ConnectionPool(config.connection), Timers("fetch")
         self.broker = broker
         self.core = ConsumerCore("g", config, tags=frozenset(tags) if tags else None, is_slave=is_slave)
         self.fetcher = Fetcher(
@@ -249,7 +251,7 @@ def test_a_broker_that_dies_and_comes_back_is_read_on(broker, reader, caplog):
 
 def test_a_refusal_is_complained_about_once_and_tried_again(broker, reader, caplog):
     caplog.set_level("INFO")
-    refusals = [ResponseCode.SYSTEM_ERROR if reader.pool._protocol == "auto" else 500] * 5
+    refusals = [ResponseCode.SYSTEM_ERROR if reader.core.config.connection.protocol == "auto" else 500] * 5
     broker.refuse = lambda request: (
         refusals.pop() if refusals and (getattr(request, "code", 0) == 11 or type(request).__name__ == "Get") else None
     )
@@ -298,7 +300,7 @@ def test_only_wanted_tags_come_and_the_position_passes_the_others(broker, new_re
 
 @pytest.fixture
 def connection(broker, protocol):
-    pool = ConnectionPool(FAST.connection, protocol)
+    pool = ConnectionPool(speaking(protocol, FAST).connection)
     yield pool.connection(broker.endpoint, 3)
     pool.close()
 

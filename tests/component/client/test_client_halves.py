@@ -17,6 +17,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from tests.child import in_child, refusal
 from tests.component.client.harness import address, together
 from tests.raising import raising
+from tests.speaking import speaking
 from tests.waiting import eventually
 
 CONNECTION = ConnectionConfig(reconnect_min_seconds=0.01, reconnect_max_seconds=0.05)
@@ -562,7 +563,7 @@ def test_topics_of_questions_have_to_be_named(producer):
 def test_broker_without_half_messages_is_named_with_the_remedy(broker, takes, protocol):
     broker.takes_halves = takes
     refusal = pytest.raises(errors.RequestRefused, match=r"halves/1.*update it")
-    with new_producer(broker, protocol=protocol) as producer, refusal:
+    with new_producer(broker, speaking(protocol, CONFIG)) as producer, refusal:
         producer.send_in_transaction("t", b"a", execute=commits)
     assert payloads(broker) == []
 

@@ -51,6 +51,7 @@ from tests.component.client.test_client_fetcher import Reader
 from tests.component.client.test_client_listener import Running
 from tests.component.client.test_client_produce import messages
 from tests.raising import raising
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, assert_within, eventually
 
 CONFIG = ConnectionConfig()
@@ -310,10 +311,10 @@ def test_closing_may_be_interrupted(broker):
 def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
     down: set[Endpoint] = set()
 
-    def connect(endpoint, config, protocol, timeout):
+    def connect(endpoint, config, timeout):
         if endpoint in down:
             raise BrokerUnavailable(f"{endpoint} is down")
-        return open_connection(endpoint, config, protocol, timeout)
+        return open_connection(endpoint, config, timeout)
 
     def reach() -> bool:
         with contextlib.suppress(BrokerUnavailable):
@@ -335,7 +336,7 @@ def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
 @interrupted(f"{CONNECTION} client.producer.sending client.producer.codec", more_than=30)
 def test_an_interrupted_send_leaves_a_producer_that_sends_and_futures_that_resolve(broker, others, protocol):
     broker.topics["t"] = 2
-    with Producer(metadata=FakeCluster([broker]), config=FAST, protocol=protocol) as producer:
+    with Producer(metadata=FakeCluster([broker]), config=speaking(protocol, FAST)) as producer:
         producer.send("t", b"first")
         futures: list[Future[Any]] = []
         threads = [

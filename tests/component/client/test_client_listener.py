@@ -49,7 +49,7 @@ class Running:
         self.damaged: list[CorruptRecord] = []
         self.told = []
         self.pool, self.timers = ConnectionPool(config.connection), Timers("fetch")
-        self.core = ConsumerCore("g", config, on_damaged=self.damaged.append)
+        self.core = ConsumerCore("g", replace(config, on_damaged=self.damaged.append))
         self.core.notices.on_assigned, self.core.notices.on_revoked = self.tell(True), self.tell(False)
         self.fetcher = Fetcher(self.core, self.pool, lambda _: broker.endpoint, self.timers)
         self.cursors = self.claim(broker.partitions, announced=True)

@@ -9,6 +9,7 @@ from metaq.protocol.statuses import Status
 from metaq.protocol.text import encode_result
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import FAST
+from tests.speaking import speaking
 from tests.waiting import DEADLINE
 
 CONTENTS = [b"first", b"second"]
@@ -97,7 +98,7 @@ class Unreadable(FakeBroker):
 
 
 def test_a_put_whose_success_cannot_be_read_is_not_sent_again():
-    with Unreadable({"t": 1}) as broker, Producer(metadata=FakeCluster([broker]), protocol="text", config=FAST) as it:
+    with Unreadable({"t": 1}) as broker, Producer(metadata=FakeCluster([broker]), config=speaking("text", FAST)) as it:
         with pytest.raises(RemoteProtocolError, match=r"stored.*not sent again"):
             it.send("t", b"once", partition=HERE)
         assert broker.bodies("t", 0) == [b"once"]

@@ -20,6 +20,7 @@ from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Put
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 FAST = ProducerConfig(
@@ -265,7 +266,7 @@ class Interleavings(RuleBasedStateMachine):
     def open_producer(self):
         store = LocalMessageStore(Path(self.folder.name) / "m.db")
         self.producer = OrderedProducer(
-            partitions=CONFIGURED, store=store, config=FAST, protocol=self.protocol, metadata=self.cluster
+            partitions=CONFIGURED, store=store, config=speaking(self.protocol, FAST), metadata=self.cluster
         )
 
     @rule(partition=st.sampled_from((A, B, C)), count=st.integers(1, 6))

@@ -17,6 +17,7 @@ from metaq.protocol.errors import DeliveryFailed, RequestTimedOut
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import FAST, is_send
 from tests.raising import raising
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 1, "many": 4}
@@ -106,7 +107,7 @@ def test_an_error_in_telling_one_message_keeps_no_other_untold(broker, framed):
 
 
 def test_a_request_that_cannot_be_made_holds_up_no_other_and_is_tried_again(broker, monkeypatch):
-    with Producer(metadata=FakeCluster([broker]), protocol="text", linger_ms=100, config=FAST) as producer:
+    with Producer(metadata=FakeCluster([broker]), linger_ms=100, config=speaking("text", FAST)) as producer:
         codec = producer._driver._sender._codec
         failed: list[Any] = []
         make = codec.requests

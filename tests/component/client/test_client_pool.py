@@ -26,7 +26,7 @@ FAST = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
 NEVER = ConnectionConfig(reconnect_min_seconds=1000, reconnect_max_seconds=1000)
 
 
-def unreachable(endpoint, config, protocol, timeout):
+def unreachable(endpoint, config, timeout):
     raise BrokerUnavailable("nobody there")
 
 
@@ -70,11 +70,11 @@ def test_a_broker_that_could_not_be_reached_is_refused_at_once_afterwards(new_po
 def test_an_attempt_that_had_no_time_says_nothing_of_the_broker(broker, new_pool):
     now = [0.0]
 
-    def open_(endpoint, config, protocol, timeout):
+    def open_(endpoint, config, timeout):
         if timeout < 0.5:
             now[0] += timeout
             raise BrokerUnavailable("timed out")
-        return open_connection(endpoint, config, protocol, timeout)
+        return open_connection(endpoint, config, timeout)
 
     pool = new_pool(open=open_, clock=lambda: now[0])
     with pytest.raises(RequestTimedOut, match="in time: timed out"):

@@ -23,6 +23,7 @@ from metaq.protocol.record import decode_attribute, encode_attributes, encode_bo
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import FAST, assert_raises_within, everything, is_send, together
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, assert_within, eventually
 
 TOPICS = {"t": 2}
@@ -33,7 +34,7 @@ THERE = TopicPartition("t", 0, 1)
 @pytest.fixture
 def producer(cluster, protocol):
     """Begins with the first partition."""
-    with Producer(metadata=cluster, protocol=protocol, config=FAST, random=lambda: 0.0) as producer:
+    with Producer(metadata=cluster, config=speaking(protocol, FAST), random=lambda: 0.0) as producer:
         yield producer
 
 
@@ -370,7 +371,7 @@ def test_a_partition_that_refused_is_left_alone_for_a_while(broker, cluster, pro
         refused.extend([request] if str(partition) == "0" else [])
 
     broker.refuse = count
-    with Producer(metadata=cluster, config=PATIENT, protocol=protocol) as producer:
+    with Producer(metadata=cluster, config=speaking(protocol, PATIENT)) as producer:
         assert {producer.send("t", b"").partition.partition for _ in range(10)} == {1}
     assert len(refused) == 1
 
@@ -402,7 +403,7 @@ def test_a_topic_that_brokers_refuse_although_it_is_registered_is_given_up_after
 def test_over_text_only_the_puts_of_a_batch_that_failed_are_repeated(broker):
     refusals = [503]
     broker.refuse = lambda request: refusals.pop() if getattr(request, "body", b"") == b"2" and refusals else None
-    with Producer(metadata=FakeCluster([broker]), config=FAST, protocol="text") as producer:
+    with Producer(metadata=FakeCluster([broker]), config=speaking("text", FAST)) as producer:
         results = producer.send_batch("t", [b"%d" % number for number in range(5)], partition=THERE)
     assert sorted(broker.bodies("t", 1)) == [b"%d" % number for number in range(5)]
     log = broker.log("t", 1)

@@ -12,6 +12,7 @@ from metaq.client.records.results import TopicPartition
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.errors import ClientError, ConfigError, CorruptRecord, OffsetOutOfRange
 from tests.component.client.harness import address
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 HERE = TopicPartition("t", 0, 0)
@@ -20,7 +21,7 @@ FAST = ConsumerConfig(text_idle_step_ms=1, text_idle_max_ms=5, error_min_seconds
 
 @pytest.fixture
 def reader(broker, protocol):
-    with reading(broker, protocol=protocol) as reader:
+    with reading(broker, config=speaking(protocol, FAST)) as reader:
         yield reader
 
 
@@ -126,7 +127,7 @@ def test_a_fetch_in_front_of_what_is_kept_says_what_is_kept(broker, reader):
 def test_damage_is_reported_at_each_poll_until_a_seek(broker, protocol):
     offsets = broker.append("t", 0, b"good", b"bad", b"after")
     broker.log("t", 0).data[offsets[2] - 1] ^= 1
-    with reading(broker, protocol=protocol) as reader:
+    with reading(broker, config=speaking(protocol, FAST)) as reader:
         assert payloads(reader, 1) == [b"good"]
         for _ in range(2):
             with pytest.raises(CorruptRecord) as caught:
@@ -155,8 +156,8 @@ def test_everything_but_what_is_damaged_is_read_once(broker, protocol, what, las
     bad = 4 if last else 2
     DAMAGES[what](broker.log("t", 0).data, *starts[bad : bad + 2])
     told: list[CorruptRecord] = []
-    config = replace(FAST, damage="skip")
-    with reading(broker, protocol=protocol, on_damaged=told.append, config=config) as reader:
+    config = replace(FAST, damage="skip", on_damaged=told.append)
+    with reading(broker, config=speaking(protocol, config)) as reader:
         good = [b"%d" % number * 30 for number in range(5) if number != bad]
         assert payloads(reader, 4) == good
         assert eventually(lambda: told or reader.poll(timeout=0.01)) is told, "a message came instead"

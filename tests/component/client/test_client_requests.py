@@ -24,6 +24,7 @@ from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
 from tests.child import refusal
 from tests.component.client.harness import address, together
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"t": 1, "replies": 1}
@@ -65,7 +66,7 @@ def serving(
 
 @pytest.mark.parametrize("protocol", ["auto", "text"])
 def test_each_request_gets_its_own_reply(cluster: FakeCluster, broker: FakeBroker, protocol: str) -> None:
-    with Producer(metadata=cluster, config=CONFIG, protocol=protocol) as producer, serving(cluster, broker):
+    with Producer(metadata=cluster, config=speaking(protocol, CONFIG)) as producer, serving(cluster, broker):
         futures = [producer.request("t", b"r%d" % number, timeout=DEADLINE) for number in range(500)]
         assert [future.result(DEADLINE).payload for future in futures] == [b"R%d" % number for number in range(500)]
     assert producer.late_replies == 0

@@ -14,6 +14,7 @@ from metaq.protocol.transaction_requests import TransactionRequest
 from metaq.protocol.transactions import TransactionType, XaCode
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import everything, together
+from tests.speaking import speaking
 from tests.waiting import DEADLINE
 
 TOPICS = {"t": 2, "u": 1}
@@ -150,7 +151,7 @@ def two_brokers():
 
 
 def test_the_first_message_chooses_the_broker_and_the_others_stay_there(two_brokers, protocol):
-    with Producer(metadata=FakeCluster(two_brokers), protocol=protocol, config=CONFIG) as producer:
+    with Producer(metadata=FakeCluster(two_brokers), config=speaking(protocol, CONFIG)) as producer:
         with producer.transaction() as transaction:
             first = transaction.send("t", b"0", partition=TopicPartition("t", 1, 0))
             others = [transaction.send("t", b"x", key=f"k{number}") for number in range(10)]
@@ -171,7 +172,7 @@ def test_the_first_message_chooses_the_broker_and_the_others_stay_there(two_brok
 def test_a_transaction_begins_on_another_broker_when_the_first_is_down(two_brokers, protocol):
     first, second = two_brokers
     first.stop()
-    with Producer(metadata=FakeCluster(two_brokers), protocol=protocol, config=CONFIG) as producer:
+    with Producer(metadata=FakeCluster(two_brokers), config=speaking(protocol, CONFIG)) as producer:
         for _ in range(4):
             with producer.transaction() as transaction:
                 transaction.send("t", b"x")

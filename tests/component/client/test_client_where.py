@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq import Message, PartitionReader, TopicPartition
+from metaq import ConsumerConfig, Message, PartitionReader, TopicPartition
 from metaq.client.questions.stored_records import read_chosen
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import open_connection
@@ -10,6 +10,7 @@ from metaq.protocol.where import Where
 from metaq.testing import FakeBroker
 from tests.component.client.harness import address
 from tests.properties import LISTED, body_with
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 HERE = TopicPartition("t", 0, 0)
@@ -38,7 +39,9 @@ def read(reader, count):
 def test_the_same_messages_come_whoever_filters(broker, protocol, takes_where):
     broker.takes_where = takes_where
     offsets = fill(broker, 100)
-    with PartitionReader(address(broker), HERE, where="region = 'EU' AND n >= 50", protocol=protocol) as reader:
+    with PartitionReader(
+        address(broker), HERE, where="region = 'EU' AND n >= 50", config=speaking(protocol, ConsumerConfig())
+    ) as reader:
         assert places(read(reader, 5)) == offsets[50::10]
         end = broker.log("t", 0).end
         eventually(lambda: reader.poll(timeout=0.05) == [] and reader.position == end, DEADLINE)

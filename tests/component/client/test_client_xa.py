@@ -20,6 +20,7 @@ from metaq.protocol.transactions import TransactionType, parse_key, qualifier_of
 from metaq.testing import FakeBroker, FakeCluster
 from tests.component.client.harness import everything
 from tests.raising import raising
+from tests.speaking import speaking
 from tests.waiting import DEADLINE, eventually
 
 CONFIG = ProducerConfig(connection=ConnectionConfig(request_timeout_seconds=2.0, connect_timeout_seconds=5.0))
@@ -35,7 +36,7 @@ def brokers():
 
 @pytest.fixture
 def producer(brokers, protocol):
-    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as producer:
+    with Producer(metadata=FakeCluster(brokers), config=speaking(protocol, CONFIG)) as producer:
         yield producer
 
 
@@ -99,7 +100,7 @@ def test_a_start_waits_for_the_only_broker_as_a_send_does(protocol, registered):
     with FakeBroker({"t": 2}) as first, ExitStack() as later:
         cluster = FakeCluster([first])
         config = ProducerConfig(delivery_timeout_seconds=DEADLINE, connection=QUICK)
-        with Producer(metadata=cluster, protocol=protocol, config=config) as producer:
+        with Producer(metadata=cluster, config=speaking(protocol, config)) as producer:
             producer.send("t", b"before")
             resource = producer.xa("t", qualifier="q")
             first.stop()
@@ -137,7 +138,7 @@ def test_a_start_does_not_wait_for_topics_that_were_never_there(producer):
 def test_a_start_that_waits_in_vain_ends_with_the_deadline(brokers, protocol):
     cluster = FakeCluster(brokers[1:])
     config = ProducerConfig(delivery_timeout_seconds=0.3, connection=QUICK)
-    with Producer(metadata=cluster, protocol=protocol, config=config) as producer:
+    with Producer(metadata=cluster, config=speaking(protocol, config)) as producer:
         producer.send("t", b"before")
         cluster.unregister(brokers[1])
         resource = producer.xa("t", qualifier="q")
@@ -178,7 +179,7 @@ def test_another_process_finds_and_completes_what_is_in_doubt(brokers, producer,
     prepared(xa)
     begun(producer.xa(["t"], qualifier="q"), TWO, b"2")
     producer.xa(["t"], qualifier="other").start(Xid(1, b"", b""))
-    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as restarted:
+    with Producer(metadata=FakeCluster(brokers), config=speaking(protocol, CONFIG)) as restarted:
         again = restarted.xa(["t"], qualifier="q")
         assert again.recover().xids == (ONE,)
         again.commit(ONE)
@@ -190,7 +191,7 @@ def test_another_process_finds_and_completes_what_is_in_doubt(brokers, producer,
 def test_a_transaction_of_an_earlier_process_is_looked_for_without_recover(brokers, protocol, xa):
     for xid in (ONE, TWO):
         prepared(xa, xid, b"x")
-    with Producer(metadata=FakeCluster(brokers), protocol=protocol, config=CONFIG) as restarted:
+    with Producer(metadata=FakeCluster(brokers), config=speaking(protocol, CONFIG)) as restarted:
         restarted.xa(["t"], qualifier="q").rollback(ONE)
         restarted.xa(["t"], qualifier="q").commit(TWO)
     assert everything(*brokers) == [b"x"]

@@ -16,6 +16,7 @@ from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import encode_get, encode_put
 from metaq.serializers import Json
 from metaq.testing import FakeBroker, FakeCluster
+from tests.speaking import speaking
 from tests.waiting import eventually
 
 
@@ -77,7 +78,7 @@ SENDS = {
 
 @pytest.mark.parametrize("kind", SENDS)
 def test_compressed_messages_are_for_topics_that_accept_them_as_at_a_real_broker(packing, protocol, kind):
-    with Producer(metadata=FakeCluster([packing]), config=ZSTD, protocol=protocol) as producer:
+    with Producer(metadata=FakeCluster([packing]), config=speaking(protocol, ZSTD)) as producer:
         SENDS[kind](producer, "packed")
         with pytest.raises(MetaqError, match=REFUSED):  # TransactionRefused, in one
             SENDS[kind](producer, "plain")

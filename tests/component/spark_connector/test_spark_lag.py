@@ -18,7 +18,7 @@ def test_a_partition_s_lag_is_counted_from_the_position():
         for _ in range(3):
             broker.append("t", 0, b"x" * 10)
         stored = (store_time_ms(broker.log("t", 0).ids[0]) or 0) / 1000
-        connection = open_connection(broker.endpoint, ConnectionConfig(), "auto")
+        connection = open_connection(broker.endpoint, ConnectionConfig())
         try:
             size = HEADER_BYTES + 10
             lag = partition_lag(connection, ZERO, 0, stored + 5)

@@ -297,7 +297,7 @@ def test_a_topic_made_anew_in_whose_messages_the_planned_range_ends_is_data_loss
 
 def ask(broker, question, protocol: Protocol = "auto"):
     """What a cluster's `ask_at` answers."""
-    with closing(open_connection(broker.endpoint, ConnectionConfig(), protocol)) as connection:
+    with closing(open_connection(broker.endpoint, ConnectionConfig(protocol=protocol))) as connection:
         return question(connection)
 
 

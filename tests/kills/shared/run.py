@@ -115,7 +115,7 @@ def run(
 def _left(port: int) -> tuple[int, int] | None:
     """Messages that are not acknowledged, and leased ones."""
     try:
-        connection = open_connection(Endpoint("127.0.0.1", port), ConnectionConfig(), "auto", 5.0)
+        connection = open_connection(Endpoint("127.0.0.1", port), ConnectionConfig(), 5.0)
     except MetaqError:
         return None
     try:

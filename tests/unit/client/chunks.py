@@ -47,8 +47,9 @@ def damage_of(take, *arguments, **options) -> CorruptRecord:
 class Bench:
     """A core that begins at the offset 1000 of HERE."""
 
-    def __init__(self, damage="stop", **options):
-        self.core = ConsumerCore("g", ConsumerConfig(damage=damage, max_buffered_bytes=1), **options)
+    def __init__(self, damage="stop", on_damaged=None, **options):
+        config = ConsumerConfig(damage=damage, on_damaged=on_damaged, max_buffered_bytes=1)
+        self.core = ConsumerCore("g", config, **options)
         self.cursor = self.claim(HERE)
 
     def claim(self, partition):

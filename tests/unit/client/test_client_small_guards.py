@@ -22,6 +22,7 @@ from metaq.client.runtime.unclosed import Closing
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.shared.core import Acquiring, SharedCore
 from metaq.client.shared.driver import SharedDriver
+from metaq.client.shared.terms import SharedTerms
 from metaq.client.transport.pool import ConnectionPool
 from metaq.coordination.records.move_payloads import Move
 from metaq.protocol.errors import ConfigError
@@ -81,7 +82,7 @@ def test_what_is_to_go_to_a_broker_that_is_not_registered_is_tried_again():
     core.waiting[core] = 1
     metadata: Any = SimpleNamespace(view=lambda topic: SimpleNamespace(endpoints={}))
     pool = ConnectionPool(ConnectionConfig())
-    driver = SharedDriver(core, config, "g", "m", ["t"], "earliest", False, "", (), metadata, pool, clock=lambda: 0.0)
+    driver = SharedDriver(core, config, SharedTerms("g", "m"), ["t"], metadata, pool, clock=lambda: 0.0)
     driver._begin(core.actions(0.0))
     assert [type(each) for each in core.actions(60.0)] == [Acquiring]
 

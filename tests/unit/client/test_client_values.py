@@ -1,6 +1,6 @@
 """Partitions, send results, messages, back-off: plain values."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from metaq import errors
 from metaq.client.records.message import Message
 from metaq.client.records.results import BatchResults, SendResult, TopicPartition
-from metaq.client.settings.config import ConnectionConfig, ProducerConfig, check_protocol
+from metaq.client.settings.config import ConnectionConfig, ProducerConfig
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.protocol.message_id import EPOCH_MS, counter_at, message_id, message_ids_from
 from metaq.protocol.record import encode_attributes, encode_body
@@ -80,7 +80,7 @@ ANYWHERE: Any = "anywhere"
         (lambda: ConsumerConfig(retry_step_seconds=6), "retry_step_seconds"),
         (lambda: ConsumerConfig(text_idle_step_ms=501), "text_idle_step_ms"),
         (lambda: ConsumerConfig(read_from=ANYWHERE), "read_from"),
-        (lambda: check_protocol("http"), "protocol"),
+        (lambda: ConnectionConfig(protocol=cast(Any, "http")), "protocol"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_with_a_remedy(make, option):

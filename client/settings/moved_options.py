@@ -1,0 +1,46 @@
+"""Arguments that became settings. They work for one more release, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypedDict, TypeVar
+
+__all__ = ["MovedProtocol", "with_moved"]
+
+_Config = TypeVar("_Config")
+
+
+class MovedProtocol(TypedDict, total=False):
+    """What producers, and iterators over topics, once took."""
+
+    protocol: str
+
+
+def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
+    """Return `config` with the arguments `given` of a call of `caller`, which are its settings, or its connection's.
+
+    moved: those that the caller once had; None as a value means that the setting stays. Call it where the user's code
+    called, so that the warning names the user's line. Raises TypeError for another argument, as Python does for one
+    that there never was; ConfigError for a wrong value.
+    """
+    changed: Any = config
+    kind = type(config).__name__
+    for name, value in given.items():
+        if name not in moved:
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+        of_connection = not hasattr(config, name)
+        setting = f"connection=ConnectionConfig({name}=…)" if of_connection else f"{name}=…"
+        warnings.warn(
+            f"{caller}({name}=…) ends with the next release: write {caller}(config={kind}({setting}))",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        if value is None:
+            continue
+        if of_connection:
+            changed = replace(changed, connection=replace(changed.connection, **{name: value}))
+        else:
+            changed = replace(changed, **{name: value})
+    return changed  # type: ignore[no-any-return]
