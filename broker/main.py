@@ -241,7 +241,7 @@ class BrokerProcess:
         config = self._topic(topic)
         return TopicStoreConfig(
             self._config.max_segment_size,
-            0 if config.waits else config.unflush_threshold,
+            0 if config.has_group_commit else config.unflush_threshold,
             config.unflush_interval_ms,
             config.delete_policy,
         )

@@ -139,14 +139,14 @@ def _journal_lines(broker: Broker) -> Lines:
     yield f"state {'failed' if status.cause else 'ok'}"
     if status.cause:
         yield f"cause {status.cause}"
-    waits, closed = 0, []
+    with_group_commit, closed = 0, []
     for number, log in enumerate(list(broker.store.logs()), 1):
-        waits += log.waits
+        with_group_commit += log.has_group_commit
         if log.read_only:
             closed.append((log.topic, log.partition, log.read_only))
         if not number % tuning.STATS_LINES:
             yield None
-    yield f"partitions {waits}"
+    yield f"partitions {with_group_commit}"
     yield f"files {status.files}"
     yield f"bytes {status.size_bytes}"
     yield f"waiting_appends {status.waiting}"

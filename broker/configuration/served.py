@@ -65,14 +65,14 @@ def _options(topic: TopicConfig, config: BrokerConfig) -> dict[str, Any]:
         "ack": topic.promise.value,
         "minInSync": topic.min_in_sync,
         "replicas": topic.replicas,
-        "unflushThreshold": 0 if topic.waits else topic.unflush_threshold,
+        "unflushThreshold": 0 if topic.has_group_commit else topic.unflush_threshold,
         "acceptPublish": topic.accept_publish,
         "acceptSubscribe": topic.accept_subscribe,
         "acceptCompressed": topic.accept_compressed,
         "deletePolicy": _policy(topic.delete_policy),
         "deleteWhen": topic.delete_when.text,
     }
-    if not topic.waits:
+    if not topic.has_group_commit:
         options["unflushInterval"] = topic.unflush_interval_ms
     for group, name in topic.filters.items():
         options[f"group.{group}"] = config.filter_classes.get(name, name)

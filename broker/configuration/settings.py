@@ -125,7 +125,7 @@ class TopicConfig:
         return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
 
     @property
-    def waits(self) -> bool:
+    def has_group_commit(self) -> bool:
         """Whether puts wait for the disk (group commit)."""
         return self.unflush_threshold <= 0 or self.ack is Promise.DISK
 

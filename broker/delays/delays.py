@@ -154,7 +154,7 @@ class Delays(Memory[DelayedLog]):
     def check(self, target: PartitionLog) -> None:
         """Raise DiskFull or StoreError if no message can wait for this partition now, AccountSpent if too many wait."""
         self._check_room(1)
-        self._contents(target.waits)
+        self._contents(target.has_group_commit)
 
     def _check_room(self, count: int) -> None:
         """Raise AccountSpent if `count` more messages may not wait; in this class they always may."""
@@ -209,7 +209,7 @@ class Delays(Memory[DelayedLog]):
         dues: Sequence[int],
         columns: tuple[Sequence[int], Sequence[int], Sequence[Buffer], Sequence[int]],
     ) -> Generator[None, None, Pended]:
-        contents = self._contents(target.waits)
+        contents = self._contents(target.has_group_commit)
         ids = yield from self._ids(dues)
         place = target.topic, target.partition
         flags, checksums, bodies, taken = columns
@@ -226,11 +226,11 @@ class Delays(Memory[DelayedLog]):
             sizes.extend(widths)
         return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 
-    def _contents(self, waits: bool) -> DelayedLog:
+    def _contents(self, group_commit: bool) -> DelayedLog:
         """Return the log for partitions with or without group commit. Raises DiskFull, StoreError."""
-        log = self.store.internal_log(self.topic, waits)
+        log = self.store.internal_log(self.topic, group_commit)
         if self.store.space.full:
-            self.store.space.check(log.directory, journaled=waits)
+            self.store.space.check(log.directory, journaled=group_commit)
         return self._of(log)
 
     def _reader(self, log: PartitionLog) -> DelayedLog:

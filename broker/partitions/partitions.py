@@ -184,7 +184,7 @@ class Partitions:
         if log is None:
             log = self._open(topic, partition, chosen)
         elif self._store.space.full:
-            self._store.space.check(log.directory, journaled=log.waits)
+            self._store.space.check(log.directory, journaled=log.has_group_commit)
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
@@ -272,7 +272,7 @@ class Partitions:
         self.check(topic, partition)
         if self._store.space.full:
             directory = self._store.directory_for(topic, partition)
-            self._store.space.check(directory, journaled=self.topic(topic).waits)
+            self._store.space.check(directory, journaled=self.topic(topic).has_group_commit)
         log = self._make(topic, partition)
         if not closed:
             self._writable[topic, partition] = log

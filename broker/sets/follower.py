@@ -347,7 +347,7 @@ class Follower:
                 raise RemoteProtocolError(
                     f"{log.directory} ends at {log.end_offset}, its leader's part at {entry.base}"
                 )
-            if entry.lane and not log.waits:
+            if entry.lane and not log.has_group_commit:
                 self._force(log)
             ends[log] = entry.base + sum(map(len, entry.data))
             appends.append(Append(log, entry.data, entry.units, entry.segment))
@@ -491,14 +491,14 @@ class Follower:
             self._logs[log.journal_name] = log
             lane = Lane.DISK if log.journal_name.decode() in on_disk else Lane.MEMORY
             lanes[lane].append(Mark(log, log.end_offset, log.durability.count))
-            if lane and not log.waits:
+            if lane and not log.has_group_commit:
                 self._force(log)
                 if log.synced_end < log.end_offset:
                     forced.append((log, log.end_offset))
                     log.flush()
         for marks, found in zip(self._marks, lanes, strict=True):
             marks.append((number, found))
-        waiting = [log for log in logs if log.waits]
+        waiting = [log for log in logs if log.has_group_commit]
         for log in waiting:
             if log.durability.safe_end < log.end_offset:
                 log.flush()

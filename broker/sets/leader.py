@@ -242,7 +242,7 @@ class Leader:
         found = self._promises.get(log)
         if found is None:
             topic = self._broker.config.topic(log.topic) or self._broker.config.system
-            on_disk = log.waits if is_internal(log.topic) else topic.promise is Promise.DISK
+            on_disk = log.has_group_commit if is_internal(log.topic) else topic.promise is Promise.DISK
             lane = Lane.DISK if on_disk else Lane.MEMORY
             found = self._promises[log] = lane, topic.promise, topic.min_in_sync
             if not is_internal(log.topic):

@@ -555,24 +555,24 @@ class SharedGroups(Memory[StoredStates]):
     # --- writing it down ----------------------------------------------------------------------------------------------
 
     def _gather(self, queue: SharedQueue, section: bytes) -> _Gathered:
-        waits = queue.log is not None and queue.log.waits
-        if queue.mode != waits:  # the rows in the other log no longer count
+        group_commit = queue.log is not None and queue.log.has_group_commit
+        if queue.mode != group_commit:  # the rows in the other log no longer count
             return self._write_state(queue)
-        return self._gather_in(waits, section)
+        return self._gather_in(group_commit, section)
 
     def _write_state(self, queue: SharedQueue) -> _Gathered:
         """Write the whole state, including the latest changes."""
-        queue.mode = queue.log is not None and queue.log.waits
+        queue.mode = queue.log is not None and queue.log.has_group_commit
         section = state_section(queue.key, queue.state, self._reactor.seconds(), self.now_ms())
         if queue.filter is not None:
             section += filter_section(queue.key, queue.filter)
             queue.is_filter_written = True
         return self._gather_in(queue.mode, section)
 
-    def _gather_in(self, waits: bool, section: bytes) -> _Gathered:
-        gathered = self._gathered.get(waits)
+    def _gather_in(self, group_commit: bool, section: bytes) -> _Gathered:
+        gathered = self._gathered.get(group_commit)
         if gathered is None:
-            gathered = self._gathered[waits] = _Gathered()
+            gathered = self._gathered[group_commit] = _Gathered()
         gathered.sections.append(section)
         if not self._flush_due:
             self._flush_due = True
@@ -585,14 +585,14 @@ class SharedGroups(Memory[StoredStates]):
     def _flush(self) -> None:
         self._flush_due = False
         gathered, self._gathered = self._gathered, {}
-        for waits, each in gathered.items():
-            self._append(waits, each)
+        for group_commit, each in gathered.items():
+            self._append(group_commit, each)
 
-    def _append(self, waits: bool, gathered: _Gathered) -> None:
+    def _append(self, group_commit: bool, gathered: _Gathered) -> None:
         writes: list[Write] = []
         waiting: list[Write] = []
         try:
-            internal = self.store.internal_log(self.topic, waits)
+            internal = self.store.internal_log(self.topic, group_commit)
             for sections in _cut(gathered.sections):
                 self._serial += 1
                 body = encode_body(self._serial, sections)
@@ -639,12 +639,12 @@ class SharedGroups(Memory[StoredStates]):
             serial = max(serial, stored.serial)
             for key, each in stored.take_all().items():
                 if key not in found or found[key][0].serial < each.serial:
-                    found[key] = each, log.waits
+                    found[key] = each, log.has_group_commit
         self._serial = max(self._serial, serial)
         now, now_ms = self._reactor.seconds(), self.now_ms()
         self.enabled = True
         filters = _newest_filters(found)
-        for key, (stored_state, waits) in found.items():
+        for key, (stored_state, group_commit) in found.items():
             state = stored_state.state
             if state is None:
                 continue
@@ -657,7 +657,7 @@ class SharedGroups(Memory[StoredStates]):
             changed = state.clip(0 if partition is None else partition.end_offset)
             state.begin(now, now_ms)
             queue = self._add(key, state, topic)
-            queue.mode = waits
+            queue.mode = group_commit
             queue.log = partition
             queue.is_filter_written = stored_state.filter == topic.agreed.filter
             if self._writing.copies is not None:  # unsafe rows were not read; new ones follow them
@@ -710,8 +710,8 @@ class SharedGroups(Memory[StoredStates]):
         start = log.end_offset
         outcomes: list[MetaqError | None] = []
         told: _Gathered | None = None
-        for queue in [queue for queue in self._queues.values() if queue.mode == log.waits]:
-            if self._queues.get(queue.key) is queue and queue.mode == log.waits:
+        for queue in [queue for queue in self._queues.values() if queue.mode == log.has_group_commit]:
+            if self._queues.get(queue.key) is queue and queue.mode == log.has_group_commit:
                 gathered = self._write_state(queue)
                 if gathered is not told:
                     told = gathered

@@ -165,7 +165,7 @@ class Durability:
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
         """end, count: the readable data that a start found. synced_end: how much of it is on the disk."""
-        self.mode = _WAITING if policy.waits else _SHOWING
+        self.mode = _WAITING if policy.has_group_commit else _SHOWING
         self.end = self.safe_end = end
         self.count = self.safe_count = count
         """Records up to `end`, and up to `safe_end`."""
@@ -187,7 +187,7 @@ class Durability:
         self._writing_units = False
 
     @property
-    def waits(self) -> bool:
+    def has_group_commit(self) -> bool:
         """Whether puts are answered, and shown, only when they are safe."""
         return self.mode is _WAITING or self.mode is _LEAVING
 
@@ -197,7 +197,7 @@ class Durability:
 
         The power cut may come now, or when the journal's group is safe.
         """
-        journaled = max(self.safe_end, self._journal_end) if self.waits else _NOWHERE
+        journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
@@ -250,7 +250,7 @@ class Durability:
     def safe(self, end: int, count: int) -> int:
         """Record that a sync or the journal made the data below `end`, the first `count` records, survive a power
         cut."""
-        if end <= self.safe_end or not self.waits:
+        if end <= self.safe_end or not self.has_group_commit:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
             return self._show(DurabilityEvent.ALL_SAFE, self.end, self.count)
@@ -287,7 +287,7 @@ class Durability:
         if policy == self._policy:
             return 0
         self._policy = policy
-        if policy.waits:
+        if policy.has_group_commit:
             actions = self._next(DurabilityEvent.GROUP_COMMIT)
             return actions if self.unsynced_records else actions & ~SYNC
         self._leaving_from = self.end
@@ -396,7 +396,7 @@ class Durability:
         if now - self._checkpointed_at >= self._checkpoint_seconds:
             self._checkpointed_at = self._dirty_since = now
             return DATA | INDEX
-        if self.unsynced_records and not self.waits and now - self._dirty_since >= self._policy.seconds:
+        if self.unsynced_records and not self.has_group_commit and now - self._dirty_since >= self._policy.seconds:
             self._dirty_since = now
             return DATA
         return 0
@@ -405,10 +405,10 @@ class Durability:
         """Return when to call `due` again (monotonic seconds) after a call at `now`: nothing becomes due before
         that."""
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
-        if checkpoint <= now or self.waits:
+        if checkpoint <= now or self.has_group_commit:
             return max(now, checkpoint)
         return min(checkpoint, self._dirty_since + self._policy.seconds)
 
     @property
     def _checkpoint_seconds(self) -> float:
-        return tuning.JOURNALED_CHECKPOINT_SECONDS if self.waits else tuning.CHECKPOINT_SECONDS
+        return tuning.JOURNALED_CHECKPOINT_SECONDS if self.has_group_commit else tuning.CHECKPOINT_SECONDS

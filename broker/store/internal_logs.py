@@ -72,6 +72,6 @@ def is_internal(topic: str) -> bool:
     return topic.startswith("/")
 
 
-def number_of(waits: bool) -> int:
+def number_of(group_commit: bool) -> int:
     """Return the log number for partitions with group commit (True) or asynchronous flush (False)."""
-    return WAITING if waits else LOOSE
+    return WAITING if group_commit else LOOSE

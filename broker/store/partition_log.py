@@ -149,9 +149,9 @@ class PartitionLog:
         return self.durability.read_only
 
     @property
-    def waits(self) -> bool:
+    def has_group_commit(self) -> bool:
         """Whether puts wait for the disk (group commit)."""
-        return self.durability.waits
+        return self.durability.has_group_commit
 
     # --- appending ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class PartitionLog:
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
             raise LogReadOnly(self.directory, durability.read_only)
-        if shared.journal.failure is not None and durability.waits:
+        if shared.journal.failure is not None and durability.has_group_commit:
             self.sync_failed(str(shared.journal.failure))
             raise shared.journal.failure
         segments, writer = self.segments, self._writer
@@ -241,7 +241,7 @@ class PartitionLog:
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
             # a partition of a few busy ones is worth its own checkpoint, unless one runs: the next start has less to do
-            worth = self.waits and limit == tuning.MAX_UNSTORED_UNITS and not self.durability.syncing
+            worth = self.has_group_commit and limit == tuning.MAX_UNSTORED_UNITS and not self.durability.syncing
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:

@@ -219,7 +219,7 @@ class Store:
 
         journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
         """
-        logs = [log for log in self.all_logs() if journaled or log.waits]
+        logs = [log for log in self.all_logs() if journaled or log.has_group_commit]
         segments = [
             segment for log in logs for segment in log.segments if segment.synced < segment.end or segment.index is None
         ]
@@ -448,10 +448,10 @@ class Store:
         """Return the logs of all internal topics."""
         return tuple(self._internal_logs.values())
 
-    def internal_log(self, topic: str, waits: bool) -> PartitionLog:
-        """Return the log for partitions with group commit (`waits`) or asynchronous flush; created on first use. Raises
+    def internal_log(self, topic: str, group_commit: bool) -> PartitionLog:
+        """Return the log for partitions with group commit, or with asynchronous flush; created on first use. Raises
         StoreError."""
-        return self.numbered_internal_log(topic, number_of(waits))
+        return self.numbered_internal_log(topic, number_of(group_commit))
 
     def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
         """Return the internal log of this number, created at `first_offset` if there is none. Raises StoreError."""

@@ -32,7 +32,7 @@ class FlushPolicy:
     interval_ms: float
 
     @property
-    def waits(self) -> bool:
+    def has_group_commit(self) -> bool:
         """Whether puts wait for the disk."""
         return not self.threshold_records
 

@@ -237,9 +237,9 @@ class Sequences(Memory[LastRows], Generic[W]):
             return self._store_row(admitted[0])
         modes: dict[bool, list[W]] = {}
         for write in admitted:
-            modes.setdefault(write.log.durability.waits, []).append(write)
+            modes.setdefault(write.log.durability.has_group_commit, []).append(write)
         done = True
-        for waits, writes in modes.items():
+        for group_commit, writes in modes.items():
             topics: dict[str, int] = {}
             number = topics.setdefault
             rows = [_packed(row, topics) for row in self._take_restated()] if self._restated else []
@@ -256,7 +256,7 @@ class Sequences(Memory[LastRows], Generic[W]):
                 )
                 for each in writes
             ]
-            done = self._append_rows(waits, topics, b"".join(rows), writes) and done
+            done = self._append_rows(group_commit, topics, b"".join(rows), writes) and done
         return done
 
     def _store_row(self, write: W) -> bool:
@@ -265,11 +265,11 @@ class Sequences(Memory[LastRows], Generic[W]):
         row = encode_row(
             write.producer, write.sequence, write.base, write.end, write.first_id, write.records, log.partition, 0
         )
-        return self._append_rows(write.log.durability.waits, (log.topic,), row, (write,))
+        return self._append_rows(write.log.durability.has_group_commit, (log.topic,), row, (write,))
 
-    def _append_rows(self, waits: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
+    def _append_rows(self, group_commit: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
         try:
-            internal = self.store.internal_log(self.topic, waits)
+            internal = self.store.internal_log(self.topic, group_commit)
             body = encode_head(tuple(topics)) + rows
             data, unit = internal_record(body, writes[0].first_id, internal.segments.end_offset)
             internal.append((data,), unit)
@@ -278,7 +278,7 @@ class Sequences(Memory[LastRows], Generic[W]):
                 write.error = error
             self.not_stored(writes)
             return False
-        if waits:
+        if group_commit:
             self._unsafe = internal
         return True
 

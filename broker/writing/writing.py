@@ -208,7 +208,7 @@ class Writing:
     def number(self, write: Write, producer: int, sequence: int, records: int) -> None:
         """Give a write its producer's number."""
         if write.delayed_for is not None:
-            records |= DELAYED_ROW | (WAITING_ROW if write.log.waits else 0)
+            records |= DELAYED_ROW | (WAITING_ROW if write.log.has_group_commit else 0)
             if write.log.topic == HALVES_TOPIC:
                 records |= HALF_ROW
         write.producer, write.sequence, write.records = producer, sequence, records

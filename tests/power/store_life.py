@@ -102,7 +102,7 @@ class StoreLife:
     def _promise_opened(self, log: PartitionLog) -> None:
         for offset in empty_records(log.first_offset, read_everything(_name(log), log)):
             self._shim.mark(kind="empty", partition=_name(log), offset=offset)
-        end = log.visible_end if log.waits else log.synced_end
+        end = log.visible_end if log.has_group_commit else log.synced_end
         self._shim.mark(kind="keep", partition=_name(log), end=end, first=log.first_offset)
 
     def check(self, history: History) -> None:
@@ -212,7 +212,7 @@ class StoreLife:
             if error is None:
                 self._shim.mark(kind="keep", partition=_name(log), end=end)
 
-        if log.waits:
+        if log.has_group_commit:
             log.when_safe(end, visible)
 
     def _promise_synced(self) -> None:

@@ -205,10 +205,10 @@ def test_a_required_section_is_named(section):
 def test_the_promises_of_a_broker_set_are_inherited_and_follow_the_flush_mode():
     found = config("ack=in-sync\nminInSync=2\nreplicas=3", "", "[topic=a]\n[topic=b]\nack=disk\nminInSync=1")
     a, b = found.topics["a"], found.topics["b"]
-    assert (a.promise, a.min_in_sync, a.replicas, a.waits) == (Promise.IN_SYNC, 2, 3, True)
+    assert (a.promise, a.min_in_sync, a.replicas, a.has_group_commit) == (Promise.IN_SYNC, 2, 3, True)
     assert (b.promise, b.min_in_sync, b.replicas) == (Promise.DISK, 1, 3)
     unset = config("", "", "[topic=sync]\n[topic=async]\nunflushThreshold=100\n[topic=d]\nunflushThreshold=9\nack=disk")
-    assert {name: (topic.promise, topic.waits) for name, topic in unset.topics.items()} == {
+    assert {name: (topic.promise, topic.has_group_commit) for name, topic in unset.topics.items()} == {
         "sync": (Promise.DISK, True),
         "async": (Promise.IN_SYNC, False),
         "d": (Promise.DISK, True),

@@ -23,7 +23,7 @@ from tests.unit.broker.harness import noted
 
 @pytest.fixture
 def log(harness):
-    return harness.store.internal_log(SEQUENCES_TOPIC, waits=False)
+    return harness.store.internal_log(SEQUENCES_TOPIC, group_commit=False)
 
 
 def encode_body(topics, rows):

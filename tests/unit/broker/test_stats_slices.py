@@ -15,7 +15,7 @@ COUNT = 100
     ("item", "looked", "name"),
     [
         *((item, Segments, "message_count") for item in ("", "topics", "many")),
-        ("journal", PartitionLog, "waits"),
+        ("journal", PartitionLog, "has_group_commit"),
     ],
 )
 def test_no_slice_looks_at_many_partitions(tmp_path, monkeypatch, item, looked, name):

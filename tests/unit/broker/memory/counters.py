@@ -63,7 +63,7 @@ class Counters(Memory[CounterLog]):
 
     def count(self, key: str) -> int:
         """Count a key, and return how often it was counted. Raises StoreError."""
-        log = self.store.internal_log(self.topic, waits=False)
+        log = self.store.internal_log(self.topic, group_commit=False)
         counts = self._of(log).counts
         count = counts.get(key, 0) + 1
         self._write(log, _encode(key, count))

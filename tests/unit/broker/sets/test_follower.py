@@ -146,7 +146,7 @@ def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(har
     leader.say(encode_block(2, (1, 1), [entry(0)]))
     log = harness.store.get("t", 0)
     assert leader.acks()[-1].safe == 2
-    assert not log.waits
+    assert not log.has_group_commit
     for block in (3, 4):
         leader.say(encode_block(block, (2, 2), [entry(24 * (block - 2), Lane.DISK)]))
         assert (leader.acks()[-1][:2], log.synced_end) == ((block, block - 1), 24 * (block - 2) if block > 3 else 0)
@@ -156,7 +156,7 @@ def test_the_leaders_promise_counts_and_not_the_followers_own_flush_settings(har
         harness.broker.reconfigure(harness.broker.config, harness.broker.reading.filters)
     assert "topic t has ack=disk at meta://a:1 and asynchronous flush here" in caplog.text
     leader.connection.connectionLost(Failure(ConnectionDone()))
-    assert not log.waits
+    assert not log.has_group_commit
 
 
 def test_a_topic_that_this_nodes_server_ini_does_not_have_is_copied_and_told_once(harness, leader, caplog) -> None:

@@ -11,7 +11,7 @@ from tests.raising import raising
 def test_threshold_of_zero_or_less_means_group_commit():
     policies = [TopicStoreConfig(1 << 20, threshold, 1000).flush_policy for threshold in (0, -1, 3)]
     assert policies == [GROUP_COMMIT, GROUP_COMMIT, FlushPolicy(3, 1000)]
-    assert [policy.waits for policy in policies] == [True, True, False]
+    assert [policy.has_group_commit for policy in policies] == [True, True, False]
 
 
 def test_group_commit_shows_and_answers_only_after_the_sync(grouped, answers):
