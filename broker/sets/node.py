@@ -1,13 +1,13 @@
-"""One node of a broker set: its role - follower, candidate, leader - and the changes between roles.
+"""One node of a broker set: executes the steps of its life (life.py). Reactor thread; worker threads use ZooKeeper and
+files.
 
-Reactor thread; worker threads use ZooKeeper and files. `_decide` looks at the last view of ZooKeeper and at the work
-under way, and begins the one step that is due. Every step that ends calls it again.
+Whenever something has changed, `_decide` asks the outlook (outlook.py) which event is due.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,6 @@ from metaq.protocol.errors import (
 )
 from metaq.protocol.frames import Frame
 from metaq.protocol.pulls import FOLLOWER
-from metaq.protocol.replication_stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
 
 from ..partitions.registration import Registration
 from ..reading.parkable import Parkable
@@ -42,22 +41,29 @@ from ..requests.gate import Nodes, Verb
 from ..runtime.scheduled_calls import repeat
 from ..runtime.threads import in_own_thread
 from . import tuning
+from .admission import Admission
 from .connections import StreamProtocol
-from .follower import Follower, LeaderGone
+from .follower import Follower
+from .following import Following, Office
 from .history import NodeFile, machine_start
 from .host import SetHost
 from .leader import Leader
 from .leading import Leading
+from .life import CANDIDATES, RESTING, Action, Event, State, next_state
 from .losses import contents, losses
 from .member_state import MemberState
 from .node_transactions import SetTransactions
-from .rules import accepts, common_epoch, elected, in_time, may_grant, may_stand, promised_until
+from .outlook import Outlook
+from .rules import elected, in_time, may_grant, promised_until
 
 __all__ = ["SetMember"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_UNSEEN = SetView(None, -1)
+"""Before ZooKeeper was read."""
 
 
 class SetMember:
@@ -82,7 +88,8 @@ class SetMember:
         self.leader: Leader | None = None
         """Set while this node leads."""
         self.failure: MetaqError | None = None
-        """Why this node does not take part until an operator acts."""
+        """Why this node does not take part until an operator acts, or there is room on the disk."""
+        self._state = State.IDLE
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._session = session
@@ -99,22 +106,24 @@ class SetMember:
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
-        self._follower: Follower | None = None
-        self._following: tuple[int, str] | None = None  # the (epoch, leader) that it follows or tries to
-        self._ended: list[Deferred[None]] | None = None  # who waits for the end of following; None while idle
         self._urls: dict[str, str] = {}  # last known, by node
-        self._gone: tuple[int, str] | None = None  # the leader whose process has ended
-        self._granted_until = promised_until(self._reactor.seconds())  # it may have granted before its start
-        self._busy = False
-        self._standing = False  # from before it checks its promises until its transaction's outcome is known
-        self._early: list[Callable[[], None]] = []  # answers to followers that connect while this node stands
-        self._stopping = False
+        self._following = Following(
+            broker.reactor,
+            self._follower,
+            self._address,
+            on_gone=partial(self._leader_gone, for_good=True),
+            on_failure=self._distrust,
+            on_end=broker.parked.wake_all,  # readers that wait here have to ask another node
+        )
+        self._admission = Admission(
+            broker, name, self._file, view=lambda: self._view, leader=lambda: self.leader, look=self._look
+        )
+        self._gone: Office | None = None  # the leader whose process has ended, or that hands over to this node
         self._gone_for_good = True  # False: that leader has handed over, and follows
-        self._established = False
-        self._listing: Deferred[Any] | None = None  # a look at which nodes have a znode
-        self._unlisted: list[Callable[[], None]] = []  # followers that wait for that look
-        self._instances: dict[str, str] = {}  # the data instances of this node's followers
-        self._trouble = ""  # why it does not follow now, as far as is known
+        self._granted_until = promised_until(self._reactor.seconds())  # it may have granted before its start
+        self._won: SetState | None = None  # what the last election that this node won has written
+        self._stopping = False
+        self._trouble = ""  # what an operator has to decide
         self._elections = self._hand_overs = 0
         self._withdrawn: Deferred[None] | None = None  # set when it stops leading
 
@@ -196,9 +205,7 @@ class SetMember:
     @property
     def _has_all(self) -> bool:
         """Whether this node holds all data that the set attributes to it."""
-        return not self._incomplete and (
-            self.leader is not None or (self._follower is not None and self._follower.live)
-        )
+        return not self._incomplete and (self.leader is not None or self._following.live)
 
     async def stop(self) -> None:
         """Hand the leadership over, or leave the in-sync set, and leave the set. Takes some seconds at most."""
@@ -207,13 +214,12 @@ class SetMember:
         try:
             if self.leader is not None:
                 await self._hand_over(None, leaving=True)
-            elif self._follower is not None:
-                self._follower.leave("it stops")
-                await self._until(lambda: not self._is_in_sync(), tuning.LEAVE_SECONDS)
+            elif self._following.follower is not None:
+                self._following.leave("it stops")
+                await self._until(lambda: not self._outlook().is_in_sync, tuning.LEAVE_SECONDS)
         except MetaqError as error:
             _log.warning("the node %s leaves its set without a hand-over: %s", self.name, error)
-        self._stop_following()
-        self._step_down("it stops")
+        self._happened(Event.STOP)
         if self._timer is not None:
             self._timer.stop()
         if complete and self.failure is None:
@@ -245,45 +251,45 @@ class SetMember:
 
     def look(self) -> MemberState:
         """Return the node's present state."""
-        view, follower = self._view, self._follower
+        outlook = self._outlook()
+        view = outlook.view
         return MemberState(
-            None if view is None else view.state,
-            frozenset(() if view is None else view.nodes),
+            view.state,
+            frozenset(view.nodes),
             self._file.epoch,
             self._file.history.last,
             self._leader_url(),
-            str(self.failure or self._trouble),
-            self._busy,
+            str(self.failure or self._trouble or self._following.trouble),
+            self._state in {State.CREATING, *CANDIDATES},
             self._stopping,
-            self._established,
-            self._following is not None,
-            follower is not None and follower.live,
+            self._state is State.SERVING,
+            self._following.office is not None,
+            self._following.live,
             self._elections,
             self._hand_overs,
-            view is not None
-            and view.state is not None
-            and (view.state.is_revoked or self._is_set_back(view, view.state)),
+            view.state is not None and (view.state.is_revoked or outlook.is_set_back),
         )
 
     def reconfigured(self) -> None:
         """Note that the topics' settings may have changed."""
         if self.leader is not None:
             self.leader.reconfigured()
-        if self._follower is not None:
-            self._follower.reconfigured()
+        if self._following.follower is not None:
+            self._following.follower.reconfigured()
 
     def try_again(self) -> None:
         """Connect to the leader anew, even after this node's data were found to differ from the leader's."""
-        if isinstance(self.failure, ReplicaDiverged):
-            self.failure = None
-        self._stop_following()
+        if isinstance(self.failure, ReplicaDiverged) and self._state is State.OUT:
+            self._happened(Event.TRUSTED)
+            return
+        self._following.stop()
         self._decide()
 
     # --- what clients are told ----------------------------------------------------------------------------------------
 
     def refusal(self) -> NotLeader | None:
         """Why clients are not served now; None if they are."""
-        if self.leader is not None and self._established:
+        if self._state is State.SERVING:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
@@ -309,7 +315,7 @@ class SetMember:
     def shows_messages(self) -> bool:
         """Whether to serve readers that ask for a follower: this node has all committed data except those on their
         way."""
-        follower = self._follower
+        follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
             return False
         return follower.shows_all
@@ -333,158 +339,107 @@ class SetMember:
         self._urls |= {node.name: node.url for node in view.nodes.values()}
         self._decide()
 
-    def _is_in_sync(self) -> bool:
-        state = None if self._view is None else self._view.state
-        return state is not None and state.has_in_sync(self.name, self._file.instance)
-
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def _decide(self) -> None:
-        """Begin the step that is due."""
-        view = self._view
-        if self._busy or view is None:
-            return
-        state = view.state
-        if isinstance(self.failure, ReplicaDiverged) and state is not None and self._is_alone(state):
-            self.failure = None  # an operator has chosen this node's data
-        if self.failure is not None:
-            return
-        if self.leader is not None:
-            if state is None or (state.epoch, state.leader) != (self.leader.core.epoch, self.name):
-                known = state is not None and not state.is_revoked
-                self._step_down(f"epoch {state.epoch} has begun" if state and known else "ZooKeeper was set back")
-            elif view.master is None or not self._owns(view):
-                self._step_down("its ZooKeeper session has ended")
-            else:
-                return
-        if self._stopping:
-            return
-        if state is None:
-            if self._may_create(view):
-                self._run(self._create())
-        elif self._may_stand(view, state):
-            self._standing = True
-            self._run(self._stand(view, state))
-        else:
-            if view.master is None or state.is_revoked:
-                self._say_what_is_waited_for(view, state)
-            self._follow(state)
-
-    def _say_what_is_waited_for(self, view: SetView, state: SetState) -> None:
-        """Log what the node waits for where only an operator knows which data are right."""
-        name, broker_id = self.name, self._broker.config.broker_id
-        remedy = f"if they are the ones that are to be kept: `metaq brokers elect {broker_id} --unclean --node {name}`"
-        if not accepts(self._file.epoch, state.epoch):
-            trouble = (
-                f"ZooKeeper has a state of broker set {broker_id} of epoch {state.epoch}, and the data of {name} have "
-                f"seen epoch {self._file.epoch}: ZooKeeper was set back; {remedy}"
-            )
-        elif state.is_revoked:
-            trouble = (
-                f"ZooKeeper was set back to an older state of broker set {broker_id}, so nobody leads: start all "
-                "nodes, and choose the one that led last, which has the most: "
-                f"`metaq brokers elect {broker_id} --unclean --node NODE`"
-            )
-        elif self._is_set_back(view, state):
-            trouble = (
-                f"ZooKeeper has an older state of broker set {broker_id}, of epoch {state.epoch}: it was set back, and "
-                f"who is in sync by it may lack messages; choose a node, and {remedy}"
-            )
-        elif name in state.in_sync and not self._is_in_sync():
-            trouble = (
-                f"the data of {name} that were in sync in epoch {state.epoch} are others than these, which are new, "
-                f"copied, restored or incomplete: start the node with those; {self._other_remedy(view) or remedy}"
-            )
-        else:
-            return
-        if trouble != self._trouble:
-            self._trouble = trouble
-            _log.error("%s", trouble)
-
-    def _other_remedy(self, view: SetView) -> str:
-        """Return another remedy for a node without data, which should not lead; "" for a node with data."""
-        if self._file.history.epochs:
-            return ""
-        others = [each for each in view.nodes.values() if each.epoch and each.name != self.name]
-        if not others:
-            return "or start a node that has data: this one has none"
-        newest = max(others, key=lambda each: each.epoch).name
-        command = f"metaq brokers elect {self._broker.config.broker_id} --unclean --node {newest}"
-        return f"or, if they are lost, have {newest} lead with what it has: `{command}`"
-
-    def _is_set_back(self, view: SetView, state: SetState) -> bool:
-        """Whether ZooKeeper has an older state than a present node has seen: its in-sync nodes may have been dropped
-        since. A state without a leader was written by an operator's choice or by a leader that resigned."""
-        return view.set_back or (bool(state.leader) and any(each.epoch > state.epoch for each in view.nodes.values()))
-
-    def _is_alone(self, state: SetState) -> bool:
-        return list(state.in_sync) == [self.name] and self._is_in_sync()
-
-    def _owns(self, view: SetView) -> bool:
-        return view.master is not None and self._set is not None and view.master.owner == self._set.session_id
-
-    def _run(self, work: Any) -> None:
-        self._busy = True
-
-        def done(result: object) -> None:
-            self._busy = self._standing = False
-            early, self._early = self._early, []
-            for answer in early:
-                answer()
-            if isinstance(result, Failure):
-                error = result.value
-                if not isinstance(error, MetaqError):
-                    _log.error("the node %s: %s", self.name, result.getTraceback())
-                else:
-                    _log.warning("the node %s: %s", self.name, error)
-                self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
-            else:
-                self._decide()
-
-        ensureDeferred(work).addBoth(done)
-
-    def _may_stand(self, view: SetView, state: SetState) -> bool:
-        assert self._set is not None
-        now = self._reactor.seconds()
-        gone = self._gone == (state.epoch, state.leader) or state.leader in ("", self.name)
-        if not (self._set.present and self._is_in_sync() and (view.master is None or gone)):
-            return False
-        if not accepts(self._file.epoch, state.epoch) or self._is_set_back(view, state):
-            return False
-        if in_time(now, self._granted_until):
-            self._reactor.callLater(self._granted_until - now + 0.001, self._decide)
-        # a node alone in sync has granted nothing, unless a forgotten election of its own has made the epoch
-        alone = self._is_alone(state) and self._file.epoch == state.epoch
-        run_out = alone or not in_time(now, self._granted_until)
-        return may_stand(
+    def _outlook(self) -> Outlook:
+        return Outlook(
+            self._broker.config.broker_id,
             self.name,
-            state.in_sync,
-            forgetful={name for name in view.in_sync_present if view.nodes[name].forgetful},
-            master_present=view.master is not None,
-            leader_gone=gone,
-            promises_run_out=run_out,
+            self._file.instance,
+            self._file.epoch,
+            bool(self._file.history.epochs),
+            self._view or _UNSEEN,
+            self._set is not None and self._set.present,
+            0 if self._set is None else self._set.session_id,
+            self._gone,
+            in_time(self._reactor.seconds(), self._granted_until),
+            None if self.leader is None else self.leader.core.epoch,
+            isinstance(self.failure, ReplicaDiverged),
+            self._stopping,
+        )
+
+    def _decide(self) -> None:
+        """Begin what is due."""
+        if self._view is None:
+            return
+        outlook = self._outlook()
+        if self._state in RESTING and not self._stopping:
+            if outlook.trouble and outlook.trouble != self._trouble:
+                _log.error("%s", outlook.trouble)
+            self._trouble = outlook.trouble
+            if outlook.waits_for_promises:
+                self._reactor.callLater(self._granted_until - self._reactor.seconds() + 0.001, self._decide)
+        event = outlook.due(self._state)
+        if event is not None:
+            self._happened(event)
+
+    def _happened(self, event: Event) -> None:
+        """Take the step of the node's life that this event means."""
+        if event is Event.TRUSTED:
+            self.failure = None
+        self._state, actions = next_state(self._state, event)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Action.CREATE:
+                self._work(self._create())
+            case Action.FOLLOW:
+                self._follow()
+            case Action.STOP_FOLLOWING:
+                self._following.stop()
+            case Action.STAND:
+                self._admission.hold()
+                self._work(self._stand())
+            case Action.RECORD:
+                self._work(self._record())
+            case Action.LEAD:
+                self._lead()
+            case Action.SERVE:
+                self._on_role()
+            case Action.STEP_DOWN:
+                self._step_down()
+            case Action.RESIGN:
+                ensureDeferred(self._resign()).addErrback(
+                    lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
+                )
+            case Action.LET_IN:
+                self._admission.let_in()
+            case Action.DECIDE:
+                self._decide()
+            case Action.DECIDE_LATER:
+                self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
+
+    def _work(self, work: Coroutine[Any, Any, Event]) -> None:
+        """Do what takes time; its result is what has happened then."""
+
+        def done(result: Event | Failure) -> None:
+            if isinstance(result, Event):
+                self._happened(result)
+                return
+            error = result.value
+            if isinstance(error, MetaqError):
+                _log.warning("the node %s: %s", self.name, error)
+            else:
+                _log.error("the node %s: %s", self.name, result.getTraceback())
+            self._happened(Event.FAILED)
+
+        deferred = cast("Deferred[Event | Failure]", ensureDeferred(work))
+        deferred.addBoth(done).addErrback(
+            lambda failure: _log.error("the node %s: %s", self.name, failure.getTraceback())
         )
 
     # --- candidate ----------------------------------------------------------------------------------------------------
 
-    def _may_create(self, view: SetView) -> bool:
-        """Whether this node may create the set's state. A node that has been in the set waits for an operator: the lost
-        state said who has all acknowledged data. A new node waits for such nodes. The first new node by name begins."""
-        if not self._file.history.epochs:
-            return not any(node.epoch for node in view.nodes.values()) and min([self.name, *view.nodes]) == self.name
-        trouble = (
-            f"ZooKeeper has no state of broker set {self._broker.config.broker_id}, which has had epoch "
-            f"{self._file.epoch}: choose a node with `metaq brokers elect --unclean`"
-        )
-        if trouble != self._trouble:  # it may be the trouble of following a leader that has just stepped down
-            self._trouble = trouble
-            _log.error("%s", trouble)
-        return False
-
-    async def _create(self) -> None:
+    async def _create(self) -> Event:
         assert self._set is not None
+        await self._following.ended()
+        if self.failure is not None:
+            return Event.UNFIT
         await self._in_thread(partial(self._set.create, SetState(0, "", {self.name: self._file.instance})))
         await self._look()
+        return Event.CREATED
 
     async def _look(self) -> SetView:
         """Read ZooKeeper until it answers."""
@@ -521,14 +476,18 @@ class SetMember:
                 return found
             await deferLater(self._reactor, pauses.next())
 
-    async def _stand(self, view: SetView, state: SetState) -> None:
+    async def _stand(self) -> Event:
+        view = self._view
         assert self._set is not None
-        self._stop_following()
-        await self._nothing_followed()
+        assert view is not None
+        assert view.state is not None
+        state = view.state
+        await self._following.ended()
         await self._transactions.prepare()  # a node whose disk has failed does not stand
-        if len(state.in_sync) > 1 and (failure := self._broker.store.first_failure()) is not None:
-            self._distrust(failure)
-            return
+        if len(state.in_sync) > 1 and self.failure is None and (failure := self._broker.store.first_failure()):
+            self._note(failure)
+        if self.failure is not None:
+            return Event.UNFIT
         _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, names = elected(state.epoch, state.in_sync, self.name, {*view.in_sync_present} - gone)
@@ -538,40 +497,45 @@ class SetMember:
         # one above the view's, because the state is newer; ZooKeeper's later views of it have at least this zxid
         won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
         found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master), won)
-        if found.state != new or not self._owns(found):
-            return
-        await self._lead(new)
+        if found.state != new or not replace(self._outlook(), view=found).owns_broker_id:
+            return Event.LOST
+        self._won = new
+        return Event.WON
 
     # --- leader -------------------------------------------------------------------------------------------------------
 
-    async def _lead(self, state: SetState) -> None:
-        broker, store = self._broker, self._broker.store
-        ends = {name: end for name, (_, end, _) in store.ends().items()}
+    async def _record(self) -> Event:
+        """Write to the disk that this node leads, and wait until clients may be served."""
+        state = self._won
+        assert self._set is not None
+        assert state is not None
+        ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
         history = self._file.history.begin(state.epoch, ends)
         known = None if self._before_serving is None else ensureDeferred(self._before_serving())
         try:
-            await broker.in_thread(partial(self._file.write, state.epoch, history, self._ends(), self._boot))
+            write = partial(self._file.write, state.epoch, history, self._ends(), self._boot)
+            await self._broker.in_thread(write)
         except StoreError as error:  # else it would stand forever, and keep out nodes that can lead
-            self._distrust(error)
-            self._resign_soon(state.epoch, frozenset(state.in_sync) - {self.name})
-            return
-        assert self._set is not None
+            self._note(error)
+            return Event.DISTRUSTED
         self._set.declare(self._node(forgetful=False))
         if known is not None:
             await known
-            if self._stopping:
-                return
+        return Event.RECORDED
+
+    def _lead(self) -> None:
+        broker, store, state = self._broker, self._broker.store, self._won
+        assert state is not None
         broker.message_ids.begin_above(store.max_message_id)
         store.retention_enabled = True
         leader = Leader(
             broker,
             Leading(self.name, state.epoch, state.in_sync),
             self._change_in_sync,
-            on_established=self._now_established,
+            on_established=partial(self._happened, Event.COMMITTED),
             on_failure=self._disk_failed,
         )
         self.leader = leader
-        self._established = False
         broker.writing.copies = leader
         try:
             with ExitStack() as visible:  # data count even if it is unknown whether they are committed
@@ -585,24 +549,19 @@ class SetMember:
             return
         leader.start()
         self._elections += 1
-        self._trouble = ""
+        self._trouble = self._following.trouble = ""
         self._incomplete = False
         _log.warning("leads epoch %d; in sync: %s", state.epoch, ", ".join(state.in_sync))
         self._registration.come_back(broker.port, broker.partitions.served_topics()).addErrback(self._not_registered)
 
-    def _now_established(self) -> None:
-        self._established = True
-        self._on_role()
-
     def _not_registered(self, failure: Failure) -> None:
         _log.error("the leader's topics are not registered in ZooKeeper: %s", failure.getErrorMessage())
 
-    def _step_down(self, why: str) -> None:
+    def _step_down(self) -> None:
         leader, self.leader = self.leader, None
-        if leader is None:
-            return
+        assert leader is not None
+        why = str(self.failure or replace(self._outlook(), led=leader.core.epoch).deposed_by or "it stops")
         _log.warning("leads no longer: %s", why)
-        self._established = False
         self._on_role()
         self._broker.store.retention_enabled = False
         for memory in self._broker.memories:
@@ -614,18 +573,23 @@ class SetMember:
 
     def _disk_failed(self, failure: MetaqError) -> None:
         """Give up the lead: nothing on this node can be trusted until it is started again."""
-        leader = self.leader
-        if self.failure is None and leader is not None:
+        if self.leader is not None:
             self._distrust(failure)
-            others = leader.core.in_sync - {self.name}
-            self._step_down(str(failure))
-            self._resign_soon(leader.core.epoch, others)
 
     def _distrust(self, failure: MetaqError) -> None:
+        self._note(failure)
+        self._happened(Event.DISTRUSTED)
+
+    def _note(self, failure: MetaqError) -> None:
+        """Note why this node does not take part."""
+        if self.failure is not None:
+            return
         self.failure = failure
         if isinstance(failure, DiskFull):
             _log.error("this node leaves its set until there is room: %s", failure)
             self._reactor.callLater(tuning.ROOM_SECONDS, self._look_for_room)
+        elif isinstance(failure, ReplicaDiverged):
+            _log.error("%s", failure)
         else:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
@@ -633,29 +597,23 @@ class SetMember:
         """Take part again once there is room: a full disk, unlike a failed one, has lost nothing."""
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
-        if self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
+        if self._state is not State.OUT or self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
             self._reactor.callLater(tuning.ROOM_SECONDS, self._look_for_room)
             return
         _log.warning("there is room again: this node takes part")
-        self.failure = None
-        self._stop_following()
-        self._decide()
+        self._happened(Event.TRUSTED)
 
-    def _resign_soon(self, epoch: int, others: frozenset[str]) -> None:
-        if others:
-            ensureDeferred(self._resign(epoch, others)).addErrback(
-                lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
-            )
-
-    async def _resign(self, epoch: int, others: frozenset[str]) -> None:
-        view = self._view
+    async def _resign(self) -> None:
+        """Write that this node does not lead, while the set's state says that it does and others are in sync."""
+        view, won = self._view, self._won
         assert self._set is not None
-        while (
-            view is not None and view.state is not None and (view.state.epoch, view.state.leader) == (epoch, self.name)
-        ):
-            in_sync = {name: view.state.in_sync[name] for name in others if name in view.state.in_sync}
-            state = replace(view.state, leader="", in_sync=in_sync)
-            view = await self._write(view.version, partial(self._set.release, state, view.version))
+        assert won is not None
+        while view is not None and (state := view.state) is not None:
+            others = {name: instance for name, instance in state.in_sync.items() if name != self.name}
+            if (state.epoch, state.leader) != (won.epoch, self.name) or not others:
+                return
+            resigned = replace(state, leader="", in_sync=others)
+            view = await self._write(view.version, partial(self._set.release, resigned, view.version))
 
     def _change_in_sync(self, wanted: frozenset[str]) -> Deferred[bool]:
         return ensureDeferred(self._write_in_sync(wanted))
@@ -668,7 +626,7 @@ class SetMember:
         epoch = leader.core.epoch
         if (view.state.epoch, view.state.leader) != (epoch, self.name):
             return False
-        known = {**self._instances, **view.state.in_sync}
+        known = {**self._admission.instances, **view.state.in_sync}
         state = replace(view.state, in_sync={name: known[name] for name in wanted})
         version = view.version
         found = (await self._write(version, partial(self._set.change, state, version))).state
@@ -731,195 +689,58 @@ class SetMember:
             leader.draining = False
             raise CoordinationError(f"{chosen} has not taken over within its time")
 
-    def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """Stand for election: the leader has stopped acknowledging, and this node has all its data."""
-        if self._following is None:
-            return
-        self._granted_until = 0.0
-        self._gone = self._following
-        self._gone_for_good = bool(words.get("leaving"))
-        self._decide()
-
     # --- follower -----------------------------------------------------------------------------------------------------
+
+    def _follower(self) -> Follower:
+        return Follower(
+            self._broker,
+            self.name,
+            self._file,
+            self._transactions.mirror,
+            grants=self._grants,
+            on_hand_over=self._asked_to_lead,
+            on_caught_up=self._caught_up,
+        )
+
+    def _address(self, name: str) -> tuple[str, int] | None:
+        url = self._urls.get(name)
+        return parse_broker_url(name, url.encode()) if url else None
+
+    def _follow(self) -> None:
+        state = None if self._view is None else self._view.state
+        assert state is not None
+        self._following.follow((state.epoch, state.leader), state.chosen)
 
     def _grants(self, stream_epoch: int) -> bool:
         """Whether to grant the leader's ping: not if ZooKeeper says that it has lost its place."""
         view = self._view
-        if not may_grant(self._file.epoch, stream_epoch, standing=self._standing):
+        if not may_grant(self._file.epoch, stream_epoch, standing=self._state in CANDIDATES):
             return False
-        if self._gone is not None and self._gone == self._following:
+        if self._gone is not None and self._gone == self._following.office:
             return False
         if self._session.connected and (view is None or view.master is None):
             return False
         self._granted_until = promised_until(self._reactor.seconds())
         return True
 
-    def _follow(self, state: SetState) -> None:
-        wanted = state.epoch, state.leader
-        if self._following == wanted or state.leader in ("", self.name):
+    def _leader_gone(self, office: Office, *, for_good: bool) -> None:
+        """Note that this leader does not lead any more. for_good: whether its process has ended."""
+        self._gone, self._gone_for_good = office, for_good
+        self._decide()
+
+    def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
+        """Stand for election: the leader has stopped acknowledging, and this node has all its data."""
+        if self._following.office is None:
             return
-        self._stop_following()
-        self._following = wanted
-        self._trouble = ""
-        ensureDeferred(self._begin_following(wanted, state.chosen)).addErrback(
-            lambda failure: _log.error("following has ended: %s", failure.getTraceback())
-        )
-
-    async def _begin_following(self, wanted: tuple[int, str], chosen: int) -> None:
-        await self._nothing_followed()
-        if self._following != wanted or self._ended is not None:
-            return
-        self._ended = []
-        try:
-            await self._keep_following(wanted, chosen)
-        finally:
-            ended, self._ended = self._ended, None
-            for deferred in ended:
-                deferred.callback(None)
-
-    async def _nothing_followed(self) -> None:
-        """Wait until following has ended: it may be cutting logs or writing the node's file."""
-        while self._ended is not None:
-            deferred: Deferred[None] = Deferred()
-            self._ended.append(deferred)
-            await deferred
-
-    async def _keep_following(self, wanted: tuple[int, str], chosen: int) -> None:
-        pauses = Backoff(*tuning.RECONNECT_SECONDS)
-        told = ""
-        while self._following == wanted and not self._stopping:
-            url = self._urls.get(wanted[1])
-            address = parse_broker_url(wanted[1], url.encode()) if url else None
-            if address is not None:
-                follower = self._follower = Follower(
-                    self._broker,
-                    self.name,
-                    self._file,
-                    self._transactions.mirror,
-                    grants=self._grants,
-                    on_hand_over=self._asked_to_lead,
-                    on_caught_up=self._caught_up,
-                )
-                try:
-                    await follower.run(*address, wanted[0], chosen)
-                except LeaderGone:
-                    if self._following == wanted:
-                        self._gone, self._gone_for_good = wanted, True
-                        self._decide()
-                except ReplicaDiverged as error:
-                    self.failure = error
-                    _log.error("%s", error)
-                    return
-                except MetaqError as error:
-                    if str(error) != told and self._following == wanted:
-                        self._trouble = told = str(error)
-                        _log.warning("does not follow %s now: %s", wanted[1], error)
-                except Exception:  # a bug must not stop following for good
-                    _log.exception("following %s has failed", wanted[1])
-                if isinstance(follower.failure, DiskFull):
-                    self._distrust(follower.failure)
-                    return
-                if follower.failure is not None:
-                    self.failure = follower.failure
-                    _log.error("the disk has failed: this node follows nobody until it is started again: %s", told)
-                    return
-                self._broker.parked.wake_all()  # readers that wait here have to ask another node
-                if follower.live:
-                    pauses.reset()
-                    continue
-            if self._following == wanted:
-                await deferLater(self._reactor, pauses.next())
-
-    def _stop_following(self) -> None:
-        self._following = None
-        follower, self._follower = self._follower, None
-        if follower is not None:
-            follower.stop()
+        self._granted_until = 0.0
+        self._leader_gone(self._following.office, for_good=bool(words.get("leaving")))
 
     # --- followers of ours --------------------------------------------------------------------------------------------
 
     def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
         """Handle FOLLOW: the connection becomes a stream. become: hands the connection to that protocol. Raises
         RemoteProtocolError."""
-        hello = parse_hello(frame.body)
-        connection = StreamProtocol(
-            hello.node,
-            lambda messages: self._from_follower(hello.node, connection, messages),
-            MAX_FOLLOWER_MESSAGE_BYTES,
-        )
-        become(connection)
-        answer = partial(self._answer, connection, hello)
-        if self._standing:  # the follower has seen the outcome in ZooKeeper before this node
-            self._early.append(answer)
-        else:
-            answer()
-
-    def _answer(self, connection: StreamProtocol, hello: Hello) -> None:
-        """Answer FOLLOW."""
-        if self._is_listed(hello):
-            self._take_in(connection, hello)
-            return
-        if self._listing is None:  # one look for all that ask
-            look = self._listing = ensureDeferred(self._look())
-            look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
-            look.addBoth(self._have_listed)
-        self._unlisted.append(partial(self._take_in, connection, hello))
-
-    def _have_listed(self, found: object) -> None:
-        if isinstance(found, Failure) and not isinstance(found.value, defer.TimeoutError):
-            _log.error("the set's nodes cannot be read: %s", found.getTraceback())
-        self._listing, unlisted, self._unlisted = None, self._unlisted, []
-        for take_in in unlisted:
-            take_in()
-
-    def _is_listed(self, hello: Hello) -> bool:
-        """Whether the node has a znode with this name and instance. Without this check anybody on the port could become
-        a replica, whose word counts for acknowledgements. The answer stays while ZooKeeper is away."""
-        node = None if self._view is None else self._view.nodes.get(hello.node)
-        return node is not None and node.instance == hello.instance
-
-    def _take_in(self, connection: StreamProtocol, hello: Hello) -> None:
-        if connection.lost is not None:
-            return
-        why, welcome = self._welcome(hello)
-        if welcome is None:
-            connection.send([encode_json(Kind.REFUSED, {"why": why})])
-            cast(Any, connection.transport).loseConnection()
-            return
-        connection.send([encode_json(Kind.WELCOME, welcome)])
-        assert self.leader is not None
-        self._instances[hello.node] = hello.instance
-        self.leader.serve(hello.node, connection)
-
-    def _welcome(self, hello: Hello) -> tuple[str, dict[str, Any] | None]:
-        leader = self.leader
-        if leader is None:
-            return f"{self.name} does not lead the set now", None
-        if hello.set != self._broker.config.broker_id:
-            return f"this is broker set {self._broker.config.broker_id}, not {hello.set}", None
-        name = hello.node
-        if not self._is_listed(hello):
-            return f"no znode of the set's nodes has the name {name!r} with the data of the node that asks", None
-        if hello.epoch > leader.core.epoch:
-            self._reactor.callLater(0, ensureDeferred, self._look())
-            return f"epoch {leader.core.epoch} of {self.name} is over", None
-        state = None if self._view is None else self._view.state
-        if state is None or (name in state.in_sync and not state.has_in_sync(name, hello.instance)):
-            return f"the set has not let go of the data that {name} had before", None
-        history = self._file.history
-        common = common_epoch(history.epochs, hello.epochs)
-        ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
-        return "", {
-            "epoch": leader.core.epoch,
-            "common": common,
-            "history": (history if common is None else history.behind(common)).to_json(),
-            "ends": {} if common is None else history.ends_of(common, ends),
-            "bytes": sum(ends.values()),
-        }
-
-    def _from_follower(self, name: str, connection: StreamProtocol, messages: Sequence[Any]) -> None:
-        if self.leader is not None:
-            self.leader.received(name, connection, messages)
+        self._admission.accept(frame, become)
 
 
 def _joins(leader: Leader, target: str | None) -> bool:

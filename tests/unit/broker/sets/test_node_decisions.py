@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from metaq.broker.sets.history import EpochHistory
+from metaq.broker.sets.life import Event, State
 from metaq.broker.sets.node import SetMember
-from metaq.coordination.records.set_payloads import SetState
+from metaq.broker.sets.outlook import Outlook
+from metaq.coordination.records.set_payloads import SetNode, SetState
+from metaq.coordination.sets.set_view import SetMaster, SetView
 from metaq.protocol.errors import NotLeader
 
+ALONE = SetState(5, "a", {"b": "2"})
+BOTH = SetState(5, "a", {"a": "1", "b": "2"})
+LEADS = SetMaster("meta://a:1", 11, 1)
+MINE = SetMaster("meta://b:1", 22, 1)
 
-def member(name: str = "b", history: EpochHistory | None = None) -> Any:
-    new: Any = SetMember.__new__
-    made = new(SetMember)
-    made.name = name
-    made.leader = None
-    made._established = False
-    made._trouble = ""
-    made._broker = SimpleNamespace(config=SimpleNamespace(broker_id=7))
-    made._file = SimpleNamespace(history=history or EpochHistory(), epoch=0)
-    made._leader_url = lambda: "meta://a:1"
-    return made
+
+def node(name: str, epoch: int = 5, *, forgetful: bool = False) -> SetNode:
+    return SetNode(name, f"meta://{name}:1", "", {"a": "1", "b": "2", "c": "3"}[name], forgetful, epoch)
+
+
+def view(state: SetState | None, master: SetMaster | None = None, *nodes: SetNode, **more: Any) -> SetView:
+    return SetView(state, 9, {each.name: each for each in nodes}, master, **more)
+
+
+WELL = Outlook(
+    broker_id=7,
+    name="b",
+    instance="2",
+    epoch=5,
+    has_data=True,
+    view=view(BOTH, None, node("b")),
+    present=True,
+    session_id=22,
+    gone=None,
+    promised=False,
+    led=None,
+    diverged=False,
+    stopping=False,
+)
+"""In sync, and the leader's session has ended."""
 
 
 @pytest.mark.parametrize(
@@ -31,13 +52,104 @@ def member(name: str = "b", history: EpochHistory | None = None) -> Any:
     [({}, True), ({"c": 0}, True), ({"a": 0}, False), ({"c": 4}, False), ({"b": 0, "c": 0}, True)],
 )
 def test_of_new_nodes_the_first_by_name_begins_a_set_unless_another_has_been_in_it(others, begins) -> None:
-    nodes = {name: SimpleNamespace(epoch=epoch) for name, epoch in others.items()}
-    assert member()._may_create(SimpleNamespace(nodes=nodes)) == begins
+    nodes = [node(name, epoch) for name, epoch in others.items()]
+    found = replace(WELL, has_data=False, epoch=0, view=view(None, None, *nodes))
+    assert (found.due(State.IDLE), found.trouble) == (Event.NO_SET if begins else None, "")
 
 
-def test_a_node_that_has_been_in_a_set_waits_for_an_operator(caplog: pytest.LogCaptureFixture) -> None:
-    assert not member(history=EpochHistory().begin(1, {}))._may_create(SimpleNamespace(nodes={}))
-    assert "metaq brokers elect --unclean" in caplog.text
+def test_a_node_that_has_been_in_a_set_waits_for_an_operator() -> None:
+    found = replace(WELL, view=view(None))
+    assert found.due(State.IDLE) is None
+    assert "metaq brokers elect --unclean" in found.trouble
+
+
+def test_a_node_stands_when_all_that_it_knows_allows_it() -> None:
+    assert {WELL.due(state) for state in (State.IDLE, State.FOLLOWING)} == {Event.CHANCE}
+    assert {WELL.due(state) for state in set(State) - {State.IDLE, State.FOLLOWING, State.LEADING, State.SERVING}} == {
+        None
+    }
+
+
+NOT_NOW: dict[str, tuple[dict[str, Any], Event | None]] = {
+    "it is not on the list": ({"present": False}, Event.LEADER),
+    "it is not in sync": ({"instance": "0"}, Event.LEADER),
+    "the state is older than its data": ({"epoch": 6}, Event.LEADER),
+    "the state is older than another's data": ({"view": view(BOTH, None, node("b"), node("c", 6))}, Event.LEADER),
+    "ZooKeeper was set back": ({"view": view(BOTH, None, node("b"), set_back=True)}, Event.LEADER),
+    "another leads": ({"view": view(BOTH, LEADS, node("b"))}, Event.LEADER),
+    "it has promised": ({"promised": True}, Event.LEADER),
+    "it has forgotten": ({"view": view(BOTH, None, node("a"), node("b", forgetful=True))}, Event.LEADER),
+    "nobody leads, and it is not in sync": ({"instance": "0", "view": view(replace(BOTH, leader=""))}, None),
+    "it stops": ({"stopping": True}, None),
+}
+
+
+@pytest.mark.parametrize(("instead", "due"), NOT_NOW.values(), ids=NOT_NOW)
+def test_a_node_does_not_stand_if(instead: dict[str, Any], due: Event | None) -> None:
+    assert replace(WELL, **instead).due(State.IDLE) == due
+
+
+def test_a_node_waits_for_nothing_but_its_promises() -> None:
+    assert replace(WELL, promised=True).waits_for_promises
+    assert not replace(WELL, promised=True, present=False).waits_for_promises
+    assert not WELL.waits_for_promises
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "stands"), [(ALONE, 5, True), (ALONE, 4, False), (BOTH, 5, False)], ids=["alone", "older", "both"]
+)
+def test_a_node_alone_in_sync_has_granted_nothing_unless_it_has_forgotten_the_epoch(
+    state: SetState, seen: int, stands: bool
+) -> None:
+    found = replace(WELL, promised=True, epoch=seen, view=view(state, None, node("b")))
+    assert (found.due(State.IDLE) is Event.CHANCE) == stands
+
+
+def test_a_leader_whose_process_has_ended_is_not_waited_for() -> None:
+    found = replace(WELL, gone=(5, "a"), view=view(BOTH, LEADS, node("b")))
+    assert found.due(State.FOLLOWING) is Event.CHANCE
+    assert replace(found, gone=(4, "a")).due(State.FOLLOWING) is Event.LEADER
+
+
+MINE_NOW = replace(BOTH, leader="b")
+DEPOSED: dict[str, SetView] = {
+    "epoch 6 has begun": view(replace(BOTH, epoch=6), LEADS),
+    "epoch 5 has begun": view(BOTH, MINE),
+    "ZooKeeper was set back": view(None, MINE),
+    "its ZooKeeper session has ended": view(MINE_NOW, None),
+    "": view(MINE_NOW, MINE),
+}
+
+
+@pytest.mark.parametrize(("why", "seen"), DEPOSED.items(), ids=DEPOSED)
+@pytest.mark.parametrize("stopping", [False, True])
+@pytest.mark.parametrize("state", [State.LEADING, State.SERVING])
+def test_a_leader_steps_down_if(why: str, seen: SetView, stopping: bool, state: State) -> None:
+    found = replace(WELL, led=5, view=seen, stopping=stopping)
+    assert (found.deposed_by, found.due(state)) == (why, Event.DEPOSED if why else None)
+
+
+@pytest.mark.parametrize(
+    ("diverged", "state", "due"), [(True, ALONE, Event.TRUSTED), (True, BOTH, None), (False, ALONE, None)]
+)
+def test_an_operators_choice_brings_a_node_back_whose_data_differed(
+    diverged: bool, state: SetState, due: Event | None
+) -> None:
+    found = replace(WELL, diverged=diverged, view=view(state, None, node("b")))
+    assert found.due(State.OUT) == due
+
+
+# --- the member itself ------------------------------------------------------------------------------------------------
+
+
+def member() -> Any:
+    new: Any = SetMember.__new__
+    made = new(SetMember)
+    made.name = "b"
+    made._state = State.IDLE
+    made._broker = SimpleNamespace(config=SimpleNamespace(broker_id=7))
+    made._leader_url = lambda: "meta://a:1"
+    return made
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(6, "b"), (5, "a")])
@@ -46,7 +158,7 @@ def test_a_node_that_another_has_followed_writes_no_state(epoch: int, leader: st
     one = member()
     one.leader = SimpleNamespace(core=SimpleNamespace(epoch=5))
     one._view = SimpleNamespace(version=9, state=SetState(epoch, leader, {"a": "1", "b": "2"}))
-    one._instances = {"a": "1", "b": "2"}
+    one._admission = SimpleNamespace(instances={"a": "1", "b": "2"})
     one._set = SimpleNamespace(change=None)
     written: list[object] = []
 
@@ -59,10 +171,11 @@ def test_a_node_that_another_has_followed_writes_no_state(epoch: int, leader: st
     assert (done.result, written) == (False, [])
 
 
-def test_only_an_established_leader_serves_its_clients() -> None:
+def test_only_a_leader_whose_data_are_committed_serves_its_clients() -> None:
     one = member()
-    assert isinstance(one.refusal(), NotLeader)
-    one.leader = object()
-    assert isinstance(one.refusal(), NotLeader)
-    one._established = True
-    assert one.refusal() is None
+    refused = set()
+    for state in State:
+        one._state = state
+        if isinstance(one.refusal(), NotLeader):
+            refused.add(state)
+    assert refused == set(State) - {State.SERVING}

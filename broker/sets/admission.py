@@ -1,0 +1,152 @@
+"""Followers that connect to a broker set's node: which of them a leader takes in. Reactor thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, cast
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.python.failure import Failure
+
+from metaq.coordination.sets.set_view import SetView
+from metaq.protocol.frames import Frame
+from metaq.protocol.replication_stream import MAX_FOLLOWER_MESSAGE_BYTES, Hello, Kind, encode_json, parse_hello
+
+from . import tuning
+from .connections import StreamProtocol
+from .history import NodeFile
+from .host import SetHost
+from .leader import Leader
+from .rules import common_epoch
+
+__all__ = ["Admission"]
+
+_log = logging.getLogger(__name__)
+
+
+class Admission:
+    """Answers FOLLOW."""
+
+    def __init__(
+        self,
+        broker: SetHost,
+        name: str,
+        file: NodeFile,
+        *,
+        view: Callable[[], SetView | None],
+        leader: Callable[[], Leader | None],
+        look: Callable[[], Coroutine[Any, Any, SetView]],
+    ) -> None:
+        """name, file: this node's. view: the last view of ZooKeeper. leader: set while this node leads. look: reads
+        ZooKeeper, so that `view` gives what is there now."""
+        self.instances: dict[str, str] = {}
+        """The data instances of the followers that were taken in, by node."""
+        self._broker = broker
+        self._reactor: Any = broker.reactor
+        self._name = name
+        self._file = file
+        self._view = view
+        self._leader = leader
+        self._look = look
+        self._early: list[Callable[[], None]] | None = None  # answers that wait for an election; None without one
+        self._listing: Deferred[Any] | None = None  # a look at which nodes have a znode
+        self._unlisted: list[Callable[[], None]] = []  # followers that wait for that look
+
+    def hold(self) -> None:
+        """Let followers wait: they may have seen in ZooKeeper, before this node has, that it was elected."""
+        self._early = []
+
+    def let_in(self) -> None:
+        """Answer the followers that wait, and later ones at once."""
+        early, self._early = self._early, None
+        for answer in early or ():
+            answer()
+
+    def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
+        """Handle FOLLOW: the connection becomes a stream. become: hands the connection to that protocol. Raises
+        RemoteProtocolError."""
+        hello = parse_hello(frame.body)
+        connection = StreamProtocol(
+            hello.node,
+            lambda messages: self._received(hello.node, connection, messages),
+            MAX_FOLLOWER_MESSAGE_BYTES,
+        )
+        become(connection)
+        answer = partial(self._answer, connection, hello)
+        if self._early is not None:
+            self._early.append(answer)
+        else:
+            answer()
+
+    def _answer(self, connection: StreamProtocol, hello: Hello) -> None:
+        if self._is_listed(hello):
+            self._take_in(connection, hello)
+            return
+        if self._listing is None:  # one look for all that ask
+            look = self._listing = ensureDeferred(self._look())
+            look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
+            look.addBoth(self._have_listed)
+        self._unlisted.append(partial(self._take_in, connection, hello))
+
+    def _have_listed(self, found: object) -> None:
+        if isinstance(found, Failure) and not isinstance(found.value, defer.TimeoutError):
+            _log.error("the set's nodes cannot be read: %s", found.getTraceback())
+        self._listing, unlisted, self._unlisted = None, self._unlisted, []
+        for take_in in unlisted:
+            take_in()
+
+    def _is_listed(self, hello: Hello) -> bool:
+        """Whether the node has a znode with this name and instance. Without this check anybody on the port could become
+        a replica, whose word counts for acknowledgements. The answer stays while ZooKeeper is away."""
+        view = self._view()
+        node = None if view is None else view.nodes.get(hello.node)
+        return node is not None and node.instance == hello.instance
+
+    def _take_in(self, connection: StreamProtocol, hello: Hello) -> None:
+        leader = self._leader()
+        if connection.lost is not None:
+            return
+        why = f"{self._name} does not lead the set now" if leader is None else self._refusal(leader, hello)
+        if leader is None or why:
+            connection.send([encode_json(Kind.REFUSED, {"why": why})])
+            cast(Any, connection.transport).loseConnection()
+            return
+        connection.send([encode_json(Kind.WELCOME, self._welcome(leader, hello))])
+        self.instances[hello.node] = hello.instance
+        leader.serve(hello.node, connection)
+
+    def _refusal(self, leader: Leader, hello: Hello) -> str:
+        """Why this follower is not taken in; "" if it is."""
+        if hello.set != self._broker.config.broker_id:
+            return f"this is broker set {self._broker.config.broker_id}, not {hello.set}"
+        name = hello.node
+        if not self._is_listed(hello):
+            return f"no znode of the set's nodes has the name {name!r} with the data of the node that asks"
+        if hello.epoch > leader.core.epoch:
+            self._reactor.callLater(0, ensureDeferred, self._look())
+            return f"epoch {leader.core.epoch} of {self._name} is over"
+        view = self._view()
+        state = None if view is None else view.state
+        if state is None or (name in state.in_sync and not state.has_in_sync(name, hello.instance)):
+            return f"the set has not let go of the data that {name} had before"
+        return ""
+
+    def _welcome(self, leader: Leader, hello: Hello) -> dict[str, Any]:
+        history = self._file.history
+        common = common_epoch(history.epochs, hello.epochs)
+        ends = {name: end for name, (_, end, _) in self._broker.store.ends().items()}
+        return {
+            "epoch": leader.core.epoch,
+            "common": common,
+            "history": (history if common is None else history.behind(common)).to_json(),
+            "ends": {} if common is None else history.ends_of(common, ends),
+            "bytes": sum(ends.values()),
+        }
+
+    def _received(self, name: str, connection: StreamProtocol, messages: Sequence[Any]) -> None:
+        leader = self._leader()
+        if leader is not None:
+            leader.received(name, connection, messages)

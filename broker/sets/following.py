@@ -1,0 +1,138 @@
+"""A node's following of one leader after another, through broken connections. Reactor thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+
+from metaq.coordination.runtime.backoff import Backoff
+from metaq.protocol.errors import MetaqError, ReplicaDiverged
+
+from . import tuning
+from .follower import Follower, LeaderGone
+
+__all__ = ["Following", "Office"]
+
+_log = logging.getLogger(__name__)
+
+Office = tuple[int, str]
+"""An epoch, and the name of its leader."""
+
+
+class Following:
+    """At most one leader is followed at a time."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        make: Callable[[], Follower],
+        address: Callable[[str], tuple[str, int] | None],
+        *,
+        on_gone: Callable[[Office], None],
+        on_failure: Callable[[MetaqError], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """make: makes the follower of one connection. address: host and port of a node, None if they are unknown.
+        on_gone: called when the process of that leader has ended. on_failure: called when nothing may be followed
+        until somebody acts; nothing is tried again. on_end: called after each connection."""
+        self.office: Office | None = None
+        """Whom it follows or tries to follow."""
+        self.follower: Follower | None = None
+        self.trouble = ""
+        """Why it does not follow now, as far as is known."""
+        self._reactor = reactor
+        self._make = make
+        self._address = address
+        self._on_gone = on_gone
+        self._on_failure = on_failure
+        self._on_end = on_end
+        self._leaving = False
+        self._ended: list[Deferred[None]] | None = None  # who waits for the end; None while nothing goes on
+
+    @property
+    def live(self) -> bool:
+        """Whether this node gets the leader's blocks as they are made."""
+        return self.follower is not None and self.follower.live
+
+    def follow(self, office: Office, chosen: int) -> None:
+        """Follow this leader, and no other one. chosen: `SetState.chosen`."""
+        if self.office == office:
+            return
+        self.stop()
+        self.office = office
+        self.trouble = ""
+        ensureDeferred(self._begin(office, chosen)).addErrback(
+            lambda failure: _log.error("following has ended: %s", failure.getTraceback())
+        )
+
+    def leave(self, why: str) -> None:
+        """Ask the leader to take this node out of the in-sync set, and do not connect again."""
+        self._leaving = True
+        if self.follower is not None:
+            self.follower.leave(why)
+
+    def stop(self) -> None:
+        """Follow nobody. What is under way may take longer: see `ended`."""
+        self.office = None
+        follower, self.follower = self.follower, None
+        if follower is not None:
+            follower.stop()
+
+    async def ended(self) -> None:
+        """Wait until following has ended: it may be cutting logs or writing the node's file."""
+        while self._ended is not None:
+            deferred: Deferred[None] = Deferred()
+            self._ended.append(deferred)
+            await deferred
+
+    async def _begin(self, office: Office, chosen: int) -> None:
+        await self.ended()
+        if self.office != office or self._ended is not None:
+            return
+        self._ended = []
+        try:
+            await self._keep_following(office, chosen)
+        finally:
+            ended, self._ended = self._ended, None
+            for deferred in ended:
+                deferred.callback(None)
+
+    async def _keep_following(self, office: Office, chosen: int) -> None:
+        pauses = Backoff(*tuning.RECONNECT_SECONDS)
+        while self.office == office and not self._leaving:
+            address = self._address(office[1])
+            if address is not None:
+                follower = self.follower = self._make()
+                failure = await self._follow_once(follower, office, address, chosen)
+                if failure is not None:
+                    self._on_failure(failure)
+                    return
+                self._on_end()
+                if follower.live:
+                    pauses.reset()
+                    continue
+            if self.office == office:
+                await deferLater(self._reactor, pauses.next())
+
+    async def _follow_once(
+        self, follower: Follower, office: Office, address: tuple[str, int], chosen: int
+    ) -> MetaqError | None:
+        """Follow until the connection has ended. Return why nothing may be followed any more, None to try again."""
+        try:
+            await follower.run(*address, office[0], chosen)
+        except LeaderGone:
+            if self.office == office:
+                self._on_gone(office)
+        except ReplicaDiverged as error:
+            return error
+        except MetaqError as error:
+            if str(error) != self.trouble and self.office == office:
+                self.trouble = str(error)
+                _log.warning("does not follow %s now: %s", office[1], error)
+        except Exception:  # a bug must not stop following for good
+            _log.exception("following %s has failed", office[1])
+        return follower.failure

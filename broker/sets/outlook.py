@@ -1,0 +1,176 @@
+"""What a broker set's node knows, and which event of its life follows from that: no I/O, no clock, no thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaq.coordination.records.set_payloads import SetState
+from metaq.coordination.sets.set_view import SetView
+
+from .life import LEADERS, RESTING, Event, State
+from .rules import accepts, may_stand
+
+__all__ = ["Outlook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one node knows at one moment.
+
+    name, instance: the node's, and its data's. epoch: the highest that it has seen. has_data: whether it has ever led
+    or followed. present: whether the set's list of nodes has it. session_id: of its ZooKeeper session. gone: epoch and
+    name of the leader whose process has ended or that hands over to this node. promised: whether a promise to a leader
+    is still in force. led: the epoch that it leads, None if it does not lead.
+    """
+
+    broker_id: int
+    name: str
+    instance: str
+    epoch: int
+    has_data: bool
+    view: SetView
+    present: bool
+    session_id: int
+    gone: tuple[int, str] | None
+    promised: bool
+    led: int | None
+    diverged: bool
+    """Whether the node is out because its data differ from the leader's."""
+    stopping: bool
+
+    def due(self, state: State) -> Event | None:
+        """Return the event that is due in this state; None to wait."""
+        if state in LEADERS:
+            return Event.DEPOSED if self.deposed_by else None
+        if self.stopping:
+            return None
+        if state is State.OUT:
+            return Event.TRUSTED if self.diverged and self.is_alone else None  # an operator has chosen this node's data
+        if state not in RESTING:
+            return None
+        found = self.view.state
+        if found is None:
+            return Event.NO_SET if self.may_create else None
+        if self._may_stand(found, promised=self.promised):
+            return Event.CHANCE
+        return Event.LEADER if found.leader not in ("", self.name) else None
+
+    # --- predicates ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether this node's data are in the in-sync set."""
+        state = self.view.state
+        return state is not None and state.has_in_sync(self.name, self.instance)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the in-sync set has only this node's data."""
+        state = self.view.state
+        return state is not None and list(state.in_sync) == [self.name] and self.is_in_sync
+
+    @property
+    def owns_broker_id(self) -> bool:
+        """Whether this node's ZooKeeper session has the broker id, which clients look at."""
+        return self.view.master is not None and self.view.master.owner == self.session_id
+
+    @property
+    def is_set_back(self) -> bool:
+        """Whether ZooKeeper has an older state than a present node has seen: its in-sync nodes may have been dropped
+        since. A state without a leader was written by an operator's choice or by a leader that resigned."""
+        view, state = self.view, self.view.state
+        if state is None:
+            return False
+        return view.set_back or (bool(state.leader) and any(each.epoch > state.epoch for each in view.nodes.values()))
+
+    @property
+    def deposed_by(self) -> str:
+        """Why this node leads no longer; "" if it does."""
+        state = self.view.state
+        if state is None or (state.epoch, state.leader) != (self.led, self.name):
+            known = state is not None and not state.is_revoked
+            return f"epoch {state.epoch} has begun" if state and known else "ZooKeeper was set back"
+        return "" if self.owns_broker_id else "its ZooKeeper session has ended"
+
+    @property
+    def may_create(self) -> bool:
+        """Whether this node may create the set's state. A node that has been in the set waits for an operator: the lost
+        state said who has all acknowledged data. A new node waits for such nodes. The first new node by name begins."""
+        nodes = self.view.nodes
+        return (
+            not self.has_data
+            and not any(node.epoch for node in nodes.values())
+            and min([self.name, *nodes]) == self.name
+        )
+
+    @property
+    def waits_for_promises(self) -> bool:
+        """Whether only this node's promises keep it from standing."""
+        state = self.view.state
+        return state is not None and self.promised and self._may_stand(state, promised=False)
+
+    def _may_stand(self, state: SetState, *, promised: bool) -> bool:
+        view = self.view
+        gone = self.gone == (state.epoch, state.leader) or state.leader in ("", self.name)
+        if not (self.present and self.is_in_sync) or not accepts(self.epoch, state.epoch) or self.is_set_back:
+            return False
+        # a node alone in sync has granted nothing, unless a forgotten election of its own has made the epoch
+        alone = self.is_alone and self.epoch == state.epoch
+        return may_stand(
+            self.name,
+            state.in_sync,
+            forgetful={name for name in view.in_sync_present if view.nodes[name].forgetful},
+            master_present=view.master is not None,
+            leader_gone=gone,
+            promises_run_out=alone or not promised,
+        )
+
+    # --- for an operator ----------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        """What the node waits for where only an operator knows which data are right; "" if it waits for nobody."""
+        name, state, broker_id = self.name, self.view.state, self.broker_id
+        if state is None:
+            if not self.has_data:
+                return ""
+            return (
+                f"ZooKeeper has no state of broker set {broker_id}, which has had epoch {self.epoch}: choose a node "
+                "with `metaq brokers elect --unclean`"
+            )
+        if self.view.master is not None and not state.is_revoked:
+            return ""
+        remedy = f"if they are the ones that are to be kept: `metaq brokers elect {broker_id} --unclean --node {name}`"
+        if not accepts(self.epoch, state.epoch):
+            return (
+                f"ZooKeeper has a state of broker set {broker_id} of epoch {state.epoch}, and the data of {name} have "
+                f"seen epoch {self.epoch}: ZooKeeper was set back; {remedy}"
+            )
+        if state.is_revoked:
+            return (
+                f"ZooKeeper was set back to an older state of broker set {broker_id}, so nobody leads: start all "
+                "nodes, and choose the one that led last, which has the most: "
+                f"`metaq brokers elect {broker_id} --unclean --node NODE`"
+            )
+        if self.is_set_back:
+            return (
+                f"ZooKeeper has an older state of broker set {broker_id}, of epoch {state.epoch}: it was set back, and "
+                f"who is in sync by it may lack messages; choose a node, and {remedy}"
+            )
+        if name in state.in_sync and not self.is_in_sync:
+            return (
+                f"the data of {name} that were in sync in epoch {state.epoch} are others than these, which are new, "
+                f"copied, restored or incomplete: start the node with those; {self._other_remedy() or remedy}"
+            )
+        return ""
+
+    def _other_remedy(self) -> str:
+        """Return another remedy for a node without data, which should not lead; "" for a node with data."""
+        if self.has_data:
+            return ""
+        others = [each for each in self.view.nodes.values() if each.epoch and each.name != self.name]
+        if not others:
+            return "or start a node that has data: this one has none"
+        newest = max(others, key=lambda each: each.epoch).name
+        command = f"metaq brokers elect {self.broker_id} --unclean --node {newest}"
+        return f"or, if they are lost, have {newest} lead with what it has: `{command}`"
