@@ -39,7 +39,8 @@ def explore(model: Model, deepest: int | None = None, only: str = "") -> Explora
     collecting = gc.isenabled()
     gc.disable()  # there are no circles, and looking for them takes half of the time
     try:
-        return _explore(model, deepest, only)
+        with model.mutated():
+            return _explore(model, deepest, only)
     finally:
         model.forget()
         if collecting:

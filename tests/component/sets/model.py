@@ -1,27 +1,30 @@
-"""The steps of a broker set, each allowed by the rules of `metaq.broker.sets.rules`, and what must hold in every state.
+"""The steps of a broker set, and what must hold in every state.
 
-The methods below "rules" are the guards; each mutant (mutants.py) overrides one of them.
+The product decides: a node's life is the table of `metaq.broker.sets.life`, what a leader commits and acknowledges is
+decided by `Leading`, and both ask `metaq.broker.sets.rules`. A mutant (mutants.py) puts something else in the place of
+a function or row of the product, or of one of the methods below "rules", which say what the rest of a node does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, combinations
 from typing import NamedTuple
+from unittest.mock import patch
 
-from metaq.broker.sets import rules
+from metaq.broker.sets import life, rules
+from metaq.broker.sets.leading import Leading, Mark
+from metaq.broker.sets.life import LEADERS, RESTING, Event
+from metaq.broker.sets.life import State as Life
+from metaq.protocol.stream import Ack, Lane
 
 from .states import (
-    CANDIDATE,
     COUNTED,
-    ELECTED,
     ENDED,
-    FOLLOWER,
     GIVEN,
     HELD,
-    IDLE,
-    LEADER,
     NAMES,
     NO_GRANT,
     PLACES,
@@ -117,8 +120,18 @@ class Model:
         self.memory = memory
         self.outside = frozenset(outside)
         self.names = NAMES[:nodes]
+        self.instead: tuple[tuple[object, str, object], ...] = ()
+        """What a mutant has in the place of attributes of the product's modules: module, name, and that."""
 
         self.forget()
+
+    @contextmanager
+    def mutated(self) -> Iterator[None]:
+        """Put what the mutant has in the place of the product's."""
+        with ExitStack() as stack:
+            for module, name, other in self.instead:
+                stack.enter_context(patch.object(module, name, other))
+            yield
 
     def forget(self) -> None:
         """Drop what was worked out for the states of an exploration, which is most of its memory."""
@@ -134,8 +147,8 @@ class Model:
         """All nodes follow "a", the leader of epoch 1, with empty logs."""
         in_sync = frozenset(self.names) - self.outside
         office = Office(1, True, in_sync, acked=(0,) * self.nodes, flying=(0,) * self.nodes)
-        leader = Node(role=LEADER, office=office)
-        nodes = (leader, *[Node(role=FOLLOWER, leader="a", stream=1)] * (self.nodes - 1))
+        leader = Node(role=Life.LEADING, office=office)
+        nodes = (leader, *[Node(role=Life.FOLLOWING, leader="a", stream=1)] * (self.nodes - 1))
         core = self._core(nodes, Znode(1, "a", in_sync), None, (), "")
         return self._told(core, (NO_GRANT,) * self.nodes * self.nodes, (0, ""))
 
@@ -171,13 +184,13 @@ class Model:
         gives: list[tuple[Step, int]] = []
         for at, (name, node) in enumerate(zip(self.names, core.nodes, strict=True)):
             unchanged: list[tuple[Step, Core]] = []
-            if node.role == LEADER:
+            if node.role in LEADERS:
                 unchanged += self._lead(core, name, node)
                 steps += ((*step, self._after_resigning[name]) for step in self._resign(core, name, node))
                 unchanged += self._change_in_sync(core, name, node)
-            elif node.role == CANDIDATE:
+            elif node.role is Life.STANDING:
                 unchanged += self._be_elected(core, name, node)
-            elif node.role == ELECTED:
+            elif node.role is Life.ELECTED:
                 unchanged.append((("serve", name, ""), self._serve(core, name, node)))
             else:
                 for free in (False, True):
@@ -192,7 +205,8 @@ class Model:
                     (("sync", name, ""), self._acknowledging(core, name, node._replace(safe=len(node.log))))
                 )
             steps += ((*step, self._after_crash[name]) for step in self._crash(core, name, node))
-            unchanged += self.find_elected(core, name, node)
+            if node.role in RESTING:
+                unchanged += self._find_elected(core, name, node)
             steps += ((*step, None) for step in unchanged)
         if core.orphan:
             steps.append((("write late", core.orphan.leader, ""), self._written(core, "", core.orphan), None))
@@ -216,13 +230,7 @@ class Model:
         return epoch, frozenset(names)
 
     def may_grant(self, node: Node) -> bool:
-        return rules.may_grant(node.epoch, node.stream, standing=node.role in (CANDIDATE, ELECTED))
-
-    def counted(self, in_sync: Names, pending: Names | None) -> Names:
-        return rules.counted(in_sync, pending)
-
-    def committed_position(self, own: int, acked: dict[str, int], needed: Names, name: str) -> int:
-        return rules.committed_position(own, acked, needed, name)
+        return rules.may_grant(node.epoch, node.stream, standing=node.role in life.CANDIDATES)
 
     def is_caught_up(self, acked: int, committed: int, epoch_start: int) -> bool:
         return rules.is_caught_up(acked, committed, epoch_start)
@@ -242,13 +250,9 @@ class Model:
     def cut_end(self, own_epoch_end: int, leaders_epoch_end: int) -> int:
         return rules.cut_end(own_epoch_end, leaders_epoch_end)
 
-    def may_acknowledge(self, held: Names, needed: Names, name: str) -> bool:
-        """held: the nodes whose grants the leader counts. The rule itself is asked, at time 0."""
-        return rules.may_acknowledge(0, dict.fromkeys(held, 1.0), needed, name)
-
     def shown(self, node: Node) -> int:
         """Up to where readers see the node's log."""
-        return node.told if node.role == LEADER else self.visible_end(len(node.log), node.told)
+        return node.told if node.role in LEADERS else self.visible_end(len(node.log), node.told)
 
     def version_fits(self, office: Office, what: str) -> bool:
         """Whether ZooKeeper applies a change ("election", "in-sync set") that was made for the version in `office`."""
@@ -281,10 +285,6 @@ class Model:
         """A leader in doubt about a write writes the same again, which is the same as waiting."""
         return iter(())
 
-    def find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
-        """Only a candidate that has waited for the outcome serves; a node that finds itself elected stands again."""
-        return iter(())
-
     def lose_order(self, grants: Grants, leader: str, follower: str) -> Iterator[tuple[Step, Grants]]:
         """The follower's promise never ends before the leader's part of it."""
         return iter(())
@@ -297,9 +297,9 @@ class Model:
         if len(node.log) < self.entries:
             entry = 10 * office.term + PLACES[name]
             yield ("append", name, ""), self._with(core, name, node._replace(log=(*node.log, entry)))
-        needed = self.counted(office.in_sync, office.pending)
-        acked = dict(zip(self.names, office.acked, strict=True))
-        committed = self.committed_position(self.acknowledged_end(node), acked, needed, name)
+        leading = self._leading((office.term, name, office.in_sync, office.pending), node, office.acked)
+        leading.advance(0.0)
+        committed = leading.committed[Lane.DISK if self.power else Lane.MEMORY]
         if committed > node.told:
             yield ("commit", name, ""), self._with(core, name, node._replace(told=committed))
         for other, follower in zip(self.names, core.nodes, strict=True):
@@ -318,9 +318,30 @@ class Model:
             if reminded and self.may_remind(office.acked[at], node.told, node.history[-1][1]):
                 yield ("remind", name, other), self._with(core, other, follower._replace(forgetful=False))
 
+    def _leading(self, leader: Leader, node: Node | None = None, acked: tuple[int, ...] = ()) -> Leading:
+        """The product's leader. node, acked: with this log, and these ends of the others', who all have granted."""
+        term, name, in_sync, pending = leader
+        leading = Leading(name, term, in_sync)
+        leading.changing_to = pending
+        for other in self.names:
+            if other != name:
+                leading.connected(other)
+        if node is not None:
+            for end in range(1, len(node.log) + 1):
+                leading.next_block(*[[Mark("log", end, end)]] * len(Lane))
+            leading.own_safe = self.acknowledged_end(node)
+            for other in self.names:
+                if other != name:
+                    end = acked[PLACES[other]]
+                    leading.went_live(other)
+                    leading.granted(other, 1.0)
+                    leading.acknowledged(other, Ack(end, end, 0))
+        return leading
+
     def _resign(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         for forgotten in self._forgotten(core, name, node):
-            yield ("resign", name, ""), self._with(forgotten, name, node._replace(role=IDLE, office=None))
+            idle = node._replace(role=self._after(node, Event.DEPOSED), office=None)
+            yield ("resign", name, ""), self._with(forgotten, name, idle)
 
     def _change_in_sync(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         office = node.office
@@ -374,7 +395,7 @@ class Model:
                 history=leader.history,
                 epoch=self.epoch_after_joining(node, office.term),
                 forgetful=node.forgetful,
-                role=FOLLOWER,
+                role=self._after(node, Event.LEADER),
                 leader=other,
                 stream=office.term,
                 told=node.told,
@@ -396,7 +417,7 @@ class Model:
         Any leader will do, also one that was deposed and does not know it: what ZooKeeper shows may be old.
         """
         for other, leader in zip(self.names, core.nodes, strict=True):
-            if leader.role != LEADER or leader.office is None or not self.accepts(node.epoch, leader.office.term):
+            if leader.role not in LEADERS or leader.office is None or not self.accepts(node.epoch, leader.office.term):
                 continue
             common = rules.common_epoch((each[0] for each in node.history), (each[0] for each in leader.history))
             if common is not None:
@@ -412,7 +433,8 @@ class Model:
         forgetful = frozenset(other for other in self.names if self._node(core, other).forgetful)
         if core.znode.epoch < self.epochs and self.may_stand(name, in_sync, forgetful, promises_run_out):
             office = Office(core.znode.epoch + 1, True, in_sync)
-            yield ("stand", name, ""), self._with(core, name, node._replace(role=CANDIDATE, office=office))
+            standing = node._replace(role=self._after(node, Event.CHANCE), office=office)
+            yield ("stand", name, ""), self._with(core, name, standing)
 
     def _be_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         """A candidate gives no grants, so that the znode may be changed long after it has looked at its promises."""
@@ -422,17 +444,28 @@ class Model:
             zeros = (0,) * self.nodes
             for znode in self._candidacies(name, office):
                 won = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-                elected = self._with(core, name, node._replace(role=ELECTED, office=won))
+                elected = self._with(core, name, node._replace(role=self._after(node, Event.WON), office=won))
                 yield ("win", name, "".join(sorted(znode.in_sync))), self._written(elected, name, znode)
-        withdrawn = node._replace(role=FOLLOWER if node.leader else IDLE, office=None)
+        withdrawn = node._replace(role=self._after(node, Event.LOST), office=None)
         for forgotten in self._forgotten(core, name, node):
             yield ("withdraw", name, ""), self._with(forgotten, name, withdrawn)
+
+    def _find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
+        """A node that has no candidate's memory finds itself elected. By the table it stands again."""
+        znode = core.znode
+        if (node.role, Event.WON) in life.TABLE and znode.leader == name and znode.epoch > node.epoch:
+            zeros = (0,) * self.nodes
+            office = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
+            elected = node._replace(role=self._after(node, Event.WON), office=office)
+            yield ("find elected", name, ""), self._with(core, name, elected)
 
     def _serve(self, core: Core, name: str, node: Node) -> Core:
         assert node.office
         term = node.office.term
         history = (*node.history, (term, len(node.log)))
-        serving = node._replace(role=LEADER, epoch=term, history=history, leader="", stream=0, wire=())
+        serving = node._replace(
+            role=self._after(node, Event.RECORDED), epoch=term, history=history, leader="", stream=0, wire=()
+        )
         served = self._with(core, name, serving)
         missing = term == core.znode.epoch and node.log[: len(core.seen)] != core.seen
         return self._wrong(served, "2: a leader lacks what was seen or acknowledged") if missing else served
@@ -447,9 +480,9 @@ class Model:
         elif self.memory:
             tails = range(kept.safe, len(kept.log) + 1)
             lives += [("lose power", self._without_tail(kept, end)._replace(forgetful=True)) for end in tails]
-        for what, life in lives:
+        for what, left in lives:
             for forgotten in self._forgotten(core, name, node):
-                yield (what, name, ""), self._with(forgotten, name, self._started(life))
+                yield (what, name, ""), self._with(forgotten, name, self._started(left))
 
     def _without_tail(self, node: Node, end: int) -> Node:
         return node._replace(log=node.log[:end], safe=end)
@@ -480,7 +513,7 @@ class Model:
         office = node.office
         if office is None or not office.current or core.orphan:
             return
-        if node.role == CANDIDATE:
+        if node.role is Life.STANDING:
             for znode in self._candidacies(name, office):
                 yield self._core(core.nodes, core.znode, znode, core.seen, core.wrong)
         elif office.pending is not None and office.pending != core.znode.in_sync:
@@ -510,12 +543,15 @@ class Model:
         """The place of a grant in State.grants."""
         return PLACES[leader] * self.nodes + PLACES[follower]
 
+    def _after(self, node: Node, event: Event) -> Life:
+        return life.next_state(node.role, event)[0]
+
     def _connected(self, core: Core, node: Node, leader: str) -> bool:
         """Whether `node` has a stream of what `leader` is now, not of what it was before a crash or an election."""
         if node.leader != leader:
             return False
         sender = core.nodes[PLACES[leader]]
-        return sender.role == LEADER and sender.office is not None and sender.office.term == node.stream
+        return sender.role in LEADERS and sender.office is not None and sender.office.term == node.stream
 
     def _node(self, core: Core, name: str) -> Node:
         return core.nodes[PLACES[name]]
@@ -540,9 +576,9 @@ class Model:
         key = (nodes, znode, orphan, seen, wrong)
         if (core := self._cores.get(key)) is None:
             leaders = tuple(
-                (node.office.term, name, self.counted(node.office.in_sync, node.office.pending))
+                (node.office.term, name, node.office.in_sync, node.office.pending)
                 for name, node in zip(self.names, nodes, strict=True)
-                if node.role == LEADER and node.office
+                if node.role in LEADERS and node.office
             )
             core = self._cores[key] = Core(*key, leaders)
         return core
@@ -562,9 +598,13 @@ class Model:
         return State(core, grants, acknowledged)
 
     def _acknowledge(self, leaders: Iterable[Leader], grants: Grants) -> Iterator[tuple[int, str]]:
-        for term, name, needed in leaders:
-            held = frozenset(other for other in self.names if grants[self._grant(name, other)] in COUNTED)
-            if self.may_acknowledge(held, needed, name):
+        for leader in leaders:
+            term, name, *_ = leader
+            leading = self._leading(leader)
+            for other in self.names:
+                if grants[self._grant(name, other)] in COUNTED:
+                    leading.granted(other, 1.0)
+            if leading.may_acknowledge(0.0):
                 yield term, name
 
     # --- invariants ---------------------------------------------------------------------------------------------------
@@ -579,7 +619,7 @@ class Model:
                 return "2: a node that can be elected lacks what was seen or acknowledged"
             if node.told > len(node.log) or node.log[: node.told] != seen[: node.told]:
                 return "4: logs differ below the committed end"
-            if node.role == LEADER and node.office:
+            if node.role in LEADERS and node.office:
                 terms.append(node.office.term)
             elif node.leader and self._connected(core, node, node.leader):
                 coming = node.log + tuple(entry for entry, _ in node.wire if entry is not None)

@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from metaq.broker.sets import rules
+from metaq.broker.sets import leading, life
+from metaq.broker.sets.life import LEADERS, RESTING, TABLE, Action, Event
+from metaq.broker.sets.life import State as Life
 
 from .model import Model, Step
 from .states import (
     ANSWER_TOO_LATE,
-    ELECTED,
     ENDED,
-    FOLLOWER,
     GIVEN,
     HELD,
     HELD_TOO_LONG,
-    IDLE,
-    LEADER,
     NO_GRANT,
     Core,
     Grants,
@@ -34,9 +32,9 @@ class GrantsWhileItJoins(Model):
 
     def gives(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, int]]:
         yield from super().gives(core, name, node)
-        if node.role in (IDLE, FOLLOWER):
+        if node.role in RESTING:
             for other, leader in zip(self.names, core.nodes, strict=True):
-                if leader.role == LEADER:
+                if leader.role in LEADERS:
                     yield ("give", name, other), self._grant(other, name)
 
 
@@ -100,22 +98,6 @@ class DoubtIsFailure(Model):
                 yield ("doubt", name, ""), self._with(forgotten, name, believed)
 
 
-class ServesWhatItForgot(Model):
-    def find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
-        znode = core.znode
-        if node.role in (IDLE, FOLLOWER) and znode.leader == name and znode.epoch > node.epoch:
-            zeros = (0,) * self.nodes
-            office = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-            yield ("find elected", name, ""), self._with(core, name, node._replace(role=ELECTED, office=office))
-
-
-class LeadersForgetTheEpoch(Model):
-    def kept(self, node: Node) -> Node:
-        if node.role != LEADER:
-            return node
-        return node._replace(history=node.history[:-1], epoch=node.history[-2][0] if node.history[1:] else 1)
-
-
 @dataclass(frozen=True)
 class Mutant:
     """without: the rule that is missing; broken: the number of the invariant that it breaks."""
@@ -131,6 +113,17 @@ def mutant(without: str, broken: str, model: Model, **instead: Callable[..., Any
         assert hasattr(model, name)
         setattr(model, name, rule)
     return Mutant(without, broken, model)
+
+
+def product(without: str, broken: str, model: Model, module: object, **instead: object) -> Mutant:
+    """instead: what is in the place of names of a module of the product."""
+    model.instead = tuple((module, name, other) for name, other in instead.items())
+    return Mutant(without, broken, model)
+
+
+def with_row(state: Life, event: Event, after: Life, *actions: Action) -> dict[Any, Any]:
+    """The table of a node's life with another row."""
+    return {**TABLE, (state, event): (after, actions)}
 
 
 def commits_with_the_majority(own: int, acked: dict[str, int], needed: Names, name: str) -> int:
@@ -189,16 +182,17 @@ MUTANTS = (
             name, in_sync, forgetful, run_out or in_sync == {name}
         ),
     ),
-    mutant(
-        "a candidate gives no grants",
+    product("a candidate gives no grants", "5", Model(2, 1, 2), life, CANDIDATES=frozenset({Life.ELECTED})),
+    Mutant("a node that joins gives no grants", "5", GrantsWhileItJoins(2, 1, 2)),
+    product(
+        "only a candidate that waited for the outcome serves",
         "5",
         Model(2, 1, 2),
-        may_grant=lambda node: rules.may_grant(node.epoch, node.stream, standing=False),
+        life,
+        TABLE=with_row(Life.FOLLOWING, Event.WON, Life.ELECTED, Action.RECORD),
     ),
-    Mutant("a node that joins gives no grants", "5", GrantsWhileItJoins(2, 1, 2)),
-    Mutant("only a candidate that waited for the outcome serves", "5", ServesWhatItForgot(2, 1, 2)),
     Mutant("a node that starts has promised", "5", AStartForgetsPromises(2, 1, 2)),
-    mutant("an acknowledgement needs grants", "5", Model(2, 1, 2), may_acknowledge=lambda *_: True),
+    product("an acknowledgement needs grants", "5", Model(2, 1, 2), leading, may_acknowledge=lambda *_: True),
     Mutant("a grant counts from the sending of the ping", "5", CountsFromTheAnswer(2, 1, 2)),
     Mutant("a grant counts for less than is promised", "5", CountsAsLongAsPromised(2, 1, 2)),
     Mutant("a hand-over stops the leader first", "5", LetsGoBeforeItStops(2, 1, 2)),
@@ -206,18 +200,26 @@ MUTANTS = (
     mutant(
         "changes of the in-sync set compare the version", "2", Model(2, 1, 3), version_fits=ignored_by("in-sync set")
     ),
-    mutant("a commit needs another node", "2", Model(2, 1, 2), committed_position=lambda own, *_: own),
-    mutant("a commit needs all in-sync nodes", "2", Model(3, 1, 2), committed_position=commits_with_the_majority),
-    mutant(
+    product("a commit needs another node", "2", Model(2, 1, 2), leading, committed_position=lambda own, *_: own),
+    product(
+        "a commit needs all in-sync nodes",
+        "2",
+        Model(3, 1, 2),
+        leading,
+        committed_position=commits_with_the_majority,
+    ),
+    product(
         "a node is dropped in the znode first",
         "2",
         Model(2, 1, 2),
+        leading,
         counted=lambda in_sync, pending: in_sync if pending is None or pending > in_sync else pending,
     ),
-    mutant(
+    product(
         "a node is counted before it is taken in",
         "2",
         Model(2, 1, 2, outside="b"),
+        leading,
         counted=lambda in_sync, pending: in_sync if pending is None or pending > in_sync else in_sync | pending,
     ),
     Mutant("a write in doubt counts both ways", "2", DoubtIsFailure(2, 1, 2, outside="b")),
@@ -230,7 +232,13 @@ MUTANTS = (
     ),
     mutant("a follower refuses older epochs", "2", Model(2, 1, 3), accepts=lambda *_: True),
     mutant("a follower keeps the epoch", "4", Model(3, 1, 2), epoch_after_joining=lambda node, _: node.epoch),
-    Mutant("a leader keeps the epoch before it serves", "2", LeadersForgetTheEpoch(2, 1, 3)),
+    product(
+        "a leader keeps the epoch before it serves",
+        "2",
+        Model(2, 1, 3),
+        life,
+        TABLE=with_row(Life.STANDING, Event.WON, Life.LEADING, Action.LEAD),
+    ),
     mutant("a node that joins cuts", "6", Model(2, 1, 2), cut_end=lambda *_: 10**9),
     # the ends of the logs are compared, whatever the epochs
     mutant("the cut is at the end of the common epoch", "6", Model(2, 1, 2), epoch_end=lambda _, log_end: log_end),
@@ -250,7 +258,7 @@ MUTANTS = (
         "readers see only what is committed",
         "3",
         Model(2, 1, 2),
-        shown=lambda node: len(node.log) if node.role == LEADER else RIGHT.shown(node),
+        shown=lambda node: len(node.log) if node.role in LEADERS else RIGHT.shown(node),
     ),
     mutant("followers show only what they were told", "3", Model(2, 1, 2), visible_end=lambda own, _: own),
     mutant(

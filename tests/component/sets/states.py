@@ -15,6 +15,8 @@ What is left out, and why nothing is lost by that:
 - One write of the znode at a time may be forgotten by its sender and be applied later; there could be more.
 - A message that is lost is one that is not delivered until its connection is replaced.
 - Several partitions are several logs under the same rules.
+- A leader serves at once: it need not wait until what it had is committed.
+- A candidate may still receive what its former leader has sent; in truth it stops following first.
 - Readers read, and clients are told that their messages are stored, whenever they can: both change nothing but what
   must hold from then on.
 """
@@ -24,12 +26,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from metaq.broker.sets.life import State as Life
+
 T = TypeVar("T")
 
 NAMES = "abc"
 PLACES = {name: place for place, name in enumerate(NAMES)}
-
-IDLE, FOLLOWER, CANDIDATE, ELECTED, LEADER = "idle", "follower", "candidate", "elected", "leader"
 
 Names = frozenset[str]
 Entry = int
@@ -63,7 +65,7 @@ class Node(NamedTuple):
     history: tuple[tuple[int, int], ...] = ((1, 0),)  # on the disk: (epoch, length of the log when it began)
     epoch: int = 1  # on the disk: the highest that it has seen
     forgetful: bool = False  # whether its machine has restarted since it was last caught up; on the disk
-    role: str = IDLE
+    role: Life = Life.IDLE
     leader: str = ""  # whom it has a stream from
     stream: int = 0  # the epoch of that
     wire: tuple[Block, ...] = ()  # under way to it on that
@@ -80,8 +82,8 @@ class Znode(NamedTuple):
 Grants = tuple[int, ...]
 """From each follower to each leader."""
 
-Leader = tuple[int, str, Names]
-"""The epoch of a leader, its name, and whose grants it needs."""
+Leader = tuple[int, str, Names, Names | None]
+"""The epoch of a leader, its name, the in-sync set that it knows, and the one that it writes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
