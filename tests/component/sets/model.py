@@ -18,7 +18,7 @@ from metaq.broker.sets import life, rules
 from metaq.broker.sets.leading import Leading, Mark
 from metaq.broker.sets.life import LEADERS, RESTING, Event
 from metaq.broker.sets.life import State as Life
-from metaq.protocol.stream import Ack, Lane
+from metaq.protocol.replication_stream import Ack, Lane
 
 from .states import (
     COUNTED,
