@@ -15,7 +15,7 @@ from metaq.protocol.errors import MetaqError, ReplicaDiverged
 from . import tuning
 from .follower import Follower, LeaderGone
 
-__all__ = ["Following", "Office"]
+__all__ = ["FollowedLeader", "Office"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ Office = tuple[int, str]
 """An epoch, and the name of its leader."""
 
 
-class Following:
+class FollowedLeader:
     """At most one leader is followed at a time."""
 
     def __init__(

@@ -20,10 +20,10 @@ from enum import Enum, auto
 
 from metaq.protocol.errors import LocalProtocolError
 
-__all__ = ["CANDIDATES", "LEADERS", "RESTING", "TABLE", "Action", "Event", "State", "next_state"]
+__all__ = ["CANDIDATES", "LEADERS", "RESTING", "TABLE", "NodeAction", "NodeEvent", "NodeState", "next_state"]
 
 
-class State(Enum):
+class NodeState(Enum):
     IDLE = auto()
     """Follows nobody: it has just started, lost an election, or stopped leading."""
     CREATING = auto()
@@ -43,7 +43,7 @@ class State(Enum):
     STOPPED = auto()
 
 
-class Event(Enum):
+class NodeEvent(Enum):
     NO_SET = auto()
     """The set has no state, and this node may create it."""
     CREATED = auto()
@@ -72,7 +72,7 @@ class Event(Enum):
     STOP = auto()
 
 
-class Action(Enum):
+class NodeAction(Enum):
     CREATE = auto()
     """Wait until following has ended, then ask ZooKeeper. Reports CREATED, UNFIT, FAILED."""
     FOLLOW = auto()
@@ -97,7 +97,7 @@ class Action(Enum):
     DECIDE_LATER = auto()
 
 
-_A, _E, _S = Action, Event, State
+_A, _E, _S = NodeAction, NodeEvent, NodeState
 
 RESTING = frozenset({_S.IDLE, _S.FOLLOWING})
 """States in which a node looks for something to do."""
@@ -108,7 +108,7 @@ and leaves them when it knows the outcome, however long that takes. (5)"""
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})
 
-TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
+TABLE: dict[tuple[NodeState, NodeEvent], tuple[NodeState, tuple[NodeAction, ...]]] = {
     (_S.IDLE, _E.NO_SET): (_S.CREATING, (_A.CREATE,)),
     (_S.FOLLOWING, _E.NO_SET): (_S.CREATING, (_A.STOP_FOLLOWING, _A.CREATE)),
     (_S.CREATING, _E.CREATED): (_S.IDLE, (_A.DECIDE,)),
@@ -143,11 +143,11 @@ for _state in LEADERS:
 # what was begun ends after the stop, and followers that wait for it are answered
 for _event in (_E.CREATED, _E.WON, _E.LOST, _E.UNFIT, _E.RECORDED, _E.FAILED, _E.DISTRUSTED):
     TABLE[_S.STOPPED, _event] = (_S.STOPPED, (_A.LET_IN,))
-for _state in State:
+for _state in NodeState:
     TABLE.setdefault((_state, _E.STOP), (_S.STOPPED, (_A.STOP_FOLLOWING,)))
 
 
-def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def next_state(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[NodeAction, ...]]:
     """Return the state and actions after an event. Raises LocalProtocolError for an impossible pair."""
     found = TABLE.get((state, event))
     if found is None:

@@ -44,12 +44,12 @@ from . import tuning
 from .admission import Admission
 from .connections import StreamProtocol
 from .follower import Follower
-from .following import Following, Office
+from .following import FollowedLeader, Office
 from .history import NodeFile, machine_start
 from .host import SetHost
 from .leader import Leader
 from .leading import Leading
-from .life import CANDIDATES, RESTING, Action, Event, State, next_state
+from .life import CANDIDATES, RESTING, NodeAction, NodeEvent, NodeState, next_state
 from .losses import contents, losses
 from .member_state import MemberState
 from .node_transactions import SetTransactions
@@ -89,7 +89,7 @@ class SetMember:
         """Set while this node leads."""
         self.failure: MetaqError | None = None
         """Why this node does not take part until an operator acts, or there is room on the disk."""
-        self._state = State.IDLE
+        self._state = NodeState.IDLE
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._session = session
@@ -107,7 +107,7 @@ class SetMember:
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
         self._urls: dict[str, str] = {}  # last known, by node
-        self._following = Following(
+        self._following = FollowedLeader(
             broker.reactor,
             self._follower,
             self._address,
@@ -219,7 +219,7 @@ class SetMember:
                 await self._until(lambda: not self._outlook().is_in_sync, tuning.LEAVE_SECONDS)
         except MetaqError as error:
             _log.warning("the node %s leaves its set without a hand-over: %s", self.name, error)
-        self._happened(Event.STOP)
+        self._happened(NodeEvent.STOP)
         if self._timer is not None:
             self._timer.stop()
         if complete and self.failure is None:
@@ -260,9 +260,9 @@ class SetMember:
             self._file.history.last,
             self._leader_url(),
             str(self.failure or self._trouble or self._following.trouble),
-            self._state in {State.CREATING, *CANDIDATES},
+            self._state in {NodeState.CREATING, *CANDIDATES},
             self._stopping,
-            self._state is State.SERVING,
+            self._state is NodeState.SERVING,
             self._following.office is not None,
             self._following.live,
             self._elections,
@@ -279,8 +279,8 @@ class SetMember:
 
     def try_again(self) -> None:
         """Connect to the leader anew, even after this node's data were found to differ from the leader's."""
-        if isinstance(self.failure, ReplicaDiverged) and self._state is State.OUT:
-            self._happened(Event.TRUSTED)
+        if isinstance(self.failure, ReplicaDiverged) and self._state is NodeState.OUT:
+            self._happened(NodeEvent.TRUSTED)
             return
         self._following.stop()
         self._decide()
@@ -289,7 +289,7 @@ class SetMember:
 
     def refusal(self) -> NotLeader | None:
         """Why clients are not served now; None if they are."""
-        if self._state is State.SERVING:
+        if self._state is NodeState.SERVING:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
@@ -373,49 +373,49 @@ class SetMember:
         if event is not None:
             self._happened(event)
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: NodeEvent) -> None:
         """Take the step of the node's life that this event means."""
-        if event is Event.TRUSTED:
+        if event is NodeEvent.TRUSTED:
             self.failure = None
         self._state, actions = next_state(self._state, event)
         for action in actions:
             self._do(action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: NodeAction) -> None:
         match action:
-            case Action.CREATE:
+            case NodeAction.CREATE:
                 self._work(self._create())
-            case Action.FOLLOW:
+            case NodeAction.FOLLOW:
                 self._follow()
-            case Action.STOP_FOLLOWING:
+            case NodeAction.STOP_FOLLOWING:
                 self._following.stop()
-            case Action.STAND:
+            case NodeAction.STAND:
                 self._admission.hold()
                 self._work(self._stand())
-            case Action.RECORD:
+            case NodeAction.RECORD:
                 self._work(self._record())
-            case Action.LEAD:
+            case NodeAction.LEAD:
                 self._lead()
-            case Action.SERVE:
+            case NodeAction.SERVE:
                 self._on_role()
-            case Action.STEP_DOWN:
+            case NodeAction.STEP_DOWN:
                 self._step_down()
-            case Action.RESIGN:
+            case NodeAction.RESIGN:
                 ensureDeferred(self._resign()).addErrback(
                     lambda found: _log.error("cannot resign: %s", found.getErrorMessage())
                 )
-            case Action.LET_IN:
+            case NodeAction.LET_IN:
                 self._admission.let_in()
-            case Action.DECIDE:
+            case NodeAction.DECIDE:
                 self._decide()
-            case Action.DECIDE_LATER:
+            case NodeAction.DECIDE_LATER:
                 self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
 
-    def _work(self, work: Coroutine[Any, Any, Event]) -> None:
+    def _work(self, work: Coroutine[Any, Any, NodeEvent]) -> None:
         """Do what takes time; its result is what has happened then."""
 
-        def done(result: Event | Failure) -> None:
-            if isinstance(result, Event):
+        def done(result: NodeEvent | Failure) -> None:
+            if isinstance(result, NodeEvent):
                 self._happened(result)
                 return
             error = result.value
@@ -423,23 +423,23 @@ class SetMember:
                 _log.warning("the node %s: %s", self.name, error)
             else:
                 _log.error("the node %s: %s", self.name, result.getTraceback())
-            self._happened(Event.FAILED)
+            self._happened(NodeEvent.FAILED)
 
-        deferred = cast("Deferred[Event | Failure]", ensureDeferred(work))
+        deferred = cast("Deferred[NodeEvent | Failure]", ensureDeferred(work))
         deferred.addBoth(done).addErrback(
             lambda failure: _log.error("the node %s: %s", self.name, failure.getTraceback())
         )
 
     # --- candidate ----------------------------------------------------------------------------------------------------
 
-    async def _create(self) -> Event:
+    async def _create(self) -> NodeEvent:
         assert self._set is not None
         await self._following.ended()
         if self.failure is not None:
-            return Event.UNFIT
+            return NodeEvent.UNFIT
         await self._in_thread(partial(self._set.create, SetState(0, "", {self.name: self._file.instance})))
         await self._look()
-        return Event.CREATED
+        return NodeEvent.CREATED
 
     async def _look(self) -> SetView:
         """Read ZooKeeper until it answers."""
@@ -476,7 +476,7 @@ class SetMember:
                 return found
             await deferLater(self._reactor, pauses.next())
 
-    async def _stand(self) -> Event:
+    async def _stand(self) -> NodeEvent:
         view = self._view
         assert self._set is not None
         assert view is not None
@@ -487,7 +487,7 @@ class SetMember:
         if len(state.in_sync) > 1 and self.failure is None and (failure := self._broker.store.first_failure()):
             self._note(failure)
         if self.failure is not None:
-            return Event.UNFIT
+            return NodeEvent.UNFIT
         _log.info("stands for election after epoch %d", state.epoch)
         gone = {state.leader} if self._gone == (state.epoch, state.leader) and self._gone_for_good else set()
         epoch, names = elected(state.epoch, state.in_sync, self.name, {*view.in_sync_present} - gone)
@@ -498,13 +498,13 @@ class SetMember:
         won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
         found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master), won)
         if found.state != new or not replace(self._outlook(), view=found).owns_broker_id:
-            return Event.LOST
+            return NodeEvent.LOST
         self._won = new
-        return Event.WON
+        return NodeEvent.WON
 
     # --- leader -------------------------------------------------------------------------------------------------------
 
-    async def _record(self) -> Event:
+    async def _record(self) -> NodeEvent:
         """Write to the disk that this node leads, and wait until clients may be served."""
         state = self._won
         assert self._set is not None
@@ -517,11 +517,11 @@ class SetMember:
             await self._broker.in_thread(write)
         except StoreError as error:  # else it would stand forever, and keep out nodes that can lead
             self._note(error)
-            return Event.DISTRUSTED
+            return NodeEvent.DISTRUSTED
         self._set.declare(self._node(forgetful=False))
         if known is not None:
             await known
-        return Event.RECORDED
+        return NodeEvent.RECORDED
 
     def _lead(self) -> None:
         broker, store, state = self._broker, self._broker.store, self._won
@@ -532,7 +532,7 @@ class SetMember:
             broker,
             Leading(self.name, state.epoch, state.in_sync),
             self._change_in_sync,
-            on_established=partial(self._happened, Event.COMMITTED),
+            on_established=partial(self._happened, NodeEvent.COMMITTED),
             on_failure=self._disk_failed,
         )
         self.leader = leader
@@ -578,7 +578,7 @@ class SetMember:
 
     def _distrust(self, failure: MetaqError) -> None:
         self._note(failure)
-        self._happened(Event.DISTRUSTED)
+        self._happened(NodeEvent.DISTRUSTED)
 
     def _note(self, failure: MetaqError) -> None:
         """Note why this node does not take part."""
@@ -597,11 +597,11 @@ class SetMember:
         """Take part again once there is room: a full disk, unlike a failed one, has lost nothing."""
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
-        if self._state is not State.OUT or self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
+        if self._state is not NodeState.OUT or self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
             self._reactor.callLater(tuning.ROOM_SECONDS, self._look_for_room)
             return
         _log.warning("there is room again: this node takes part")
-        self._happened(Event.TRUSTED)
+        self._happened(NodeEvent.TRUSTED)
 
     async def _resign(self) -> None:
         """Write that this node does not lead, while the set's state says that it does and others are in sync."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from metaq.coordination.records.set_payloads import SetState
 from metaq.coordination.sets.set_view import SetView
 
-from .life import LEADERS, RESTING, Event, State
+from .life import LEADERS, RESTING, NodeEvent, NodeState
 from .rules import accepts, may_stand
 
 __all__ = ["Outlook"]
@@ -38,22 +38,24 @@ class Outlook:
     """Whether the node is out because its data differ from the leader's."""
     stopping: bool
 
-    def due(self, state: State) -> Event | None:
+    def due(self, state: NodeState) -> NodeEvent | None:
         """Return the event that is due in this state; None to wait."""
         if state in LEADERS:
-            return Event.DEPOSED if self.deposed_by else None
+            return NodeEvent.DEPOSED if self.deposed_by else None
         if self.stopping:
             return None
-        if state is State.OUT:
-            return Event.TRUSTED if self.diverged and self.is_alone else None  # an operator has chosen this node's data
+        if state is NodeState.OUT:
+            return (
+                NodeEvent.TRUSTED if self.diverged and self.is_alone else None
+            )  # an operator has chosen this node's data
         if state not in RESTING:
             return None
         found = self.view.state
         if found is None:
-            return Event.NO_SET if self.may_create else None
+            return NodeEvent.NO_SET if self.may_create else None
         if self._may_stand(found, promised=self.promised):
-            return Event.CHANCE
-        return Event.LEADER if found.leader not in ("", self.name) else None
+            return NodeEvent.CHANCE
+        return NodeEvent.LEADER if found.leader not in ("", self.name) else None
 
     # --- predicates ---------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 from metaq.broker.sets import life, rules
 from metaq.broker.sets.leading import Leading, Mark
-from metaq.broker.sets.life import LEADERS, RESTING, Event
-from metaq.broker.sets.life import State as Life
+from metaq.broker.sets.life import LEADERS, RESTING, NodeEvent
+from metaq.broker.sets.life import NodeState as Life
 from metaq.protocol.replication_stream import Ack, Lane
 
 from .states import (
@@ -340,7 +340,7 @@ class Model:
 
     def _resign(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         for forgotten in self._forgotten(core, name, node):
-            idle = node._replace(role=self._after(node, Event.DEPOSED), office=None)
+            idle = node._replace(role=self._after(node, NodeEvent.DEPOSED), office=None)
             yield ("resign", name, ""), self._with(forgotten, name, idle)
 
     def _change_in_sync(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
@@ -395,7 +395,7 @@ class Model:
                 history=leader.history,
                 epoch=self.epoch_after_joining(node, office.term),
                 forgetful=node.forgetful,
-                role=self._after(node, Event.LEADER),
+                role=self._after(node, NodeEvent.LEADER),
                 leader=other,
                 stream=office.term,
                 told=node.told,
@@ -433,7 +433,7 @@ class Model:
         forgetful = frozenset(other for other in self.names if self._node(core, other).forgetful)
         if core.znode.epoch < self.epochs and self.may_stand(name, in_sync, forgetful, promises_run_out):
             office = Office(core.znode.epoch + 1, True, in_sync)
-            standing = node._replace(role=self._after(node, Event.CHANCE), office=office)
+            standing = node._replace(role=self._after(node, NodeEvent.CHANCE), office=office)
             yield ("stand", name, ""), self._with(core, name, standing)
 
     def _be_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
@@ -444,19 +444,19 @@ class Model:
             zeros = (0,) * self.nodes
             for znode in self._candidacies(name, office):
                 won = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-                elected = self._with(core, name, node._replace(role=self._after(node, Event.WON), office=won))
+                elected = self._with(core, name, node._replace(role=self._after(node, NodeEvent.WON), office=won))
                 yield ("win", name, "".join(sorted(znode.in_sync))), self._written(elected, name, znode)
-        withdrawn = node._replace(role=self._after(node, Event.LOST), office=None)
+        withdrawn = node._replace(role=self._after(node, NodeEvent.LOST), office=None)
         for forgotten in self._forgotten(core, name, node):
             yield ("withdraw", name, ""), self._with(forgotten, name, withdrawn)
 
     def _find_elected(self, core: Core, name: str, node: Node) -> Iterator[tuple[Step, Core]]:
         """A node that has no candidate's memory finds itself elected. By the table it stands again."""
         znode = core.znode
-        if (node.role, Event.WON) in life.TABLE and znode.leader == name and znode.epoch > node.epoch:
+        if (node.role, NodeEvent.WON) in life.TABLE and znode.leader == name and znode.epoch > node.epoch:
             zeros = (0,) * self.nodes
             office = Office(znode.epoch, True, znode.in_sync, acked=zeros, flying=zeros)
-            elected = node._replace(role=self._after(node, Event.WON), office=office)
+            elected = node._replace(role=self._after(node, NodeEvent.WON), office=office)
             yield ("find elected", name, ""), self._with(core, name, elected)
 
     def _serve(self, core: Core, name: str, node: Node) -> Core:
@@ -464,7 +464,7 @@ class Model:
         term = node.office.term
         history = (*node.history, (term, len(node.log)))
         serving = node._replace(
-            role=self._after(node, Event.RECORDED), epoch=term, history=history, leader="", stream=0, wire=()
+            role=self._after(node, NodeEvent.RECORDED), epoch=term, history=history, leader="", stream=0, wire=()
         )
         served = self._with(core, name, serving)
         missing = term == core.znode.epoch and node.log[: len(core.seen)] != core.seen
@@ -543,7 +543,7 @@ class Model:
         """The place of a grant in State.grants."""
         return PLACES[leader] * self.nodes + PLACES[follower]
 
-    def _after(self, node: Node, event: Event) -> Life:
+    def _after(self, node: Node, event: NodeEvent) -> Life:
         return life.next_state(node.role, event)[0]
 
     def _connected(self, core: Core, node: Node, leader: str) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from metaq.broker.sets import leading, life
-from metaq.broker.sets.life import LEADERS, RESTING, TABLE, Action, Event
-from metaq.broker.sets.life import State as Life
+from metaq.broker.sets.life import LEADERS, RESTING, TABLE, NodeAction, NodeEvent
+from metaq.broker.sets.life import NodeState as Life
 
 from .model import Model, Step
 from .states import (
@@ -121,7 +121,7 @@ def product(without: str, broken: str, model: Model, module: object, **instead: 
     return Mutant(without, broken, model)
 
 
-def with_row(state: Life, event: Event, after: Life, *actions: Action) -> dict[Any, Any]:
+def with_row(state: Life, event: NodeEvent, after: Life, *actions: NodeAction) -> dict[Any, Any]:
     """The table of a node's life with another row."""
     return {**TABLE, (state, event): (after, actions)}
 
@@ -189,7 +189,7 @@ MUTANTS = (
         "5",
         Model(2, 1, 2),
         life,
-        TABLE=with_row(Life.FOLLOWING, Event.WON, Life.ELECTED, Action.RECORD),
+        TABLE=with_row(Life.FOLLOWING, NodeEvent.WON, Life.ELECTED, NodeAction.RECORD),
     ),
     Mutant("a node that starts has promised", "5", AStartForgetsPromises(2, 1, 2)),
     product("an acknowledgement needs grants", "5", Model(2, 1, 2), leading, may_acknowledge=lambda *_: True),
@@ -237,7 +237,7 @@ MUTANTS = (
         "2",
         Model(2, 1, 3),
         life,
-        TABLE=with_row(Life.STANDING, Event.WON, Life.LEADING, Action.LEAD),
+        TABLE=with_row(Life.STANDING, NodeEvent.WON, Life.LEADING, NodeAction.LEAD),
     ),
     mutant("a node that joins cuts", "6", Model(2, 1, 2), cut_end=lambda *_: 10**9),
     # the ends of the logs are compared, whatever the epochs

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from metaq.broker.sets.life import State as Life
+from metaq.broker.sets.life import NodeState as Life
 
 T = TypeVar("T")
 

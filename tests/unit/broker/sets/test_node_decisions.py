@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.sets.life import Event, State
+from metaq.broker.sets.life import LEADERS, RESTING, NodeEvent, NodeState
 from metaq.broker.sets.node import SetMember
 from metaq.broker.sets.outlook import Outlook
 from metaq.coordination.records.set_payloads import SetNode, SetState
@@ -54,39 +54,37 @@ WELL = Outlook(
 def test_of_new_nodes_the_first_by_name_begins_a_set_unless_another_has_been_in_it(others, begins) -> None:
     nodes = [node(name, epoch) for name, epoch in others.items()]
     found = replace(WELL, has_data=False, epoch=0, view=view(None, None, *nodes))
-    assert (found.due(State.IDLE), found.trouble) == (Event.NO_SET if begins else None, "")
+    assert (found.due(NodeState.IDLE), found.trouble) == (NodeEvent.NO_SET if begins else None, "")
 
 
 def test_a_node_that_has_been_in_a_set_waits_for_an_operator() -> None:
     found = replace(WELL, view=view(None))
-    assert found.due(State.IDLE) is None
+    assert found.due(NodeState.IDLE) is None
     assert "metaq brokers elect --unclean" in found.trouble
 
 
 def test_a_node_stands_when_all_that_it_knows_allows_it() -> None:
-    assert {WELL.due(state) for state in (State.IDLE, State.FOLLOWING)} == {Event.CHANCE}
-    assert {WELL.due(state) for state in set(State) - {State.IDLE, State.FOLLOWING, State.LEADING, State.SERVING}} == {
-        None
-    }
+    assert {state for state in NodeState if WELL.due(state) is NodeEvent.CHANCE} == RESTING
+    assert {WELL.due(state) for state in set(NodeState) - RESTING - LEADERS} == {None}
 
 
-NOT_NOW: dict[str, tuple[dict[str, Any], Event | None]] = {
-    "it is not on the list": ({"present": False}, Event.LEADER),
-    "it is not in sync": ({"instance": "0"}, Event.LEADER),
-    "the state is older than its data": ({"epoch": 6}, Event.LEADER),
-    "the state is older than another's data": ({"view": view(BOTH, None, node("b"), node("c", 6))}, Event.LEADER),
-    "ZooKeeper was set back": ({"view": view(BOTH, None, node("b"), set_back=True)}, Event.LEADER),
-    "another leads": ({"view": view(BOTH, LEADS, node("b"))}, Event.LEADER),
-    "it has promised": ({"promised": True}, Event.LEADER),
-    "it has forgotten": ({"view": view(BOTH, None, node("a"), node("b", forgetful=True))}, Event.LEADER),
+NOT_NOW: dict[str, tuple[dict[str, Any], NodeEvent | None]] = {
+    "it is not on the list": ({"present": False}, NodeEvent.LEADER),
+    "it is not in sync": ({"instance": "0"}, NodeEvent.LEADER),
+    "the state is older than its data": ({"epoch": 6}, NodeEvent.LEADER),
+    "the state is older than another's data": ({"view": view(BOTH, None, node("b"), node("c", 6))}, NodeEvent.LEADER),
+    "ZooKeeper was set back": ({"view": view(BOTH, None, node("b"), set_back=True)}, NodeEvent.LEADER),
+    "another leads": ({"view": view(BOTH, LEADS, node("b"))}, NodeEvent.LEADER),
+    "it has promised": ({"promised": True}, NodeEvent.LEADER),
+    "it has forgotten": ({"view": view(BOTH, None, node("a"), node("b", forgetful=True))}, NodeEvent.LEADER),
     "nobody leads, and it is not in sync": ({"instance": "0", "view": view(replace(BOTH, leader=""))}, None),
     "it stops": ({"stopping": True}, None),
 }
 
 
 @pytest.mark.parametrize(("instead", "due"), NOT_NOW.values(), ids=NOT_NOW)
-def test_a_node_does_not_stand_if(instead: dict[str, Any], due: Event | None) -> None:
-    assert replace(WELL, **instead).due(State.IDLE) == due
+def test_a_node_does_not_stand_if(instead: dict[str, Any], due: NodeEvent | None) -> None:
+    assert replace(WELL, **instead).due(NodeState.IDLE) == due
 
 
 def test_a_node_waits_for_nothing_but_its_promises() -> None:
@@ -102,13 +100,13 @@ def test_a_node_alone_in_sync_has_granted_nothing_unless_it_has_forgotten_the_ep
     state: SetState, seen: int, stands: bool
 ) -> None:
     found = replace(WELL, promised=True, epoch=seen, view=view(state, None, node("b")))
-    assert (found.due(State.IDLE) is Event.CHANCE) == stands
+    assert (found.due(NodeState.IDLE) is NodeEvent.CHANCE) == stands
 
 
 def test_a_leader_whose_process_has_ended_is_not_waited_for() -> None:
     found = replace(WELL, gone=(5, "a"), view=view(BOTH, LEADS, node("b")))
-    assert found.due(State.FOLLOWING) is Event.CHANCE
-    assert replace(found, gone=(4, "a")).due(State.FOLLOWING) is Event.LEADER
+    assert found.due(NodeState.FOLLOWING) is NodeEvent.CHANCE
+    assert replace(found, gone=(4, "a")).due(NodeState.FOLLOWING) is NodeEvent.LEADER
 
 
 MINE_NOW = replace(BOTH, leader="b")
@@ -123,20 +121,20 @@ DEPOSED: dict[str, SetView] = {
 
 @pytest.mark.parametrize(("why", "seen"), DEPOSED.items(), ids=DEPOSED)
 @pytest.mark.parametrize("stopping", [False, True])
-@pytest.mark.parametrize("state", [State.LEADING, State.SERVING])
-def test_a_leader_steps_down_if(why: str, seen: SetView, stopping: bool, state: State) -> None:
+@pytest.mark.parametrize("state", [NodeState.LEADING, NodeState.SERVING])
+def test_a_leader_steps_down_if(why: str, seen: SetView, stopping: bool, state: NodeState) -> None:
     found = replace(WELL, led=5, view=seen, stopping=stopping)
-    assert (found.deposed_by, found.due(state)) == (why, Event.DEPOSED if why else None)
+    assert (found.deposed_by, found.due(state)) == (why, NodeEvent.DEPOSED if why else None)
 
 
 @pytest.mark.parametrize(
-    ("diverged", "state", "due"), [(True, ALONE, Event.TRUSTED), (True, BOTH, None), (False, ALONE, None)]
+    ("diverged", "state", "due"), [(True, ALONE, NodeEvent.TRUSTED), (True, BOTH, None), (False, ALONE, None)]
 )
 def test_an_operators_choice_brings_a_node_back_whose_data_differed(
-    diverged: bool, state: SetState, due: Event | None
+    diverged: bool, state: SetState, due: NodeEvent | None
 ) -> None:
     found = replace(WELL, diverged=diverged, view=view(state, None, node("b")))
-    assert found.due(State.OUT) == due
+    assert found.due(NodeState.OUT) == due
 
 
 # --- the member itself ------------------------------------------------------------------------------------------------
@@ -146,7 +144,7 @@ def member() -> Any:
     new: Any = SetMember.__new__
     made = new(SetMember)
     made.name = "b"
-    made._state = State.IDLE
+    made._state = NodeState.IDLE
     made._broker = SimpleNamespace(config=SimpleNamespace(broker_id=7))
     made._leader_url = lambda: "meta://a:1"
     return made
@@ -174,8 +172,8 @@ def test_a_node_that_another_has_followed_writes_no_state(epoch: int, leader: st
 def test_only_a_leader_whose_data_are_committed_serves_its_clients() -> None:
     one = member()
     refused = set()
-    for state in State:
+    for state in NodeState:
         one._state = state
         if isinstance(one.refusal(), NotLeader):
             refused.add(state)
-    assert refused == set(State) - {State.SERVING}
+    assert refused == set(NodeState) - {NodeState.SERVING}
