@@ -71,20 +71,20 @@ _size_option = click.option(
     default=1024,
     show_default=True,
     metavar="BYTES",
-    help="Of each payload.",
+    help="Size of each payload.",
 )
 _batch_option = click.option(
     "--batch", type=click.IntRange(1, MAX_BATCH_RECORDS), default=500, show_default=True, help="Messages in one frame."
 )
 _frames_option = click.option(
-    "--frames", type=click.IntRange(1, MAX_FRAMES), default=4, show_default=True, help="Most frames without an answer."
+    "--frames", type=click.IntRange(1, MAX_FRAMES), default=4, show_default=True, help="Maximum unanswered frames."
 )
 _window_option = click.option(
     "--window",
     type=click.IntRange(1, MAX_WINDOW),
     default=256,
     show_default=True,
-    help="Most pipelined sends without an answer.",
+    help="Maximum unanswered pipelined sends.",
 )
 
 
@@ -112,16 +112,16 @@ def bench() -> None:
     show_default=True,
     help="Wait for each send; keep --window sends under way; keep --frames frames of --batch messages under way.",
 )
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="That send.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="Sending threads.")
 @_window_option
 @_batch_option
 @_frames_option
 @click.option(
     "--keys",
     type=click.IntRange(1, MAX_KEYS),
-    help="So many keys in turn choose the partitions; default: no keys, all partitions in turn.",
+    help="Choose partitions by this many keys in turn; default: no keys, each partition in turn.",
 )
-@click.option("--linger-ms", type=click.IntRange(0), default=0, show_default=True, help="Pipelined: wait for company.")
+@click.option("--linger-ms", type=click.IntRange(0), default=0, show_default=True, help="Pipelined: batching delay.")
 def produce(
     zk: str,
     topic: str,
@@ -136,7 +136,7 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send to all partitions of --topic. Times: from the call to the acknowledgement, of a frame with batch.
+    """Send to all partitions of --topic. Times are from the call to the acknowledgement; with batch, of a whole frame.
 
     Whether a message is on the disk before it is acknowledged is the broker's choice: metaq up --flush, or
     unflushThreshold in server.ini.
@@ -200,14 +200,12 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None,
     default=1024,
     show_default=True,
     metavar="BYTES",
-    help="Of each payload.",
+    help="Size of each payload.",
 )
-@click.option(
-    "--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages sent a second."
-)
-@click.option("--partition", "-p", "place", type=PARTITION, help="Where they go; default: the first.")
+@click.option("--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages per second.")
+@click.option("--partition", "-p", "place", type=PARTITION, help="Partition to use; default: the first.")
 def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: int, place: PartitionName | None) -> int:
-    """Send to one partition at --rate and read it from its end. Times: from the send call to the poll that returns it.
+    """Send to one partition at --rate and read it from its end. Times are from the send to the poll that returns it.
 
     \b
     Example

@@ -79,15 +79,15 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     type=click.Choice(["loopback", "any"]),
     default="loopback",
     show_default=True,
-    help="Where admin requests (reload, closing partitions …) are taken from: this machine, or any address.",
+    help="Accept admin requests (reload, closing partitions …) from this machine only, or from any address.",
 )
 @click.option(
     "--http-name",
     "http_names",
     multiple=True,
     metavar="NAME",
-    help="A domain name by which browsers and scrapers ask for the HTTP ports; addresses, names without a dot and "
-    "hostName need none. May be given more than once.",
+    help="Accept HTTP requests for this domain name; addresses, names without a dot and hostName are always accepted. "
+    "May be given more than once.",
 )
 @click.option(
     "--disk-reserve",
@@ -98,7 +98,7 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
 @click.option(
     "--max-pending-puts",
     type=BYTES,
-    help="Read no more puts while those that wait for the disk, of all connections, have more bytes than this.  "
+    help="Stop reading puts while more bytes than this, from all connections together, wait for the disk.  "
     "[default: 128m]",
 )
 @click.option(
@@ -106,15 +106,15 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     type=POSITIVE_SECONDS,
     default=6.0,
     show_default=True,
-    help="After so many seconds a producer is asked what became of the transaction of a half message; then again and "
-    "again, after pauses that double up to an hour.",
+    help="Ask a producer for the outcome of a half message after this many seconds; repeat after pauses that double up "
+    "to an hour.",
 )
 @click.option(
     "--half-checks",
     type=click.IntRange(1, 1000),
     default=15,
     show_default=True,
-    help="How often one is asked, before the half message is parked for an operator (metaq halves).",
+    help="Ask this many times, then park the half message for an operator (metaq halves).",
 )
 @click.option(
     "-F",
@@ -136,7 +136,7 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     "--zone",
     callback=_name,
     metavar="ZONE",
-    help="Where it stands, for example a data centre; consumers of the same zone prefer it.  "
+    help="Where the broker stands, for example a data centre; consumers of the same zone prefer it.  "
     "[default: zone in [replication] of SERVER.INI]",
 )
 def broker(

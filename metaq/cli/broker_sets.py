@@ -69,13 +69,13 @@ def _view(session: ZkSession, broker_set: int) -> SetView:
     "--in-sync", type=click.IntRange(1), metavar="COUNT", help="Exit with 1 if a set has fewer in-sync nodes present."
 )
 def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | None) -> None:
-    """The nodes of each broker set, or of the set ID: who leads, who is in sync, what is wrong with others.
+    """Show the nodes of each broker set, or of the set ID: their roles, their lag, and why they are not in sync.
 
-    LAG BYTES and LAG are what a node has not acknowledged, and how many seconds ago that was sent; SINCE is when the
-    node came to be as it is; ERROR is why it is not in sync. A node that is not registered has the role `gone` and no
-    address; it is shown as long as the set counts it in, or its leader remembers it. Exits with 1 if a set has no
-    leader that clients can find, or if a leader does not answer. Topics that take no messages are named on stderr, and
-    so is what the files of the nodes say otherwise of what clients are served.
+    LAG BYTES: data that the node has not acknowledged. LAG: seconds since the oldest of it was sent. SINCE: when the
+    node got its present role. ERROR: why it is not in sync. A node that is not registered has the role `gone` and no
+    address; it is shown while the set counts it as in sync or its leader remembers it. Exits with 1 if a set has no
+    leader that clients can find, or if a leader does not answer. Warns on stderr of topics that take no messages, and
+    of nodes whose server.ini files differ in what clients are served.
 
     \b
     Example
@@ -126,8 +126,8 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
         if look.set_back:
             troubles.append(
                 f"ZooKeeper was set back to an older state of broker set {look.broker_id}, so nobody leads it: start "
-                "its nodes, choose the one that led last, which has the most: "
-                f"`metaq brokers elect {look.broker_id} --unclean --node NODE` shows what each has"
+                "its nodes, and choose the node that led last, which has the most data: "
+                f"`metaq brokers elect {look.broker_id} --unclean --node NODE` shows the data of each"
             )
         elif look.stopped:
             reasons = "; ".join(f"{name} has stopped ({look.error(name)})" for name in look.stopped)
@@ -138,8 +138,8 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
             leaderless.append(str(look.broker_id))
     if leaderless:
         troubles.append(
-            f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it; a set that is given up for "
-            f"good: `metaq brokers forget {leaderless[0]}`"
+            f"no leader in broker set {', '.join(leaderless)}: start an in-sync node of it, or, if the set is given up "
+            f"for good, `metaq brokers forget {leaderless[0]}`"
         )
     if troubles:
         raise CoordinationError("; ".join(troubles))
@@ -189,8 +189,8 @@ def _cells(row: Mapping[str, Any]) -> list[object]:
 def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -> None:
     """Have another in-sync node lead the broker set ID. Clients see a pause, no error.
 
-    Says which node leads now, and how long nobody did. Exits with 1 and the reason if the leader has not changed. The
-    leader takes the request from its own machine, unless it runs with --admin-from any.
+    Prints which node leads now, and for how long no node led. Exits with 1 and the reason if the leader has not
+    changed. The leader accepts the request only from its own machine, unless it runs with --admin-from any.
 
     \b
     Example
@@ -235,7 +235,7 @@ def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
 @click.command("prefer")
 @_SET
 @click.argument("node", type=_NODE, metavar="NODE", required=False)
-@click.option("--none", is_flag=True, help="Prefer no node any more.")
+@click.option("--none", is_flag=True, help="Remove the preference.")
 @zk_option
 @json_option
 def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json: bool) -> None:
@@ -269,26 +269,27 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
 
 @click.command("elect")
 @_SET
-@click.option("--unclean", is_flag=True, required=True, help="Needed: what only other nodes have is lost.")
+@click.option("--unclean", is_flag=True, required=True, help="Required: messages that only other nodes have are lost.")
 @click.option("--node", type=_NODE, required=True, help="The node that is to lead.")
-@click.option("--yes", is_flag=True, help="Do it; without this, the command only says what may be lost.")
+@click.option("--yes", is_flag=True, help="Elect the node; without --yes, only show what may be lost.")
 @click.option(
     "--set-back",
     "sets_back",
     is_flag=True,
-    help="Have groups that have read what is lost go on where it was. Without this you are asked, on a terminal.",
+    help="Set groups that have read lost messages back to the end of the node's messages. On a terminal the default is "
+    "to ask.",
 )
 @zk_option
 @json_option
 def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: bool, zk: str, as_json: bool) -> int:
-    """Have a node lead the broker set ID that is not in sync: the last resort when no in-sync node comes back.
+    """Make a node that is not in sync lead the broker set ID: the last resort when no in-sync node comes back.
 
-    Shows which nodes were in sync and what each node that answers has. Messages that only the others have are lost for
-    clients: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node is
-    present, or a leader. Also begins a set anew whose state in ZooKeeper was deleted, with nodes that go on running.
+    Shows which nodes were in sync, and the data of each node that answers. Clients lose the messages that only other
+    nodes have: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node
+    or a leader is present. Also starts a set again whose state in ZooKeeper was deleted; its nodes may keep running.
 
-    Groups that have read messages which are lost pass over as many of those that come in their place. They are listed,
-    and with --set-back they go on where the node's messages end. Exits with 1 if such a group is left.
+    A group that has read lost messages skips as many of the messages that take their place. Such groups are listed;
+    --set-back sets them back to the end of the node's messages. Exits with 1 if one of them is not set back.
 
     \b
     Example
@@ -314,7 +315,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
             value = {"set": broker_set, "done": False, "nodes": _answers(told), "groups": _groups(ahead)}
             if ahead and not as_json:
                 _show_groups(ahead, f"have read more than {node} has")
-            say(as_json, value, f"nothing is done: say --yes, and {node} leads epoch {epoch + 1} of set {broker_set}")
+            say(as_json, value, f"nothing is done: with --yes {node} leads epoch {epoch + 1} of set {broker_set}")
             return 1
         before = view.state or SetState(0, "", {})
         chosen = replace(before, epoch=epoch, leader="", in_sync={node: view.nodes[node].instance}, chosen=epoch)
@@ -348,7 +349,7 @@ def _groups_set_back(
             echo(f"set back: {len(ahead) - len(left)}")
         for each in left:
             reads = f"; {each.owner} reads it: stop the group's members first" if each.owner else ""
-            echo(f"metaq: left: `{commanded(each.group, each.partition, each.back)}`{reads}", err=True)
+            echo(f"metaq: not set back: `{commanded(each.group, each.partition, each.back)}`{reads}", err=True)
     return ahead, left
 
 
@@ -357,7 +358,7 @@ def _groups(ahead: Sequence[Ahead]) -> list[dict[str, object]]:
 
 
 def _show_groups(ahead: Sequence[Ahead], what: str) -> None:
-    echo(f"groups that {what}, and would pass over messages that come in their place:")
+    echo(f"groups that {what}, and would skip the messages that take their place:")
     columns = ("GROUP", "TOPIC", "PARTITION", "COMMITTED", "BACK TO", "OWNER")
     print_table(columns, [list(each.to_json().values()) for each in ahead])
 
@@ -385,8 +386,8 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
     present = [each for each in present if not _waits_for_a_choice(told[each])]
     if any(not view.nodes[each].forgetful for each in present) or (in_sync and len(present) == len(in_sync)):
         raise CoordinationError(
-            f"in sync and present in broker set {broker_set}: {', '.join(present)}: it leads by itself within seconds, "
-            "else its log says why not"
+            f"in sync and present in broker set {broker_set}: {', '.join(present)}: it leads by itself within seconds; "
+            "if not, its log says why"
         )
     if node not in view.nodes:
         choice = " or ".join(sorted(view.nodes)) or "none is"
@@ -414,7 +415,7 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
     elif view.state.is_revoked or any(map(_waits_for_a_choice, told.values())):
         echo(
             "ZooKeeper was set back to an older state of this set: nobody knows which nodes were in sync. Start all "
-            "nodes; the right one has the highest DATA OF EPOCH, and of several such the most BYTES"
+            "nodes; the right one has the highest DATA OF EPOCH, and among nodes with the same the most BYTES"
         )
     else:
         absent = [each for each in view.state.in_sync if each not in view.in_sync_present]
@@ -437,17 +438,17 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
 
 @click.command("forget")
 @_SET
-@click.option("--node", help="Only this node, which has left the set for good.")
-@click.option("--yes", is_flag=True, help="Do it; without this, the command only says what goes.")
+@click.option("--node", help="Remove only this node, which has left the set for good.")
+@click.option("--yes", is_flag=True, help="Remove it; without --yes, only show what would be removed.")
 @zk_option
 @json_option
 def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_json: bool) -> int:
-    """Remove a broker set that is given up from ZooKeeper, with all its nodes stopped; or one node that has left.
+    """Remove a broker set that is given up from ZooKeeper, or one node that has left its set.
 
-    With the state of the set ID goes the knowledge which nodes have all acknowledged messages: nodes that are started
-    again with their directories wait for `metaq brokers elect --unclean`. No data directory is touched. Refused while a
-    node of the set is registered, or any broker with this id. With --node the set goes on, and misses that node no
-    more; refused while the node is present or in sync.
+    Stop all nodes of the set first: refused while one of them, or any broker with the same id, is registered. ZooKeeper
+    then no longer knows which nodes have all acknowledged messages: nodes that start again with their directories wait
+    for `metaq brokers elect --unclean`. No data directory is touched. With --node the set stays, and no longer expects
+    that node; refused while the node is present or in sync.
 
     \b
     Example
@@ -475,7 +476,7 @@ def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_
             "in_sync": list(state.in_sync) if state else [],
         }
         if not yes:
-            say(as_json, value, f"nothing is done: say --yes, and ZooKeeper forgets broker set {broker_set} ({last})")
+            say(as_json, value, f"nothing is done: with --yes ZooKeeper forgets broker set {broker_set} ({last})")
             return 1
         if not forget_set(session, broker_set, view):
             raise CoordinationError(f"broker set {broker_set} has changed meanwhile: look again")
@@ -494,11 +495,11 @@ def _forget_node(broker_set: int, node: str, yes: bool, zk: str, as_json: bool) 
             raise CoordinationError(f"{node} is present at {view.nodes[node].url}: stop it first")
         if node in state.in_sync:
             raise CoordinationError(
-                f"{node} is in sync and may have what no other node has: the set lets go of it when another one leads"
+                f"{node} is in sync and may have data that no other node has: let another node of the set lead first"
             )
         value = {"set": broker_set, "node": node, "done": yes}
         if not yes:
-            say(as_json, value, f"nothing is done: say --yes, and broker set {broker_set} misses {node} no more")
+            say(as_json, value, f"nothing is done: with --yes broker set {broker_set} no longer expects {node}")
             return 1
         left = replace(state, members=[name for name in members if name != node])
         if not write_state(session, broker_set, left, view):

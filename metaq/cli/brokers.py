@@ -52,9 +52,9 @@ def brokers() -> None:
 def list_brokers(zk: str, as_json: bool) -> None:
     """All brokers and slaves registered in ZooKeeper: what they hold, their version and their configuration.
 
-    A broker that was registered once and is not now has the role `gone`: nothing else is known of it. CONFIG is the
-    checksum of the server.ini that a master has registered; VERSION is `-` where none answers;
-    NODE is the node of a broker set that leads. `metaq brokers sets` shows all nodes; its leader is the master here.
+    A broker that was registered earlier and is not registered now has the role `gone`, and its other columns are empty.
+    CONFIG is the checksum of the server.ini that a master has registered; VERSION is `-` if the broker does not answer;
+    NODE is the leading node of a broker set, which is shown as the master. `metaq brokers sets` shows all nodes.
 
     \b
     Example
@@ -117,7 +117,7 @@ def _summary(address: BrokerAddress, partitions: list[TopicPartition], leaders: 
 @json_option
 @click.argument("broker", type=click.IntRange(0))
 def describe_broker(zk: str, as_json: bool, broker: int) -> None:
-    """What BROKER (its id) says about itself: uptime, connections, requests, messages.
+    """Show what the broker with the id BROKER reports: uptime, connections, requests, messages.
 
     \b
     Example

@@ -42,7 +42,7 @@ __all__ = ["check"]
     default=1 << 20,
     show_default=True,
     metavar="BYTES",
-    help="maxTransferSize of the brokers: larger records are told.",
+    help="maxTransferSize of the brokers: larger records are reported.",
 )
 @click.option(
     "--java-processors",
@@ -60,7 +60,7 @@ def check(
 ) -> int:
     """Report what is in DIR, a broker's dataPath, and read every checksum. Changes nothing; exit code 1 for damage.
 
-    DIR may be in use; what its broker writes meanwhile is not judged.
+    A running broker may use DIR; data that it writes meanwhile is not judged.
 
     \b
     Example

@@ -81,7 +81,7 @@ def tell_silent(silent: Mapping[int, str]) -> None:
     """Raise BrokerUnavailable if brokers are silent (`ask_brokers`)."""
     if silent:
         told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
-        raise BrokerUnavailable(f"without what these brokers have: {told}: start them, and try again")
+        raise BrokerUnavailable(f"the data of these brokers is missing: {told}: start them, and try again")
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
-        echo(f"metaq: not registered in ZooKeeper now: broker {absent}; what only it has is {how}", err=True)
+        echo(f"metaq: broker {absent} is not registered in ZooKeeper now; data that only it has is {how}", err=True)
 
 
 def tell_empty(cluster: Cluster) -> None:
@@ -113,13 +113,13 @@ def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> 
     """Return the sentence about data that is missing because brokers are silent (Survey.silent)."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
-    return f"{reasons}: without {missing}: start that broker, or correct its hostName"
+    return f"{reasons}: {missing} missing: start that broker, or correct its hostName"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
     """Raise BrokerUnavailable if data of these partitions is incomplete, because brokers are silent or refuse."""
     told = [without(survey.silent, partitions)] if survey.silent else []
-    told += [f"unknown of {each.topic} {each}: {why}" for each, why in survey.refused.items()]
+    told += [f"{each.topic} {each} is unknown: {why}" for each, why in survey.refused.items()]
     if told:
         raise BrokerUnavailable("; ".join(told))
 

@@ -47,7 +47,7 @@ def _tag(text: str) -> str:
     type=POSITION,
     default="earliest",
     show_default=True,
-    help="Where to begin; with --group only where the group has no offset, and no OFFSET.",
+    help="Where to begin; with --group only in partitions without a committed offset, and not at an OFFSET.",
 )
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
 @click.option("--count", "-c", type=click.IntRange(1), help="Stop after this many messages.")
@@ -61,7 +61,7 @@ def _tag(text: str) -> str:
     "filters",
     type=Parsed("FILTER", parse_where),
     multiple=True,
-    help="Only messages for whose properties this holds, as \"region = 'EU' AND amount > 100\" (docs/filters.md).",
+    help="Only messages whose properties match, as \"region = 'EU' AND amount > 100\" (docs/filters.md).",
 )
 @click.option(
     "--format",
@@ -91,8 +91,8 @@ def consume(
     Without --group: all partitions from --from to the end, nothing is written to ZooKeeper. With --group: as a member
     of that consumer group, until --count, --timeout or Ctrl-C.
 
-    Partitions whose broker does not answer are told on stderr and left out, with exit code 1 unless --count is reached;
-    with --follow they come when it is back.
+    Partitions whose broker does not answer are left out and named on stderr, with exit code 1 unless --count is
+    reached; --follow reads them when the broker is back.
 
     \b
     Example
@@ -210,12 +210,12 @@ def _warn(damage: CorruptRecord) -> None:
 def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
     if isinstance(start, int):
         raise click.BadParameter(
-            "is one partition's, a group has all; to move its offsets: metaq groups seek", param_hint="--from"
+            "is for one partition, but a group reads all; to move its offsets: metaq groups seek", param_hint="--from"
         )
     if only:
         raise click.BadParameter("the group decides who reads which partition: leave it out", param_hint="--partition")
     if follow:
-        raise click.BadParameter("a group always goes on: leave it out", param_hint="--follow")
+        raise click.BadParameter("a group always goes on after the end: leave it out", param_hint="--follow")
 
 
 class Output:

@@ -45,7 +45,7 @@ def dead_letters() -> None:
     """List and show the dead letters of a group; send them again, or drop them.
 
     A message lies there when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
-    16 times. Each has a NAME, as 0-0:4096. --since and --until are about the time of its last failure.
+    16 times. Each has a NAME, as 0-0:4096. --since and --until refer to the time of its last failure.
 
     \b
     Example
@@ -55,7 +55,7 @@ def dead_letters() -> None:
 
 
 def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return zk_option(click.option("--group", "-g", type=GROUP, required=True, help="Whose dead letters.")(command))
+    return zk_option(click.option("--group", "-g", type=GROUP, required=True, help="Their group.")(command))
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -78,7 +78,7 @@ def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callabl
             command,
             click.option("--since", type=TIME, help="Failed last at this time or later."),
             click.option("--until", type=TIME, help="Failed last at this time or earlier."),
-            click.option("--cause", help="This text in the cause or its place, whatever its case."),
+            click.option("--cause", help="Text in the cause or its place, in any case."),
             click.option("--key", "-k", help="One of the keys of the message, exactly."),
             click.option(
                 "--limit",
@@ -86,7 +86,7 @@ def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callabl
                 type=click.IntRange(1),
                 default=limit,
                 show_default=limit is not None,
-                help="At most so many." if limit else "At most so many; default: all.",
+                help="Maximum number." if limit else "Maximum number; default: all.",
             ),
         )
 
@@ -151,7 +151,7 @@ def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
     type=click.Choice(["topic", "group"]),
     default="topic",
     show_default=True,
-    help="Its topic, so that all groups that read it get it again, or this group alone.",
+    help="Send to the topic, so that all its groups get the letters again, or to this group alone.",
 )
 @click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 def redrive_letters(
@@ -166,8 +166,8 @@ def redrive_letters(
 ) -> None:
     """Send dead letters again, as they were, and mark them as done: those named, or all that the options choose.
 
-    Key, tag and properties are kept; attempts begin anew. If it is interrupted, do it again: at most the letter that
-    was under way is sent twice.
+    Key, tag and properties are kept; attempts begin anew. If the command is interrupted, run it again: at most the
+    letter that was under way is sent twice.
 
     \b
     Example

@@ -61,8 +61,8 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """How many messages wait, by topic.
 
-    LATE are due, and their partition does not take them: WHY. Exit code 1 if a broker does not answer; the others'
-    messages are counted.
+    LATE counts messages that are due but that their partition does not take; WHY gives the reason. Exit code 1 if a
+    broker does not answer; the others' messages are counted.
 
     \b
     Example
@@ -96,7 +96,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
 @zk_option
 @_topic_option
 @_broker_option
-@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="Maximum number.")
 @json_option
 def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
     """The next messages to be delivered, in the order of their times (UTC).
@@ -154,7 +154,7 @@ def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
 def cancel_delayed(
     zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
 ) -> None:
-    """Have messages not delivered. Exits with 1 unless all of them are cancelled.
+    """Cancel messages, so that they are not delivered. Exits with 1 unless all of them are cancelled.
 
     --dry-run asks the broker which of them wait, and exits with 1 unless all of them do.
 

@@ -96,7 +96,7 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
                 yield header.removeprefix(TOPIC_SECTION), int(lines.pop(_PARTITIONS)), lines
     except (OSError, UnicodeError, BadIni, KeyError, ValueError) as error:
         remedy = (
-            f"it tells which topics there were, and cannot be read ({error}): mend it, or move it away to forget them"
+            f"it lists the topics of earlier starts, and cannot be read ({error}): mend or move it away to forget them"
         )
         raise ConfigError("--data-dir", str(path), remedy) from error
 

@@ -34,7 +34,7 @@ _SHOWN_BYTES = 60
     type=click.IntRange(1, MAX_FOUND_MESSAGES),
     default=DEFAULT_FOUND_MESSAGES,
     show_default=True,
-    help="With --key: the newest messages, so many at most.",
+    help="With --key: maximum number of messages, the newest ones.",
 )
 @click.option("--oldest", is_flag=True, help="With --key: the oldest messages instead.")
 def find(
@@ -58,9 +58,9 @@ def find(
       metaq find --topic orders --id 1661382015569625088 --json
     """
     if (message_id is None) == (key is None):
-        raise click.UsageError("name what to find: --id or --key, one of them")
+        raise click.UsageError("say what to find: give either --id or --key")
     if message_id is not None and (begin or end or oldest):
-        raise click.UsageError("--from, --to and --oldest go with --key: an id is one message's")
+        raise click.UsageError("--from, --to and --oldest are for --key: an id names one message")
     if key is not None and not 1 <= len(key) <= MAX_KEY_CHARACTERS:
         raise click.BadParameter(f"a key has 1 … {MAX_KEY_CHARACTERS} characters", param_hint="--key")
     with open_cluster(zk) as cluster:
@@ -80,7 +80,7 @@ def find(
         echo(f"damaged, not shown: {damage}", err=True)
     if found.silent:
         reasons = "; ".join(f"broker {broker} does not answer ({why})" for broker, why in found.silent.items())
-        raise BrokerUnavailable(f"{reasons}: what is there was not searched: start that broker")
+        raise BrokerUnavailable(f"{reasons}: its messages were not searched: start that broker")
     return 1 if found.damaged else 0
 
 

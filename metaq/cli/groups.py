@@ -82,7 +82,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     """Owner, committed offset and lag of each partition that GROUP reads.
 
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
-    commit it is all that is there. What a Java broker does not tell is unknown. Exit code 1 if a broker is silent.
+    commit it is all that is there. What a Java broker does not report is unknown. Exit code 1 if a broker is silent.
 
     A topic %RETRY%GROUP has failed messages whose pause is over. Those that wait, and dead letters, are counted.
 
@@ -228,7 +228,7 @@ def _cells(row: GroupPartition) -> list[object]:
 @click.option("--to", "target", type=POSITION, required=True, help="Where the group continues.")
 @click.option("--partition", "-p", "only", type=PARTITION, multiple=True, help="Only this partition; repeat for more.")
 @click.option(
-    "--new", is_flag=True, help="For a group, or a topic, without members and offsets yet: where it will begin."
+    "--new", is_flag=True, help="Set where a group will begin that has no members and no offsets of the topic yet."
 )
 @click.argument("group", type=GROUP)
 def seek_group(
@@ -241,7 +241,7 @@ def seek_group(
     new: bool,
     group: str,
 ) -> None:
-    """Move the committed offsets of GROUP, which must have no live members: they would write theirs over it.
+    """Move the committed offsets of GROUP. It must have no live members, because they would overwrite the offsets.
 
     An OFFSET must be one at which a message begins, or the end.
 
@@ -278,13 +278,13 @@ def seek_group(
 @zk_option
 @dry_run_option
 @yes_option
-@click.option("--broker", "-b", type=click.IntRange(0), help="Its offsets of the partitions of this broker only.")
+@click.option("--broker", "-b", type=click.IntRange(0), help="Remove only its offsets of this broker's partitions.")
 @click.argument("group", type=GROUP)
 def delete_group(zk: str, dry_run: bool, yes: bool, broker: int | None, group: str) -> None:
     """Remove GROUP, which must have no live members, with all its offsets.
 
-    A consumer that joins it later begins as a new group does. With --broker the group stays, and loses what it has of a
-    broker that has left for good: as long as ZooKeeper names those partitions, others ask for them.
+    A consumer that joins it later begins as a new group does. With --broker the group stays, and loses only its offsets
+    of a broker that has left for good: as long as ZooKeeper names those partitions, clients ask for them.
 
     \b
     Example
@@ -380,8 +380,8 @@ class GroupPartition(NamedTuple):
 def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
     """Return a sentence for an operator."""
     return (
-        f"group {group} has read messages of {partition.topic} {partition} that are lost, and passes over what came in "
-        f"their place: stop its members, and `{commanded(group, partition, missed_from)}`"
+        f"group {group} has read messages of {partition.topic} {partition} that are lost, and skips the messages that "
+        f"took their place: stop its members, and run `{commanded(group, partition, missed_from)}`"
     )
 
 

@@ -43,8 +43,8 @@ def halves() -> None:
     """
 
 
-_topic_option = click.option("--topic", "-t", type=STORED_TOPIC, help="Of this topic; by default of all.")
-_group_option = click.option("--group", "-g", default="", help="Of this producer group; by default of all.")
+_topic_option = click.option("--topic", "-t", type=STORED_TOPIC, help="Only of this topic; default: all.")
+_group_option = click.option("--group", "-g", default="", help="Only of this producer group; default: all.")
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
@@ -53,11 +53,11 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 @_broker_option
 @json_option
 def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
-    """How many wait, by producer group. WAITING, of all groups, still have their producer's word to come.
+    """Count the half messages by producer group. WAITING, of all groups together: not yet due for a question.
 
-    ASKED were due, and producers of the group are asked for them; PARKED were asked for as often as may be, and wait
-    for you. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit code 1 if a broker does not
-    answer; the others' messages are counted.
+    ASKED: due, so that producers of the group are asked for the outcome. PARKED: asked for as often as allowed, so that
+    an operator has to decide. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit code 1 if a
+    broker does not answer; the others' messages are counted.
 
     \b
     Example
@@ -258,7 +258,7 @@ def _partition_options(command: Any) -> Any:
 def commit_halves(
     zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
 ) -> None:
-    """Have consumers see them: their transactions are committed. Exits with 1 unless all of them are.
+    """Commit half messages: consumers then see them. Exits with 1 unless all of them are committed.
 
     \b
     Example
@@ -273,7 +273,7 @@ def commit_halves(
 def roll_back_halves(
     zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
 ) -> None:
-    """Drop them: their transactions are not committed. Exits with 1 unless all of them are dropped.
+    """Roll half messages back: they are dropped. Exits with 1 unless all of them are dropped.
 
     \b
     Example

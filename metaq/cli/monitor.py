@@ -22,10 +22,10 @@ EXIT_ALARM = 1
 @click.command()
 @zk_option
 @click.option(
-    "--every", type=POSITIVE_SECONDS, help="Look again every so many seconds until Ctrl-C or SIGTERM; default: once."
+    "--every", type=POSITIVE_SECONDS, help="Look again at this interval until Ctrl-C or SIGTERM; default: once."
 )
 @click.option(
-    "--probe-topic", type=TOPIC, help="Send a message to each broker's first partition of it and read it back."
+    "--probe-topic", type=TOPIC, help="Send a message to its first partition on each broker, and read it back."
 )
 @click.option(
     "--group", "-g", "groups", type=GROUP, multiple=True, help="Only this group; repeat for more. Default: all."
@@ -36,7 +36,7 @@ EXIT_ALARM = 1
     "ignored_brokers",
     type=click.IntRange(0),
     multiple=True,
-    help="Not this broker (its id), taken out of service for good; repeat for more.",
+    help="Not this broker (its id), which is out of service for good; repeat for more.",
 )
 @click.option(
     "--max-lag",

@@ -50,7 +50,7 @@ def _brokers(text: str) -> list[int]:
 
 
 _rate_option = click.option(
-    "--rate", type=Parsed("BYTES", _rate), default=DEFAULT_RATE, show_default=True, help="Copied per second at most."
+    "--rate", type=Parsed("BYTES", _rate), default=DEFAULT_RATE, show_default=True, help="Maximum bytes per second."
 )
 
 
@@ -68,7 +68,7 @@ def _cluster(zk: str) -> Iterator[MovesOfCluster]:
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic of the partitions.")
 @click.option("--from", "source", type=click.IntRange(0), required=True, help="Broker, or broker set, that has them.")
 @click.option("--to", "target", type=click.IntRange(0), help="Broker, or broker set, that gets them.")
-@click.option("--partitions", "chosen", type=Parsed("FIRST-LAST", _range), help="The last ones; by default all.")
+@click.option("--partitions", "chosen", type=Parsed("FIRST-LAST", _range), help="The last ones to move; default: all.")
 @_rate_option
 @click.option("--cancel", is_flag=True, help="Give up the move that is under way.")
 def move_partitions(
@@ -123,7 +123,7 @@ def move_partitions(
 def list_moves(zk: str, as_json: bool) -> None:
     """The moves of partitions that are under way, and what became of former ones.
 
-    LEFT and RATE, of copying, are what the target says now.
+    LEFT and RATE: what is still to be copied, and how fast, as the target reports it now.
 
     \b
     Example
@@ -164,7 +164,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
                 running = [each for each in moves.all() if each.active and each.source == broker]
                 move = next((each for each in running if each.topic == topics[0]), None)
                 if move is None and any(each.topic == topics[0] and not each.first for each in moved):
-                    raise CoordinationError("all of it has left, and it has come back: is another broker drained, too?")
+                    raise CoordinationError("its partitions left, and came back: is another broker drained, too?")
                 move = move or moves.begin(moves.plan(topics[0], broker, target, rate))
                 moved.append(_follow(moves, move, as_json))
                 if not as_json:

@@ -168,7 +168,7 @@ class Copied(NamedTuple):
 @click.option("--start", type=click.IntRange(0), required=True, help="First partition of the broker to copy from.")
 @click.option("--end", type=click.IntRange(0), required=True, help="Its last partition, inclusive.")
 @click.option(
-    "--target-start", type=click.IntRange(0), default=0, show_default=True, help="Partition that --start becomes."
+    "--target-start", type=click.IntRange(0), default=0, show_default=True, help="Target partition of --start."
 )
 @click.option("--group", "-g", "only", type=GROUP, multiple=True, help="Only this group; repeat for more.")
 def copy(
@@ -196,7 +196,7 @@ def copy(
     sources = [TopicPartition(topic, source, start + n) for n in range(end - start + 1)]
     targets = [TopicPartition(topic, target, target_start + n) for n in range(end - start + 1)]
     if set(sources) & set(targets):
-        raise ConfigError("--target-start", target_start, "makes a partition source and target: choose a free range")
+        raise ConfigError("--target-start", target_start, "makes a partition source and target: choose another range")
     rows: list[Copied] = []
     with open_cluster(zk) as cluster:
         for group in only or cluster.view.groups():

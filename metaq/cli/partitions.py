@@ -104,7 +104,7 @@ def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: s
         except RequestRefused as error:
             if error.code != ResponseCode.NOT_LEADER:
                 raise
-            echo(f"metaq: {connection.endpoint} is of an earlier version: it is not asked before it leads", err=True)
+            echo(f"metaq: {connection.endpoint} is left out: its version takes this only while it leads", err=True)
             return []
 
     return [done for _, done in at_every_node(*found, at_node, failed, command)][-1]
@@ -147,7 +147,7 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
 @dry_run_option
 @json_option
 def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Delete the directories of partitions --start to --end with everything in them; asks for each. No way back.
+    """Delete the directories of partitions --start to --end with everything in them; asks for each. This is final.
 
     \b
     Example
@@ -174,7 +174,7 @@ def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run:
 @_topic
 @_start
 @_end
-@click.option("--offset", type=int, required=True, help="Added to each partition number; may be negative.")
+@click.option("--offset", type=int, required=True, help="Number to add to each partition number; may be negative.")
 @yes_option
 @dry_run_option
 @json_option

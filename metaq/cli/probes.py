@@ -165,7 +165,7 @@ class Monitor:
             yield from _guarded(f"group {group}", self._dead_letters(cluster, survey, group))
         hidden = sorted(brokers.keys() & survey.silent.keys())
         if hidden and (not self._groups or not known.issuperset(self._groups)):
-            yield Seen(ProbeLevel.UNKNOWN, "shared groups", f"unknown what {_brokers(hidden)} has of them")
+            yield Seen(ProbeLevel.UNKNOWN, "shared groups", f"unknown on {_brokers(hidden)}")
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
@@ -253,7 +253,7 @@ class Monitor:
             return
         ends = survey.ask_each(partitions, max_offset)
         if missing := [each for each in partitions if each not in ends]:
-            text = f"dead letters unknown without {_some([f'{each.topic} {each}' for each in missing])}"
+            text = f"dead letters are unknown in {_some([f'{each.topic} {each}' for each in missing])}"
             refused = [survey.refused[each] for each in missing if each in survey.refused]
             level = ProbeLevel.ALARM if refused else ProbeLevel.UNKNOWN
             yield Seen(level, f"group {group}", "; ".join([text, *refused[:1]]))
@@ -276,8 +276,8 @@ class Monitor:
         if row.missed_from is not None:
             return _Cause(
                 ProbeLevel.ALARM,
-                "has read messages that are lost, and passes over what came in their place; stop its members, and "
-                f"`metaq groups seek {group} --topic TOPIC --partition PARTITION --to OFFSET`",
+                "has read messages that are lost, and skips the messages that took their place; stop its members, and "
+                f"run `metaq groups seek {group} --topic TOPIC --partition PARTITION --to OFFSET`",
             )
         if row.outside:
             return _Cause(ProbeLevel.ALARM, "the offset is outside the readable bytes")
@@ -408,7 +408,7 @@ def _set(look: SetLook) -> Seen:
             return Seen(ProbeLevel.WARNING, what, f"{text}: see `metaq brokers forget {look.broker_id}`")
         if look.set_back:
             advice = (
-                "ZooKeeper was set back to an older state: choose the node that led last, which has the most, with "
+                "ZooKeeper was set back to an older state: choose the node that led last, which has most data, with "
                 f"`metaq brokers elect {look.broker_id} --unclean --node NODE`"
             )
             return Seen(ProbeLevel.ALARM, what, f"nobody leads it, so it takes no messages{others}: {advice}")

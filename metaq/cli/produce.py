@@ -124,21 +124,21 @@ class Progressed:
 @click.option("--topic", "-t", type=TOPIC, required=True, help="Topic to send to.")
 @click.option("--tag", help="Tag of every message; consumers can filter on it.")
 @click.option(
-    "--key-separator", metavar="TEXT", help="A line is KEY, this text, payload; one key keeps to one partition."
+    "--key-separator", metavar="TEXT", help="Text between key and payload in each line; a key keeps to one partition."
 )
 @click.option(
     "--batch",
     type=click.IntRange(1, 100_000),
     default=1000,
     show_default=True,
-    help="Most messages in one request; lines that arrive slowly are sent at once.",
+    help="Maximum messages in one request; lines that arrive slowly are sent at once.",
 )
 @click.option(
     "--property",
     "properties",
     type=Parsed("NAME[:TYPE]=VALUE", parse_property),
     multiple=True,
-    help="Property of every message; TYPE is int, float, bool or bytes (base64), else it is a text. Repeat for more.",
+    help="Property of every message; TYPE is int, float, bool or bytes (base64); default: text. Repeat for more.",
 )
 @click.option("--ttl", type=POSITIVE_SECONDS, help="Consumers get the messages for this long only.")
 @click.option("--compression", type=click.Choice(["zstd"]), help="Compress each message; the topic must allow it.")

@@ -27,9 +27,9 @@ __all__ = ["reload"]
 def reload(target: Target, as_json: bool, dry_run: bool) -> None:
     """Let a broker read the topics of its server.ini again, as SIGHUP does. [system] keys wait for a restart.
 
-    Of a broker set every node that is present reads its own file, the leader last: if another one cannot be reached,
-    the leader keeps what it has, the command says which node that is, and exits with 1. It also does if the files of
-    the nodes differ then. --server is one process alone.
+    In a broker set every present node reads its own file, the leader last. If another node cannot be reached, the
+    leader keeps its settings, and the command names that node and exits with 1. It also exits with 1 if the files of
+    the nodes then differ. --server reloads one process alone.
 
     \b
     Example
@@ -56,7 +56,7 @@ def _reload_set(broker_set: int, view: SetView, as_json: bool, dry_run: bool) ->
     if absent:
         echo(
             f"metaq: not present in broker set {broker_set}: {', '.join(absent)}; a node reads its file when it "
-            "starts: see to it that it has the same",
+            "starts: give it the same file",
             err=True,
         )
     if dry_run:

@@ -221,8 +221,8 @@ def told_differences(differences: Sequence[str]) -> str:
     """Return a sentence for an operator."""
     more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
     return (
-        f"its nodes have different files, so a change of the leader changes what clients are served: "
-        f"{'; '.join(differences[:_NAMED])}{more}: give all the same, and `metaq reload`"
+        f"its nodes have different server.ini files, so what clients are served depends on which node leads: "
+        f"{'; '.join(differences[:_NAMED])}{more}: give all nodes the same file, and run `metaq reload`"
     )
 
 

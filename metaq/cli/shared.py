@@ -72,10 +72,11 @@ def list_shared(zk: str, as_json: bool) -> None:
 @json_option
 @click.argument("group", type=STORED_GROUP)
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
-    """What GROUP has of each partition: messages that are not acknowledged (LEFT), those of them that members have
-    leased, and released ones that wait for their time (DELAYED); the most attempts of one of these; how many seconds
-    ago the first that is not acknowledged was stored (OLDEST S); and the members, with what each has leased: five of
-    them, those that have most first (--json: all).
+    """Show the state of GROUP in each partition, and its members.
+
+    LEFT: messages that are not acknowledged. Of these, LEASED: leased by members; DELAYED: released, and waiting for
+    their time; ATTEMPTS: the most attempts of one message; OLDEST S: seconds since the first one was stored. MEMBERS
+    have the number of messages that each has leased: the five with the most (--json: all).
 
     \b
     Example
@@ -102,7 +103,7 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
 @yes_option
 @click.argument("group", type=STORED_GROUP)
 def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
-    """Have all brokers forget GROUP, which must have no members. If members come again, it begins as a new group.
+    """Delete GROUP on all brokers. It must have no members; members that come later begin as a new group.
 
     \b
     Example

@@ -33,7 +33,7 @@ def transactions() -> None:
 
 @transactions.command("list")
 @target_options
-@click.option("--active", is_flag=True, help="Also those that are open and not prepared; the largest first.")
+@click.option("--active", is_flag=True, help="Also list open transactions that are not prepared, the largest first.")
 @json_option
 def list_transactions(target: Target, active: bool, as_json: bool) -> None:
     """Transactions that are prepared, or were decided by an operator and not yet forgotten; oldest first.

@@ -101,9 +101,9 @@ def up(
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints the addresses once all serve.
 
-    A start on the --data-dir of an earlier one serves all that it served: topics that are not named too, and no topic
-    with fewer partitions than it had. Fewer brokers than have messages there are refused, and fewer replicas.
-    More replicas copy what is there. A node of a broker set that a signal ends is started again.
+    A start on the --data-dir of an earlier one serves all earlier topics, also those that are not named, with at least
+    as many partitions as before. It refuses to start fewer brokers than have messages there, or fewer replicas than
+    before. Additional replicas copy the messages. A node of a broker set that a signal ends is started again.
 
     \b
     Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
@@ -168,7 +168,7 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
         return max(earlier.brokers, 1)
     if brokers < needed:
         left_out = "; ".join(f"broker-{each}: {', '.join(stored[each])}" for each in sorted(stored) if each >= brokers)
-        remedy = f"would hide what {directory} holds ({left_out}): start {needed} brokers, or move these folders away"
+        remedy = f"leaves out messages in {directory} ({left_out}): start {needed} brokers, or move these folders away"
         raise ConfigError("--brokers", brokers, remedy)
     return brokers
 

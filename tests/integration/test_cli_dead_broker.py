@@ -135,7 +135,7 @@ def test_what_waits_at_the_living_broker_is_listed_and_counted(operator: Operato
     for more in ((), ("--topic", "trades")):
         ran = operator.ran(kind, "list", *more, "--json")
         assert (ran.code, ran.err.count("\n")) == (1, 1), ran.err
-        assert "without what these brokers have: broker 1: " in ran.err
+        assert "the data of these brokers is missing: broker 1: " in ran.err
         assert sorted(each["partition"] for each in json.loads(ran.out)) == ["0-0", "0-1"]
     ran = operator.ran(kind, "count", "--json")
     assert (ran.code, "broker 1: " in ran.err) == (1, True)
@@ -151,7 +151,7 @@ def test_a_half_message_is_shown_if_the_living_broker_has_it(operator: Operator)
     assert (shown.code, json.loads(shown.out)["partition"]) == (0, found[0]["partition"])
     elsewhere = operator.ran("halves", "show", "1")
     assert (elsewhere.code, elsewhere.out) == (1, "")
-    assert "without what these brokers have: broker 1: " in elsewhere.err
+    assert "the data of these brokers is missing: broker 1: " in elsewhere.err
     other = operator.ran("halves", "list", "--group", "bamk")
     assert "did you mean 'bank'?" in other.err
     assert (other.code, "broker 1: " in other.err) == (1, True)

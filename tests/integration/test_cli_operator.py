@@ -215,7 +215,7 @@ def test_a_dead_broker_whose_session_has_ended_is_missed_by_every_tool(
     assert "unknown group audit: lag unknown without broker 0: unknown messages" in look.out
     (row,) = operator.json("brokers", "list")
     assert (row["broker"], row["role"], row["address"], row["partitions"]) == (0, "gone", None, None)
-    absent = "metaq: not registered in ZooKeeper now: broker 0; what only it has is not shown"
+    absent = "metaq: broker 0 is not registered in ZooKeeper now; data that only it has is not shown"
     topics = operator.ran("topics", "list")
     assert (topics.code, topics.err.strip()) == (0, absent)
     for command in (
@@ -255,7 +255,7 @@ def test_a_broker_that_is_absent_is_told_by_whatever_looks_at_or_moves_a_group(
     brokers: Brokers, operator: Operator
 ) -> None:
     """It may have partitions that the group has never read, of which ZooKeeper knows nothing."""
-    absent = "metaq: not registered in ZooKeeper now: broker 9; what only it has is"
+    absent = "metaq: broker 9 is not registered in ZooKeeper now; data that only it has is"
     with Cluster(operator.connect) as cluster:
         cluster.commit("partial", {TopicPartition("trades", 0, 0): 0})
     with ZkSession(operator.connect) as session:

@@ -645,7 +645,7 @@ def test_an_operator_has_a_set_forgotten_that_is_given_up_and_no_other(start: St
     assert a.set.release(SetState(3, "", {"a": "a"}), version) == version + 1
     ran = operator.ran("brokers", "forget", "0")
     assert ran.code == 1
-    assert "nothing is done: say --yes, and ZooKeeper forgets broker set 0 (epoch 3, in sync: a)" in ran.out
+    assert "nothing is done: with --yes ZooKeeper forgets broker set 0 (epoch 3, in sync: a)" in ran.out
     assert operator.ran("brokers", "sets").code == 1
     done = operator.json("brokers", "forget", "0", "--yes")
     assert done == {"set": 0, "done": True, "epoch": 3, "in_sync": ["a"]}
@@ -657,7 +657,7 @@ def test_an_operator_says_that_a_node_has_left_for_good(start: Start, chroot: st
     a, operator = start("a"), Operator(chroot)
     a.lead(1, "a", "b")
     forget = ("brokers", "forget", "0", "--yes", "--node")
-    assert "b is in sync and may have what no other node has" in operator.refused(*forget, "b")
+    assert "b is in sync and may have data that no other node has" in operator.refused(*forget, "b")
     view = a.set.read()
     assert view.state is not None
     assert a.set.change(replace(view.state, in_sync={"a": "a"}), view.version) is not None

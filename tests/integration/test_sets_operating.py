@@ -267,7 +267,7 @@ def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: st
     ran = operator.ran(*elect)
     assert ran.code == 1
     assert "not present: a; what only they have is lost" in ran.out
-    assert "nothing is done: say --yes" in ran.out
+    assert "nothing is done: with --yes" in ran.out
     assert "groups that have read more than b has" in ran.out
     assert "--node=c" in operator.refused("brokers", "elect", "0", "--unclean", "--node", "c")
     before = view(chroot).state
@@ -287,12 +287,12 @@ def test_a_node_that_is_not_in_sync_leads_only_if_an_operator_insists(chroot: st
 
 def a_group_that_was_ahead_is_told_and_set_back(chroot: str, operator: Operator, told: str) -> None:
     """Its offsets of what is lost lie in the middle of what has come since. told: by `elect`."""
-    commands = re.findall(r"metaq: left: `metaq (groups seek audit --topic t [^`]*)`", told)
+    commands = re.findall(r"metaq: not set back: `metaq (groups seek audit --topic t [^`]*)`", told)
     assert commands
     new = [b"after %d" % number for number in range(12)]
     send(chroot, *new)
     ran = operator.ran("monitor", "--min-memory", "0", "--group", "audit")
-    alarm = "alarm group audit: has read messages that are lost, and passes over what came in their place"
+    alarm = "alarm group audit: has read messages that are lost, and skips the messages that took their place"
     assert (ran.code, alarm in ran.out) == (1, True), ran
     for command in commands:
         assert operator.ran(*command.split()).code == 0

@@ -27,17 +27,15 @@ PIPE_COLUMNS = 100
     type=click.IntRange(100),
     default=12_000,
     show_default=True,
-    help="Messages a second that each consumer takes at most, so that joins and crashes fall in mid-stream.",
+    help="Maximum messages per second of each consumer, so that joins and crashes happen in mid-stream.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Keep data and logs there; default: a directory that is removed.",
+    help="Directory for data and logs; default: one that is removed at the end.",
 )
 @click.option("--keep", is_flag=True, help="Leave the cluster running until Ctrl-C, to play with.")
-@click.option(
-    "--install-spark", is_flag=True, help="Install PySpark (500 MB) while the demo has begun, if it is not there."
-)
+@click.option("--install-spark", is_flag=True, help="Install PySpark (500 MB) during the demo, if it is missing.")
 def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None, keep: bool, install_spark: bool) -> int:
     """Show the whole system at work on the flights that left New York City in 2013.
 

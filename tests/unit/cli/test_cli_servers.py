@@ -88,7 +88,7 @@ def test_a_server_ini_that_cannot_be_read_is_no_reason_to_forget_topics(tmp_path
     path = write_ini(tmp_path, PLAN, 0)
     for damaged in ("[topic=trades]\n", "numPartitions=1\n", "[topic=trades]\nnumPartitions=x\n"):
         path.write_text(damaged)
-        with pytest.raises(ConfigError, match=r"--data-dir=.*broker-0/server.ini.*which topics there were"):
+        with pytest.raises(ConfigError, match=r"--data-dir=.*broker-0/server.ini.*topics of earlier starts"):
             EarlierStarts.read(tmp_path)
 
 

@@ -96,7 +96,7 @@ def test_a_group_that_has_read_what_is_lost_is_an_alarm_with_the_place_to_go_bac
         row = GroupPartition(PLACE, None, committed, Bounds(0, 1000, 9), 0, 0, 0, missed_from=400)
         level, text = monitor._cause("audit", row, members)
         assert level is ALARM
-        assert "has read messages that are lost, and passes over what came in their place" in text
+        assert "has read messages that are lost, and skips the messages that took their place" in text
         assert "`metaq groups seek audit --topic TOPIC --partition PARTITION --to OFFSET`" in text
         assert f"trades 0-3 (offset {committed}, back to 400)" in probes._listed([row])
 
@@ -141,7 +141,7 @@ def test_dead_letters_of_a_silent_broker_are_unknown_and_no_second_alarm(monitor
     cluster = SimpleNamespace(readable=lambda topic: [lies] if topic == lies.topic else [])
     survey = SimpleNamespace(ask_each=lambda partitions, question: {}, refused={})
     found = list(monitor._dead_letters(cluster, survey, "g"))
-    assert found == [(UNKNOWN, "group g", "dead letters unknown without %DEAD%g 1-0")]
+    assert found == [(UNKNOWN, "group g", "dead letters are unknown in %DEAD%g 1-0")]
     assert list(monitor._dead_letters(cluster, survey, "other")) == []
 
 

@@ -123,4 +123,4 @@ def test_a_follower_of_an_earlier_version_is_told_and_passed_over(nodes, capsys)
     """It takes the request only while it leads."""
     nodes.answers = {"a": [1], "b": RequestRefused(ResponseCode.NOT_LEADER, "b does not lead"), "c": [1]}
     assert closing(nodes) == [1]
-    assert "b is of an earlier version: it is not asked before it leads" in capsys.readouterr().err
+    assert "b is left out: its version takes this only while it leads" in capsys.readouterr().err

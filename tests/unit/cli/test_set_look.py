@@ -159,8 +159,8 @@ def test_nodes_with_different_files_are_an_alarm_that_names_what_differs():
     assert look.differences == ["[topic=solo] only on a, not on b"]
     level, _, text = _set(look)
     assert level is ProbeLevel.ALARM
-    assert "different files" in text
-    assert "[topic=solo] only on a, not on b: give all the same, and `metaq reload`" in text
+    assert "different server.ini files" in text
+    assert "[topic=solo] only on a, not on b: give all nodes the same file, and run `metaq reload`" in text
 
 
 def test_each_option_that_differs_is_told_as_the_file_has_it():
@@ -195,5 +195,5 @@ def test_a_set_whose_state_was_set_back_asks_for_a_choice_and_for_no_start(revok
     assert look.set_back
     level, _, text = _set(look)
     assert level is ProbeLevel.ALARM
-    assert "choose the node that led last, which has the most, with `metaq brokers elect 0 --unclean" in text
+    assert "choose the node that led last, which has most data, with `metaq brokers elect 0 --unclean" in text
     assert "start" not in text
