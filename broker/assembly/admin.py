@@ -19,7 +19,7 @@ from ..replication.status import ReplicationStatus
 
 __all__ = ["Admin", "HandsOver", "admits"]
 
-_NO_NODE = "this broker is no node of a broker set: start it with --node"
+_NO_NODE = "this broker is not a node of a broker set: start it with --node"
 
 
 class HandsOver(Protocol):

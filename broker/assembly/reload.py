@@ -84,7 +84,7 @@ class Reloader:
         """Return the partitions whose directory the file no longer names."""
         unnamed = self._broker.store.unknown_paths(self._broker.store.data_paths, known=data_paths)
         return [
-            f"{path} is named by no dataPath any more: its partitions are not served after a restart"
+            f"{path} is in no dataPath any more: its partitions will not be served after a restart"
             for path in unnamed
             if self._broker.store.has_partitions(path)
         ]

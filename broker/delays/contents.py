@@ -373,7 +373,7 @@ def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
         snapshot = target.segments.snapshot()._replace(visible_end=target.end_offset)
         header = snapshot.read(group.base, HEADER_BYTES)
     except StoreError as error:
-        _log.error("it cannot be told whether delayed messages are in %s: %s", target.directory, error)
+        _log.error("cannot find out whether delayed messages are in %s: %s", target.directory, error)
         return everything
     return there if HEADER.unpack(header)[2] == group.first_id else ~everything
 

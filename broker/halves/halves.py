@@ -120,7 +120,7 @@ class Halves(Delays):
     def _check_room(self, count: int) -> None:
         if (why := self._account.half_messages.why_not(self._account.asker, count)) is not None:
             raise AccountSpent(
-                f"{why}; those wait for their outcome: see `metaq halves list`, and start a producer that checks them"
+                f"{why}; they wait for their outcomes: see `metaq halves list`, and start a producer that checks them"
             )
 
     def noted(self, pended: Pended, base: int) -> None:
@@ -332,7 +332,7 @@ class Halves(Delays):
             contents.asked_for(group)
         error = self._append_marks(contents, Marks(MarkKind.ASKED, 0, groups))
         if error is not None:
-            _log.warning("questions for half messages are not written down: %s", error)
+            _log.warning("the number of questions for half messages cannot be stored: %s", error)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
         self._tell_asked(cast(HalfLog, contents), messages)

@@ -42,7 +42,7 @@ class OwnNames:
                 return f"the request has more than one {name}"
         host = header_of(request, "host")
         if host is not None and not self._is_own(host):
-            return f"this broker is not {host}: start it with --http-name to be asked for by this name"
+            return f"this broker is not {host}: start it with --http-name to accept this name"
         origin = header_of(request, "origin")
         if origin is not None and _place(origin) != (host or "").lower():
             return f"a page of {origin} sent this request"

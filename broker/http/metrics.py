@@ -111,15 +111,15 @@ def _metrics(broker: Broker) -> Metrics:
 def _account(broker: Broker) -> Metrics:
     budgets = list(broker.account.budgets())
     for name, text, figure in (
-        ("metaq_account_used", "What clients have of the broker's memory and places", "used"),
-        ("metaq_account_limit", "What they may have, docs/broker.md", "limit"),
-        ("metaq_account_largest_address", "What the address has that has most", "largest"),
+        ("metaq_account_used", "The broker's memory and places that clients use", "used"),
+        ("metaq_account_limit", "How much they may use, docs/broker.md", "limit"),
+        ("metaq_account_largest_address", "How much the address with the highest use has", "largest"),
     ):
         yield gauges(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
     refused = [((what,), budget.refused) for what, budget in budgets]
     yield Metric("metaq_account_refused_total", "counter", "Refused, or made to wait", ("what",), refused)
     unfinished = broker.account.unfinished
-    yield counter("metaq_unfinished_cut", "Requests that did not come whole in time", unfinished.cut)
+    yield counter("metaq_unfinished_cut", "Requests that were not complete in time", unfinished.cut)
 
 
 def _disks(broker: Broker) -> Metrics:
@@ -188,7 +188,7 @@ def _moves(moves: Sequence[MoveFigures]) -> Metrics:
     yield Metric("metaq_move_state_seconds", "gauge", "How long a move is in its state", (*labels, "state"), states)
     for name, kind, text, values in (
         ("metaq_move_idle_seconds", "gauge", "How long a move has made no progress", [m.idle_seconds for m in moves]),
-        ("metaq_move_left_bytes", "gauge", "Bytes that a move has to copy still", [m.left for m in moves]),
+        ("metaq_move_left_bytes", "gauge", "Bytes that a move still has to copy", [m.left for m in moves]),
         ("metaq_move_copied_bytes_total", "counter", "Bytes that a move has copied", [m.copied for m in moves]),
     ):
         samples = [(names, value) for (names, _), value in zip(named, values, strict=True) if value is not None]

@@ -77,7 +77,7 @@ def list_partition(files: Files, name: str, path: str) -> SegmentList:
                 Finding(
                     Level.DAMAGE,
                     where,
-                    "the name is not a byte offset: our broker passes over it, a Java broker does not start",
+                    "the name is not a byte offset: our broker skips it, a Java broker does not start",
                 )
             )
             continue
@@ -127,7 +127,9 @@ def _orphans(path: str, names: Sequence[str]) -> list[Finding]:
 def _cut(path: str, names: Sequence[str]) -> list[Finding]:
     if CUT_NAME not in names:
         return []
-    text = "the end of the partition is being cut off: the next start finishes that, and keeps what it takes away"
+    text = (
+        "the partition's end is being cut off: the next start finishes that, and keeps the bytes that it cuts"
+    )
     return [Finding(Level.NOTE, os.path.join(path, CUT_NAME), text)]
 
 
@@ -193,7 +195,7 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool
         effect = "consumers miss good messages" if found.misplaced else "searches by id miss messages"
         remedy = "Stop the broker and delete it: then the next start makes it again"
         level = Level.DAMAGE if found.misplaced else Level.WARNING
-        text = f"it does not describe the records, and a start believes it: {effect}. {remedy}"
+        text = f"it does not match the records, and a start would trust it: {effect}. {remedy}"
         report.findings.append(Finding(level, found.file.index_path, text))
     elif state is IndexState.DAMAGED:
         text = f"{found.index_damage}: a broker makes the index again when it reads there, no message is lost"

@@ -234,7 +234,7 @@ def cut_torn_writes(
             if _cut(files, file, row):
                 last[key] = file._replace(size=row.base - file.first_offset)
     except OSError as error:
-        raise StoreError(f"what producers have sent last cannot be told: {error}") from error
+        raise StoreError(f"cannot find out what producers have sent last: {error}") from error
 
 
 def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
@@ -245,9 +245,7 @@ def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
             return False
         files.truncate(fd, position)
     size = file.end - row.base
-    _log.warning(
-        "%s: %d bytes of a send of %d bytes were cut: it was not finished", file.path, size, row.end - row.base
-    )
+    _log.warning("%s: %d bytes of an incomplete send of %d bytes were cut", file.path, size, row.end - row.base)
     return True
 
 

@@ -235,7 +235,7 @@ class MoveDriver:
         elif not self._broker.writing.takes_sequences or not partitions.takes_puts:
             why = f"broker {move.target} takes part in 1.x's replication"
         elif any(each is not None and each.slaves for each in (source, brokers.get(move.target))):
-            why = "slaves of 1.x follow one of the brokers: stop them before, and copy anew behind the move"
+            why = "slaves of 1.x follow one of the brokers: stop them before the move, and let them copy anew after it"
         elif partitions.stored_count(move.topic) > first and move.target_first != first:
             last = partitions.stored_count(move.topic) - 1
             why = (
@@ -243,7 +243,7 @@ class MoveDriver:
                 "hidden: stop it, delete them with `metaq partitions delete`, and start it"
             )
         elif gone and move.target_first != first:
-            why = f"numbers from {move.target}-{first} on are those of an earlier move: {gone[0].move}"
+            why = f"partitions from {move.target}-{first} on belong to an earlier move: {gone[0].move}"
         if why:
             await self._change(state=MoveState.CANCELLED, note=why)
             return

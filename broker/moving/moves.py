@@ -151,7 +151,7 @@ class BrokerMoves:
 
     def _connected_anew(self) -> None:
         ensureDeferred(self._make_good()).addErrback(
-            lambda failure: _log.error("the moves are not looked at: %s", failure.getTraceback())
+            lambda failure: _log.error("the moves cannot be followed: %s", failure.getTraceback())
         )
 
     async def _make_good(self) -> None:
@@ -161,7 +161,7 @@ class BrokerMoves:
                 await self.write_again()
                 return
             except CoordinationError as error:
-                _log.warning("the moves are looked at again: %s", error)
+                _log.warning("the moves are followed again: %s", error)
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:

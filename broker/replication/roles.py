@@ -32,7 +32,7 @@ def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
         _check_node(config.node, plugins, config)
     elif os.path.isdir(directory := os.path.join(config.data_paths[0], SET_DIRECTORY)):
         remedy = (
-            f"is that of a node of a broker set: start it with --node, or remove {directory} for a broker by itself, "
+            f"belongs to a node of a broker set: start it with --node, or remove {directory} for a broker by itself, "
             "whose messages the other nodes will not have"
         )
         raise ConfigError("dataPath", config.data_paths[0], remedy)

@@ -203,7 +203,7 @@ class Follower:
         self._heard_at = self._reactor.seconds()
         leads = int(told["epoch"])
         if not accepts(max(file.epoch, epoch), leads):
-            raise PeerLost(f"{connection.name} leads epoch {leads}, which is over: {file.epoch} has begun")
+            raise PeerLost(f"{connection.name} leads epoch {leads}, which is over: epoch {file.epoch} has begun")
         history = EpochHistory.from_json(told["history"])
         common = None if told["common"] is None else (int(told["common"][0]), str(told["common"][1]))
         if common is not None:

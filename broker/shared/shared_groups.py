@@ -664,7 +664,8 @@ class SharedGroups(Memory[StoredStates]):
                 self._write_state(queue)
             if changed:  # other messages may take the place of the lost ones
                 _log.warning(
-                    "what group %s had of %s-%d goes over the partition's end: the partition has lost messages", *key
+                    "the state of group %s in %s-%d ends behind the partition: the partition has lost messages",
+                    *key,
                 )
                 self._write_state(queue)
 

@@ -206,7 +206,7 @@ class LogFiles:
         while True:
             block = _block_at(data, at)
             if block is None:
-                raise CorruptRecord(path, at, "it is no good part of a snapshot")
+                raise CorruptRecord(path, at, "it is not an intact part of a snapshot")
             if not block.entries:
                 break
             self._apply(path, at, block)
@@ -228,7 +228,7 @@ class LogFiles:
             block = _block_at(data, at)
             if block is None:
                 if not is_last or _has_block(data, at):
-                    raise CorruptRecord(path, at, "it is no good block of the log, and others follow it")
+                    raise CorruptRecord(path, at, "it is not an intact block of the log, and others follow it")
                 _log.warning("%s: cutting the last %d bytes, which were never acknowledged", path, len(data) - at)
                 break
             self._apply(path, at, block)
@@ -248,7 +248,7 @@ class LogFiles:
 
         rewritten = secure_file(self._files, path, sync)
         if rewritten:
-            _log.warning("%s: %d bytes that the disk had not got were written again", path, rewritten)
+            _log.warning("%s: %d bytes that had not reached the disk were written again", path, rewritten)
 
     def _open_end(self, path: str, end: int, size: int) -> None:
         self._log_path, self._end = path, end

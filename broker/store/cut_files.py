@@ -174,7 +174,7 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
     if end == file.first_offset:
         return
     if end < file.first_offset:
-        raise StoreError(f"{file.path}: there is nothing in front of {file.first_offset}, it cannot be cut at {end}")
+        raise StoreError(f"{file.path}: there is no data before {file.first_offset}, so it cannot be cut at {end}")
     units = _units(files, file, end + 1)
     number = int(np.searchsorted(units["offset"], end))
     begins = number < len(units) and int(units["offset"][number]) == end

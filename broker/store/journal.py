@@ -342,7 +342,7 @@ class Journal:
     def _removed(self, file: _File, result: object) -> None:
         self._removing.discard(file.number)
         if isinstance(result, BaseException):
-            _log.error("journal file %s is of no more use but could not be removed: %s", file.path, result)
+            _log.error("journal file %s is not needed any more, but could not be removed: %s", file.path, result)
 
     def _remove(self, file: _File) -> None:
         self._files.close(file.fd)

@@ -254,7 +254,7 @@ class PartitionLog:
             self._start_segment()
         except OSError as error:  # the appended data is good; only the next append has no segment
             if no_room(error):
-                _log.warning("%s goes on with a segment above its size: %s", self.directory, error)
+                _log.warning("%s continues a segment beyond its size limit: %s", self.directory, error)
                 return  # the next append tries again
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
@@ -289,7 +289,7 @@ class PartitionLog:
         segments = self.segments
         before = segments[-2]
         if before.index is None:
-            raise StoreError(f"{before.path} cannot go on before its index is made again")
+            raise StoreError(f"{before.path} cannot be continued before its index is rebuilt")
         segments.files.unlink(segments.active.path)
         segments.files.fsync_directory(self.directory)
         segments.remove_empty_last()

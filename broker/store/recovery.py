@@ -109,7 +109,7 @@ class RecoveryReport:
         if self.missing_bytes:
             parts.append(f"{self.missing_bytes} bytes are missing that had been synced")
         if self.rewritten_bytes:
-            parts.append(f"{self.rewritten_bytes} bytes that the disk had not got were written again")
+            parts.append(f"{self.rewritten_bytes} bytes that had not reached the disk were written again")
         parts += [f"damage in [{found.start}, {found.end}), copied to {found.quarantine}" for found in self.damage]
         if self.cut_at is not None:
             parts.append(f"{self.cut_bytes} bytes cut at offset {self.cut_at}: {self.cut_reason}")
@@ -271,7 +271,7 @@ class _Tail:
                 report.cut_bytes += file.size
         if report.set_aside:
             report.cut_at = self.segments[-1].end
-            gap = f"nothing is left up to the next segment at {following[0].first_offset}"
+            gap = f"no data is left up to the next segment at {following[0].first_offset}"
             report.cut_reason = f"{report.cut_reason}, and {gap}" if report.cut_reason else gap
         self._files.fsync_directory(self._directory)
 

@@ -118,7 +118,7 @@ def _report_gaps(journal: JournalContents) -> None:
     for gap in journal.gaps:
         if gap.damaged:
             _log.error(
-                "%s is damaged in [%d, %d): puts that only it had are lost; the file is kept", gap.path, *gap[1:3]
+                "%s is damaged in [%d, %d): puts that were only there are lost; the file is kept", gap.path, *gap[1:3]
             )
         else:
             _log.warning(
@@ -153,7 +153,7 @@ def drop_journal(files: Files, journal: JournalContents) -> None:
             else:
                 files.unlink(path)
         except OSError as error:  # replaying it once more changes nothing
-            _log.error("%s is of no more use but could not be removed: %s: remove it by hand", path, error)
+            _log.error("%s is not needed any more, but could not be removed: %s: remove it by hand", path, error)
 
 
 def _write(files: Files, directory: str, found: Continuation) -> None:

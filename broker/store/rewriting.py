@@ -41,7 +41,7 @@ class PageCacheSync:
         try:
             self._file_systems.sync(self._directories)
         except OSError as error:  # perhaps from an earlier life; the disk is compared byte by byte anyway
-            _log.warning("not everything that is in the page cache could be written: %s", error)
+            _log.warning("some data in the page cache could not be written: %s", error)
 
 
 class Rewriter:

@@ -136,7 +136,7 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
         first_offset = offset_named(name)
         if first_offset is None:
             _log.error(
-                "%s is passed over: the name before %s is no byte offset. Move the file elsewhere", path, DATA_SUFFIX
+                "%s is passed over: the name before %s is not a byte offset. Move the file elsewhere", path, DATA_SUFFIX
             )
             continue
         status = files.status(path)

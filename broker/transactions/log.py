@@ -132,7 +132,7 @@ class TransactionLog:
             self._files, self.directory, f"{DAMAGED_PREFIX}{STATE_NAME}", read_file(self._files, path) or b""
         )
         _log.error(
-            "%s; the log is replayed from its beginning, and of the decisions of operators %d can be read; kept in %s",
+            "%s; the log is replayed from its beginning, and %d decisions of operators can be read; a copy is in %s",
             state.damage,
             len(state.heuristics),
             copy,

@@ -70,7 +70,7 @@ class Outcomes:
             check_first(key, committed, first_id)
             return True
         if first_id < self._known_from:
-            raise TransactionRefused(f"what became of {key} is not known any more")
+            raise TransactionRefused(f"the outcome of {key} is not known any more")
         return False
 
     def _remember(self, key: str, first_id: int) -> None:

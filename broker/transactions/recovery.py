@@ -311,7 +311,7 @@ class _Replay:
                 self._decisions[logged.key] = "rollback"
         old.lost.append((start, entry.end))
         _log.error(
-            "%s: the commit of %s at byte %d is rolled back: it counts %d messages, of which %d can be read, and none "
+            "%s: the commit of %s at byte %d is rolled back: %d messages belong to it, %d can be read, and none "
             "is in a partition, so it was not decided",
             old.file.path,
             operation.tx_key,
@@ -398,7 +398,7 @@ class _Replay:
                 self._decisions[logged.key] = "complete" if there else "rollback"
                 self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
             elif logged.may_have_ended:
-                self._report(old, logged, "rolled back: if it was prepared or committed, damage hides it", there)
+                self._report(old, logged, "rolled back: damage would hide it if it was prepared or committed", there)
 
     def _present(self, logged: Logged) -> int:
         return sum(
@@ -424,7 +424,7 @@ class _Replay:
         old.file.size += sum(map(len, record))
         self._settle(logged.transaction, placed)
         _log.error(
-            "%s: the end of %s is damaged; messages of it are in the partitions, so it was committed: it is complete",
+            "%s: the end of %s is damaged; partitions have messages of it, so it was committed: it is complete now",
             old.file.path,
             logged.key,
         )

@@ -420,7 +420,7 @@ class RedoWriter:
     def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
         """Keep the job and its waiters until there is room; the next `flush` repeats it."""
         if not self._tried_again:
-            _log.warning("%s; what was to be written waits until there is room", full)
+            _log.warning("%s; records wait in memory until there is room", full)
         self._full = job, full
 
     @property

@@ -498,6 +498,6 @@ def test_what_a_node_of_a_broker_set_remembers_is_read_and_told(check):
 def test_a_cut_that_a_crash_interrupted_is_named_and_no_damage(check):
     (stored(check, [b"one", b"two"]).data_file().parent / "cut").write_bytes(b"23 -1\n")
     report = check()
-    named = "the end of the partition is being cut off: the next start finishes that, and keeps what it takes away"
+    named = "the partition's end is being cut off: the next start finishes that, and keeps the bytes that it cuts"
     assert named in said(report, "note")
     assert not report["damaged"]

@@ -377,6 +377,6 @@ def test_a_log_cannot_be_cut_in_front_of_its_first_file(filled):
     for path in directory.glob(f"{0:020d}.*"):
         path.unlink()
     first = segment_files(REAL_FILES, str(directory))[0]
-    with pytest.raises(StoreError, match=r"there is nothing in front of"):
+    with pytest.raises(StoreError, match=r"there is no data before"):
         _check_boundary(REAL_FILES, first, first.first_offset - 1)
     _check_boundary(REAL_FILES, first, first.first_offset)

@@ -220,7 +220,7 @@ def test_a_segment_that_has_lost_its_index_goes_on_when_it_has_one_again(harness
     log.append(*two.data(0))  # rolls by size
     log.segments.drop_index(log.segments[0])
     follower.store._rebuilding.add(log)
-    with pytest.raises(StoreError, match="index is made again"):
+    with pytest.raises(StoreError, match="index is rebuilt"):
         log.append(*two.data(1), 0)
     assert log.read_only is None
     follower.threads.run_all()
