@@ -244,7 +244,7 @@ def _forget(session: ZkSession, chosen: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("metaq-spark", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    drain = commands.add_parser("drain", help="Append what is new in topics to Parquet files, then end.")
+    drain = commands.add_parser("drain", help="Append the new messages of topics to Parquet files, then end.")
     source = drain.add_mutually_exclusive_group(required=True)
     source.add_argument("--topic", help="A topic, or several separated by commas.")
     source.add_argument("--pattern", help="Regular expression that whole names of topics match.")
@@ -252,20 +252,20 @@ def _parser() -> argparse.ArgumentParser:
     drain.add_argument("--tags", help="Only messages with one of these tags, separated by commas.")
     drain.add_argument("--checkpoint", help="Default: _checkpoint in DIRECTORY.")
     drain.add_argument(
-        "--batch-bytes", type=_positive, default=1 << 30, help="Of a micro-batch, at most (default 1 GiB)."
+        "--batch-bytes", type=_positive, default=1 << 30, help="Maximum of a micro-batch (default 1 GiB)."
     )
     drain.set_defaults(run=_drain, check=_drain_options)
     restore = commands.add_parser("restore", help="Send the messages of Parquet files that drain wrote.")
-    restore.add_argument("--topic", help="Where to; default: the topic that each was in.")
+    restore.add_argument("--topic", help="Topic to send to; default: the topic that each message was in.")
     restore.add_argument("--since", type=_day, metavar="YYYY-MM-DD", help="The first day.")
     restore.add_argument("--until", type=_day, metavar="YYYY-MM-DD", help="The day after the last.")
-    restore.add_argument("--exactly-once", action="store_true", help="Nothing is seen until all is sent.")
+    restore.add_argument("--exactly-once", action="store_true", help="Consumers see no message until all are sent.")
     restore.set_defaults(run=_restore, check=_restore_options)
     queries = commands.add_parser(
         "queries", help="List the queries that have written exactly once, a line of JSON each."
     )
     queries.set_defaults(tool=_list_queries)
-    forget = commands.add_parser("forget", help="Clear away what a query that is gone for good has left.")
+    forget = commands.add_parser("forget", help="Remove the data of a query that will not run again.")
     forget.add_argument("query", metavar="QUERY", help="Its id, as listed by queries.")
     forget.set_defaults(tool=_forget)
     for command in (queries, forget):

@@ -213,7 +213,7 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
     unknown = [each for each in absent if each not in {found.partition.broker for found in away}]
     if unknown and not options.assigned:
         log.warning(
-            "not registered in ZooKeeper: broker %s; partitions that it may have are left out: no znode names any",
+            "broker %s is not registered in ZooKeeper; if it has partitions, they are left out: no znode names any",
             ", ".join(map(str, unknown)),
         )
 

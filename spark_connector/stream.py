@@ -186,7 +186,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return cluster.ask_at(state.endpoint, question)
         except RequestRefused as error:  # of a Java broker
-            log.warning("%s %s came after the query's start, and is read from its begin: %s", each.topic, each, error)
+            log.warning("%s %s came after the query's start; it is read from its start: %s", each.topic, each, error)
             return state.first
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802

@@ -605,13 +605,13 @@ class Delays(Memory[DelayedLog]):
         for (topic, _), (count, _) in self.late().items():
             late[topic] += count
         yield gauges("metaq_delayed_pending", "Messages that wait for their time", "topic", sorted(topics.items()))
-        refused = "Messages that are due, and that their partition does not take"
+        refused = "Messages that are due but that their partition does not take"
         yield gauges("metaq_delayed_late", refused, "topic", sorted(late.items()))
-        yield gauge("metaq_delayed_bytes", "Bytes of what waits", self.live_bytes)
+        yield gauge("metaq_delayed_bytes", "Bytes of the messages that wait", self.live_bytes)
         yield counter("metaq_delayed_delivered", "Delayed messages delivered", self.delivered)
         damaged = "Delayed messages that could not be read when they were due"
         yield counter("metaq_delayed_damaged", damaged, self.damaged)
-        text = "Time from when a message was due to its delivery, of the last deliveries"
+        text = "Delay between a message's due time and its delivery, of the last deliveries"
         parts = (("50", 0.5), ("99", 0.99), ("100", 1.0))
         lateness = ((name, self.lateness_ms(part) / 1000) for name, part in parts)
         yield gauges("metaq_delayed_lateness_seconds", text, "percentile", lateness)

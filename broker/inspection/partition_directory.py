@@ -127,9 +127,7 @@ def _orphans(path: str, names: Sequence[str]) -> list[Finding]:
 def _cut(path: str, names: Sequence[str]) -> list[Finding]:
     if CUT_NAME not in names:
         return []
-    text = (
-        "the partition's end is being cut off: the next start finishes that, and keeps the bytes that it cuts"
-    )
+    text = "the partition's end is being cut off: the next start finishes that, and keeps the bytes that it cuts"
     return [Finding(Level.NOTE, os.path.join(path, CUT_NAME), text)]
 
 

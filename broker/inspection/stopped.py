@@ -67,9 +67,7 @@ class DataDirectory:
         paths = [self.path / f"{topic}-{partition}" for partition in partitions]
         missing = [path for path in paths if not path.is_dir()]
         if missing:
-            raise StoreError(
-                f"{missing[0]} does not exist: choose --start and --end from those in `metaq check`"
-            )
+            raise StoreError(f"{missing[0]} does not exist: choose --start and --end from those in `metaq check`")
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:

@@ -102,9 +102,7 @@ class _Inspection:
     def _state(self) -> None:
         state = read_state(self._files, self._report.path)
         if state.damage is not None:
-            text = (
-                f"{state.damage}: the start replays the whole log, and keeps the operators' decisions it can read"
-            )
+            text = f"{state.damage}: the start replays the whole log, and keeps the operators' decisions it can read"
             self._report.add(Level.DAMAGE, self._report.path, text)
         if state.replay_from is not None:
             self._report.replay_from = _place(state.replay_from)
@@ -193,7 +191,7 @@ class _Inspection:
         if self._settled(number, at):
             self._report.add(Level.WARNING, self._paths[number], f"{text}; no start reads them any more")
         else:
-            where = "none is where the log names it: the start rolls the transaction back unless it finds one elsewhere"
+            where = "none is where the log names it: the start rolls it back unless it finds one elsewhere"
             self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _unproven(self, number: int, ended: Ended, block: LoggedBlock, *, there: bool) -> None:

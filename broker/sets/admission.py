@@ -131,7 +131,7 @@ class Admission:
         view = self._view()
         state = None if view is None else view.state
         if state is None or (name in state.in_sync and not state.has_in_sync(name, hello.instance)):
-            return f"the set has not let go of the data that {name} had before"
+            return f"the set still counts the data that {name} had before"
         return ""
 
     def _welcome(self, leader: Leader, hello: Hello) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class SetMember:
             memory.read_ahead()
         if self._file.copied:
             _log.warning(
-                "the data directory is a copy, or was restored: whatever %s was in sync with, it has to catch up",
+                "the data directory is a copy, or was restored: %s has to catch up before it counts as in sync",
                 self.name,
             )
         if self._file.copied or not self._file.history.epochs:
@@ -150,7 +150,7 @@ class SetMember:
         await self._in_thread(start)
         forgetful = bool(self._file.history.epochs) and self._file.boot != self._boot
         if forgetful:
-            _log.warning("the machine has restarted: the node stands back until it is known to have everything")
+            _log.warning("the machine has restarted: no candidate for election until it surely has all data")
         self._set = BrokerSet(self._session, self._broker.config.broker_id, self._node(forgetful), self._seen)
         await self._in_thread(self._set.start)
         self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
@@ -164,9 +164,9 @@ class SetMember:
             file.renew()
             self._incomplete = True
             _log.error(
-                "%d directories have not what they had when the node stopped (%s): whatever %s was in sync with, it "
-                "has to catch up. If a disk is not mounted, or a directory was moved: put it back, and start the node "
-                "again",
+                "%d directories lack data that they had when the node stopped (%s): %s has to catch up before it "
+                "counts as in sync. If a disk is not mounted, or a directory was moved: put it back, and start the node"
+                " again",
                 len(lost),
                 ", ".join(lost[: tuning.NAMED_LOSSES]),
                 self.name,
@@ -183,7 +183,7 @@ class SetMember:
         """Note that the leader says that this node has everything."""
         self._incomplete = False
         ensureDeferred(self._remember(self._boot)).addErrback(
-            lambda failure: _log.error("the node still stands back: %s", failure.getErrorMessage())
+            lambda failure: _log.error("the node is still no candidate for election: %s", failure.getErrorMessage())
         )
 
     async def _remember(self, boot: str) -> None:

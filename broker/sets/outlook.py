@@ -161,7 +161,7 @@ class Outlook:
             )
         if name in state.in_sync and not self.is_in_sync:
             return (
-                f"the data of {name} that were in sync in epoch {state.epoch} are others than these, which are new, "
+                f"{name} was in sync in epoch {state.epoch} with other data than these, which are new, "
                 f"copied, restored or incomplete: start the node with those; {self._other_remedy() or remedy}"
             )
         return ""

@@ -224,8 +224,8 @@ class Consumer(Poller):
         """Refuse to poll: it would deliver messages that wait for another attempt, as messages of another topic."""
         if self._reads_failed:
             raise ClientError(
-                f"{what} after a run() that has this consumer read messages that wait for another attempt: go on with "
-                "run(handler), make another consumer, or have every run() of this one try again in place by retry=None"
+                f"{what} after a run() that made this consumer read messages that wait for another attempt: go on with "
+                "run(handler), make another consumer, or give every run() of this one retry=None"
             )
 
     def _attend(self) -> None:

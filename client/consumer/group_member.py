@@ -241,7 +241,7 @@ class GroupMember:
             self._fetcher.wake()
             if restored:
                 log.warning(
-                    "group %s: ZooKeeper was set back: wrote again what was committed of %d partitions",
+                    "group %s: ZooKeeper was set back: wrote the committed offsets of %d partitions again",
                     *(self._membership.group, restored),
                 )
                 self._kept.wait_for_others()

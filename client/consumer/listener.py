@@ -358,7 +358,7 @@ class Listener:
         except MetaqError as error:
             if not work.complained:
                 work.complained = True
-                log.warning("%s waits until what it begins can be written down: %s", work.cursor, error)
+                log.warning("%s waits until ZooKeeper stores which messages it begins: %s", work.cursor, error)
             return self._config.retry_max_seconds
         work.complained = False
         if care.is_over:

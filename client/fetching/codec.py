@@ -153,8 +153,8 @@ class PullCodec:
             raise RemoteProtocolError(f"{cursor}: the broker moves the position {offset} to itself")
         if offset < position:
             log.error(
-                "%s: position %d is not readable, going on at %d: the partition has lost its end. What has come in its "
-                "place up to there is passed over: `metaq groups describe %s` says whether that is something",
+                "%s: position %d is not readable, going on at %d: the partition has lost its end. Messages that came "
+                "in its place before that are skipped: `metaq groups describe %s` says whether there are any",
                 cursor,
                 position,
                 offset,

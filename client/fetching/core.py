@@ -351,8 +351,8 @@ class ConsumerCore:
             log.warning("%s: whether it has lost what group %s has read is unknown: %s", place, self.group, found)
         elif found is not None:
             log.error(
-                "%s: messages are lost that group %s had read. It goes on at %d, and may pass over what has come from "
-                "%d on: stop its members and `metaq groups seek %s --topic %s --partition %s --to %d`",
+                "%s: messages are lost that group %s had read. It goes on at %d, and may skip new messages from "
+                "%d on: stop its members and run `metaq groups seek %s --topic %s --partition %s --to %d`",
                 *(place, self.group, doubt[0], found),
                 *(self.group, partition.topic, partition, found),
             )

@@ -216,7 +216,7 @@ def build_batch(
         kinds = {timing_of(each, body) for each, body in zip(cast(list[int], flags), bodies, strict=True)}
         if len(kinds) > 1:
             raise LocalProtocolError(
-                "the messages of the batch wait for times of several kinds, or some for none: send a batch of each"
+                "the batch mixes deliver_at, delay, and messages without a time: send a batch of each kind"
             )
         (outgoing.timing,) = kinds
     elif flag & DELAYED_FLAG:

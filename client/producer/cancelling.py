@@ -48,7 +48,7 @@ def cancel_delayed(
     if not isinstance(result, SendResult):
         raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
     if result.due is None:
-        raise ConfigError("result", result, "take that of a message that was sent with deliver_at or delay")
+        raise ConfigError("result", result, "give the result of a message that was sent with deliver_at or delay")
     partition = result.partition
     while True:
         try:

@@ -201,7 +201,7 @@ class Checker:
         if is_own:
             self.own.decided((half.id,))
         if reply.outcome not in (outcome, HalfOutcome.UNKNOWN) and not isinstance(answer, HalfOutcome):
-            log.error("%r is %s by its check, and was %s before", message, outcome.value, reply.outcome)
+            log.error("the check of %r says %s, but its outcome was %s before", message, outcome.value, reply.outcome)
 
 
 class _Asker:

@@ -403,7 +403,7 @@ class Transaction(TransactionSends):
             log.warning("transaction %s could not be rolled back: %s", self.key, failure)
 
     def _unknown(self, error: MetaqError) -> CommitUnknown:
-        return CommitUnknown(f"transaction {self.key} is committed, or is not: {error}")
+        return CommitUnknown(f"transaction {self.key} may be committed or not: {error}")
 
     # --- with the lock held -----------------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class Transaction(TransactionSends):
             if isinstance(error, XaRefused) and error.xa_code == XaCode.XA_HEURCOM:
                 self._state = _State.COMMITTED
                 raise CommitIncomplete(f"transaction {self.key}: {error.reason}") from error
-            log.info("what became of transaction %s is not known: %s", self.key, error)
+            log.info("the outcome of transaction %s is not known: %s", self.key, error)
             raise self._unknown(lost) from error
         if not committed:
             self._state = _State.ROLLED_BACK

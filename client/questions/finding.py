@@ -220,9 +220,9 @@ def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchI
     if answer.unsearched_bytes:
         left.append(f"{answer.unsearched_bytes:,} bytes are left, try again")
     if answer.absent:
-        left.append(f"not registered is broker {', '.join(map(str, answer.absent))}, start it")
+        left.append(f"broker {', '.join(map(str, answer.absent))} is not registered, start it")
     if left:
-        return SearchIncomplete(f"{what} as far as could be looked: {'; '.join(left)}", answer.unsearched_bytes)
+        return SearchIncomplete(f"{what} in the part that was searched: {'; '.join(left)}", answer.unsearched_bytes)
     return MessageNotFound(what)
 
 

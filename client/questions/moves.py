@@ -166,7 +166,7 @@ class MovesOfCluster:
                 return self._told(found.move)
             if found.move.state not in CANCELLABLE:
                 raise ConfigError(
-                    "--topic", move.topic, f"cannot be kept from moving now: it is {found.move.state.value}"
+                    "--topic", move.topic, f"its move cannot be cancelled now: it is {found.move.state.value}"
                 )
             cancelled = replace(found.move, state=MoveState.CANCELLED, note="cancelled by an operator")
             if self._moves.change(found, cancelled):

@@ -63,8 +63,8 @@ __all__ = ["SharedConsumer"]
 log = get_log(__name__)
 
 _NO_WORD = (
-    "its members have ended, or let their leases run out, before they said what became of it; or the one that failed "
-    "on it found no broker for the dead letter, as its log says"
+    "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
+    "no broker for the dead letter, as its log says"
 )
 """The cause of a dead letter whose last attempt ended with its lease."""
 
@@ -491,7 +491,7 @@ class _Run:
             self._unburied[message.leased_from, message.leased_at] = failure
             while len(self._unburied) > tuning.UNBURIED:
                 self._unburied.popitem(last=False)
-            what = f"no broker has taken a dead letter ({refusal}) that is to say: {failure.cause.splitlines()[0]}:"
+            what = f"no broker has taken a dead letter ({refusal}) with the cause: {failure.cause.splitlines()[0]}:"
             self._try_again(message, what, None if isinstance(error, RetryLater) else error)
             return False
         log.error(

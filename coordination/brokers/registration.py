@@ -334,7 +334,7 @@ class BrokerRegistration:
         """Whether an election made the own node on this session."""
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
         if self._registered and led and not leads:
-            log.warning("broker %s leads its set no more: it registers nothing until it is elected again", self._name)
+            log.warning("broker %s no longer leads its set: it registers nothing until it is elected again", self._name)
         self._deposed = not leads
         self._intact = self._intact and leads
         return leads

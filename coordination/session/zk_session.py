@@ -354,8 +354,8 @@ class ZkSession:
             )
         elif set_back_from is not None:
             log.error(
-                "ZooKeeper at %s has come back empty or from an older copy: it has lost transaction 0x%x and takes the "
-                "session no more. Beginning a new session, on which everything of this process is registered again",
+                "ZooKeeper at %s has come back empty or from an older copy: it has lost transaction 0x%x and no longer "
+                "takes the session. Beginning a new session, which registers everything of this process again",
                 self.connect,
                 set_back_from,
             )

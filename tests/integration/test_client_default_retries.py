@@ -137,7 +137,7 @@ def test_behind_a_run_that_reads_what_waits_poll_is_refused_with_the_option(
         consumer.stop()
         consumer.run(print)
         for call in (consumer.poll, lambda: consumer.run(print, max_retries=3)):
-            with pytest.raises(ClientError, match="try again in place by retry=None"):
+            with pytest.raises(ClientError, match=r"give every run\(\) of this one retry=None"):
                 call()
         consumer.stop()
         consumer.run(print)

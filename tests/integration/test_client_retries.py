@@ -139,7 +139,7 @@ def test_what_does_not_go_together_is_refused_and_names_both(brokers):
         consumer.stop()
         consumer.run(print, retry=SOON)
         for call in (consumer.poll, lambda: consumer.run(print, retry=None)):
-            with pytest.raises(ClientError, match=r"after a run\(\) that has this consumer read messages that wait"):
+            with pytest.raises(ClientError, match=r"after a run\(\) that made this consumer read messages that wait"):
                 call()
         assert consumer.commit() == 0
 

@@ -244,11 +244,11 @@ def test_a_move_that_hands_over_or_is_done_cannot_be_cancelled(
     eventually(lambda: got, what="the message")
     move = moves.begin(moves.plan(TOPIC, 0, 1, FAST))
     waits_for(moves, move, f"still owns {TOPIC} 0-0")
-    with pytest.raises(ConfigError, match="cannot be kept from moving now: it is handing-over"):
+    with pytest.raises(ConfigError, match="its move cannot be cancelled now: it is handing-over"):
         moves.cancel(move)
     released.set()
     ends(moves, move)
-    with pytest.raises(ConfigError, match="cannot be kept from moving now: it is done"):
+    with pytest.raises(ConfigError, match="its move cannot be cancelled now: it is done"):
         moves.cancel(move)
     member.stop()
 

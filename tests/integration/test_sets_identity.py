@@ -59,7 +59,7 @@ def test_an_empty_directory_is_not_in_sync_whatever_the_name_of_its_node(nodes: 
     end(nodes, "a", "b")
     shutil.rmtree(nodes.data("b"))
     nodes.start("b")
-    says(nodes, "b", "the data of b that were in sync in epoch 1 are others than these")
+    says(nodes, "b", "b was in sync in epoch 1 with other data than these")
     says(nodes, "b", "or start a node that has data: this one has none")
     time.sleep(STAND_SECONDS)
     assert nodes.view().master is None

@@ -50,8 +50,8 @@ def test_a_node_that_has_lost_a_partition_is_not_in_sync(nodes: SetNodes, ended_
     lost = nodes.data(last) / "t-0"
     kept = lost.rename(nodes.data(last).parent / "kept")
     nodes.start(last)
-    says(nodes, last, "directories have not what they had when the node stopped (t-0)")
-    says(nodes, last, f"the data of {last} that were in sync")
+    says(nodes, last, "directories lack data that they had when the node stopped (t-0)")
+    says(nodes, last, f"{last} was in sync in epoch")
     time.sleep(STAND_SECONDS)
     assert nodes.view().master is None
     nodes.kill(last)
@@ -77,7 +77,7 @@ def test_a_partition_that_is_gone_is_copied_anew(nodes: SetNodes, journaled: int
         nodes.kill("b")
     shutil.rmtree(nodes.data("b") / "t-0")
     nodes.start("b")
-    says(nodes, "b", "directories have not what they had when the node stopped (t-0)")
+    says(nodes, "b", "directories lack data that they had when the node stopped (t-0)")
     same_everywhere(nodes, sent)
     nodes.wait_in_sync("a", "b")
     nodes.hand_over("--to", "b")
@@ -95,7 +95,7 @@ def test_a_node_that_has_lost_its_transaction_log_is_not_in_sync(nodes: SetNodes
     end(nodes, "a", "b")
     shutil.rmtree(log)
     nodes.start("b")
-    says(nodes, "b", "directories have not what they had when the node stopped (transactions)")
+    says(nodes, "b", "directories lack data that they had when the node stopped (transactions)")
     time.sleep(STAND_SECONDS)
     assert nodes.view().master is None
 

@@ -170,7 +170,7 @@ def test_partitions_of_a_broker_that_is_gone_are_waited_for_and_named(
             brokers.running[1].kill()
             eventually(lambda: 1 not in cluster.view.brokers(), what="the end of its session")
             assert planned(subscribe="t") == {"0-0", "0-1"}  # nothing tells whether it had partitions of the topic
-            assert "broker 1; partitions that it may have are left out" in caplog.text
+            assert "broker 1 is not registered in ZooKeeper; if it has partitions, they are left out" in caplog.text
             cluster.commit("g", dict.fromkeys(partitions, 0))
         monkeypatch.setattr("metaq.spark_connector.planning.FAILOVER_SECONDS", 1.0)
         for options in (

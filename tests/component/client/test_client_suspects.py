@@ -164,7 +164,7 @@ def test_what_cannot_be_written_down_is_not_begun(broker, caplog):
     with careful(broker, marks, handler):
         eventually(lambda: handler.processed == [b"1"])
     assert handler.seen == [b"1"]
-    assert caplog.text.count("waits until what it begins can be written down") == 1
+    assert caplog.text.count("waits until ZooKeeper stores which messages it begins") == 1
 
 
 def test_the_mark_of_a_partition_that_is_given_up_is_removed(broker):

@@ -214,7 +214,7 @@ def test_a_commit_on_a_connection_that_is_known_to_be_gone_is_a_loss_not_a_doubt
 def test_when_the_answer_to_the_commit_is_lost_the_state_is_unknown(broker, producer):
     transaction = begun(producer)
     broker.silent = True
-    with pytest.raises(errors.CommitUnknown, match="is committed, or is not"):
+    with pytest.raises(errors.CommitUnknown, match="may be committed or not"):
         transaction.commit()
     with pytest.raises(errors.ClientError, match="state is unknown"):
         transaction.rollback()

@@ -104,7 +104,7 @@ def test_a_consumer_that_claims_a_partition_which_has_lost_what_was_read_says_so
     doubt = pulled(connection, core).take_doubt()
     assert doubt == (offset, lost(1))
     said = told(connection, core, doubt, caplog)
-    assert f"t 0-0: messages are lost that group audit had read. It goes on at {offset}, and may pass over" in said
+    assert f"t 0-0: messages are lost that group audit had read. It goes on at {offset}, and may skip" in said
     assert f"`metaq groups seek audit --topic t --partition 0-0 --to {2 * SIZE}`" in said
     if offset > 5 * SIZE:
         assert f"position {offset} is not readable, going on at {5 * SIZE}: the partition has lost its end" in said

@@ -106,7 +106,7 @@ def test_nothing_is_told_from_nothing_as_far_as_could_be_looked(finder_of) -> No
 
 
 def test_what_an_absent_broker_may_have_is_not_told_from_nothing(finder_of) -> None:
-    with pytest.raises(errors.SearchIncomplete, match="not registered is broker 7, start it") as error:
+    with pytest.raises(errors.SearchIncomplete, match="broker 7 is not registered, start it") as error:
         finder_of(Peer(answer()), absent=(7,)).view_message("t", 1)
     assert error.value.unsearched_bytes == 0
     found = finder_of(Peer(answer()), absent=(7, 9)).query_message("t", "k")

@@ -273,9 +273,9 @@ def test_a_dead_letter_that_no_broker_took_at_first_tells_later_why_the_handler_
     assert failure.cause.startswith("ValueError: it cannot be read\n")
     assert "in fail" in failure.cause
     first, second, last = caplog.records
-    assert "no broker has taken a dead letter (it is away) that is to say: ValueError: it cannot" in first.getMessage()
+    assert "no broker has taken a dead letter (it is away) with the cause: ValueError: it cannot" in first.getMessage()
     assert first.exc_info[0] is ValueError
-    assert "(it is away) that is to say: ValueError: it cannot be read" in second.getMessage()
+    assert "(it is away) with the cause: ValueError: it cannot be read" in second.getMessage()
     assert "is a dead letter after 3 attempts: ValueError: it cannot be read" in last.getMessage()
     assert not run._unburied
 
