@@ -123,7 +123,7 @@ class TaskTransactions:
     def __init__(
         self, producer: Producer, write: BatchWrite, partition: int, attempt: int, *, messages: int, max_bytes: int
     ) -> None:
-        """partition, attempt: Spark's numbers of the task. messages: the most per request."""
+        """partition, attempt: Spark's numbers for the task. messages: maximum number of messages in one request."""
         self.prepared: list[str] = []
         """Names of prepared transactions."""
         self.topic = ""

@@ -131,8 +131,8 @@ def stored_topics(path: Path) -> dict[str, int]:
 
 
 class StoredNode(NamedTuple):
-    """A broker set's node, as its data directory has it. instance: of its data. epoch: the highest one seen. copied:
-    whether the directory is a copy, so that its data do not belong to the instance."""
+    """A broker set's node according to its data directory. instance: the identity of its data. epoch: the highest one
+    seen. copied: whether the directory is a copy, whose data do not belong to the instance."""
 
     instance: str
     epoch: int

@@ -83,8 +83,8 @@ class Successor(Interface):
 
 
 class _Slot:
-    """The place of an answer in the order of answers. answer: None until it is known; `held` bytes count as pending so
-    long. `put` of them also count among the broker's pending puts."""
+    """The place of an answer in the order of answers. answer: None until it is known. held: bytes that count as pending
+    until then. put: how many of these bytes also count among the broker's pending puts."""
 
     __slots__ = ("answer", "held", "put")
 

@@ -176,7 +176,7 @@ def _one_line(text: str) -> str:
 
 
 class SyncSlave:
-    """A synchronous slave's part: it follows nobody, because its master connects to it."""
+    """The replication of a synchronous slave: it opens no connection, because its master connects to it."""
 
     def status(self) -> ReplicationStatus:
         return ReplicationStatus("sync-slave")

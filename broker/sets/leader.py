@@ -57,7 +57,7 @@ unknown."""
 
 
 class FollowerStatus(NamedTuple):
-    """What operators see of a follower."""
+    """The state of a follower, as operators see it."""
 
     name: str
     in_sync: bool

@@ -284,7 +284,7 @@ class Committer:
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
-        """Find committed transactions that are now on the disk, the oldest first, not all at once."""
+        """Find committed transactions whose messages are now on the disk, the oldest first, in slices."""
         if not self._settling:
             self._settling.add(self._settle())
 

@@ -2,10 +2,10 @@
 
 A member whose run() sends failed messages back leaves a mark in ZooKeeper for each partition that it owns. A member
 that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know at which
-message after the committed offset. So it commits, and records the next message, before each of the first messages
-(SUSPECT_MESSAGES); then it commits before twice as many, and so on. If it dies too, the next owner begins closer to the
-message. If the first message after the commit is the cause, the mark names it, and a death while it was handled alone
-counts as a failed attempt.
+message after the committed offset. So before each of the first SUSPECT_MESSAGES messages it commits and records which
+message is next. After these it commits at intervals that double each time. If it dies too, the next owner begins closer
+to the message. If the first message after the commit is the cause, the mark names it, and a death while it was handled
+alone counts as a failed attempt.
 """
 
 from __future__ import annotations

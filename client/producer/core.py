@@ -198,8 +198,8 @@ class ProducerCore:
     def add(
         self, outgoing: Outgoing, partition: TopicPartition | None
     ) -> tuple[PartitionQueue | None, Sequence[Flight]] | None:
-        """Accept a message. Return its partition's queue and the flights that the caller must send now, mostly at most
-        one; after an interrupt they are in `outgoing.flights`. None: there is no room for it now.
+        """Accept a message. Return its partition's queue and the flights that the caller must send now, usually one or
+        none. If the call is interrupted, `outgoing.flights` has them. None: there is no room for the message now.
 
         partition: None = the current partition of its key; the queue is None if it must wait for earlier messages of
         its key. Raises ClientError (closed), NoPartition.

@@ -41,7 +41,7 @@ _BACKGROUND = _Background()
 
 
 class ReadingRole:
-    """The role of one connection. All methods may be called on any thread."""
+    """Which thread reads one connection now. All methods may be called on any thread."""
 
     def __init__(
         self,

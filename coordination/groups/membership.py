@@ -85,7 +85,7 @@ class GroupMembership:
     ) -> None:
         self.group = check_zookeeper_group(group)
         self.topics = tuple(dict.fromkeys(map(check_new_topic, topics)))
-        """All its topics. `_lock` is held while this and its node change."""
+        """All topics of the member. Whoever changes this and the member's node holds `_lock`."""
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
         self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)

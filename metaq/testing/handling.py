@@ -51,7 +51,7 @@ def handle_all(
 
 
 def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
-    """Call the handler until a message is handled, or has left. Return the number of calls."""
+    """Call the handler until it succeeds, or the message goes back to the broker. Return the number of calls."""
     tries = 0
     while True:
         message = as_original(copy, tries)
