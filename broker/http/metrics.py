@@ -6,6 +6,7 @@ import resource
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from metaq.protocol.limits import is_utf8
@@ -156,8 +157,10 @@ def _topics(broker: Broker) -> Metrics:
         ("metaq_topic_partitions", "Partitions with a log", "partitions"),
         ("metaq_topic_read_only_partitions", "Partitions closed by a failed write or sync", "read_only"),
     )
+    topics = sorted(totals.items(), key=itemgetter(0))
     for name, text, figure in families:
-        yield gauges(name, text, "topic", [(topic, getattr(totals[topic], figure)) for topic in sorted(totals)])
+        yield None
+        yield gauges(name, text, "topic", ((topic, getattr(each, figure)) for topic, each in topics))
 
 
 def _replication(status: ReplicationStatus) -> Metrics:

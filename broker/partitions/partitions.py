@@ -68,7 +68,7 @@ class Partitions:
         self._stat: dict[str, bool] = {}
         self._compressed: dict[str, bool] = {}
         self._any_compressed = _any_compressed(config)
-        self._closed: set[tuple[str, int]] = set()
+        self._closed: dict[str, set[int]] = {}
         self._moves = NO_MOVES
         self.takes_puts = True
         """False for a slave. To be set before the first put."""
@@ -225,7 +225,7 @@ class Partitions:
     def for_read(self, topic: str, partition: int) -> PartitionLog:
         """Return the log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data),
         and WrongPartition for a copy of a moving partition that may still be given up."""
-        if (topic, partition) in self._closed:
+        if partition in self._closed.get(topic, ()):
             raise PartitionClosed(self.broker_id, partition)
         if self._moves.is_incoming(topic, partition):
             raise WrongPartition(partition)
@@ -264,7 +264,7 @@ class Partitions:
         return log
 
     def _open(self, topic: str, partition: int, chosen: bool) -> PartitionLog:
-        closed = (topic, partition) in self._closed
+        closed = partition in self._closed.get(topic, ())
         if not self._moves.known:
             raise BrokerStarting(self.broker_id)
         if (closed and not chosen) or self._moves.has_left(topic, partition):
@@ -334,17 +334,17 @@ class Partitions:
         count = self._settings(topic).partitions
         if not 0 <= start <= end < count:
             raise WrongPartition(end, count)
+        self._closed.setdefault(topic, set()).update(range(start, end + 1))
         for partition in range(start, end + 1):
-            self._closed.add((topic, partition))
             self._writable.pop((topic, partition), None)
 
     def closed(self, topic: str) -> list[int]:
         """Return the closed partitions of a topic, sorted."""
-        return sorted(partition for name, partition in self._closed if name == topic)
+        return sorted(self._closed.get(topic, ()))
 
     def open(self, topic: str) -> None:
         """Open all closed partitions of a topic."""
-        self._closed = {each for each in self._closed if each[0] != topic}
+        self._closed.pop(topic, None)
 
 
 def _any_compressed(config: BrokerConfig) -> bool:

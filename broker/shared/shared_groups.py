@@ -13,6 +13,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import nlargest
 from itertools import count
 from math import ceil
 from operator import itemgetter
@@ -745,7 +746,7 @@ class SharedGroups(Memory[StoredStates]):
             yield counter(name, text, value)
         left: defaultdict[tuple[str, str], int] = defaultdict(int)
         leased: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for queue in self.queues():
+        for queue in list(self._queues.values()):
             names = (queue.key.group, queue.key.topic)
             left[names] += queue.left
             leased[names] += queue.state.leased
@@ -761,8 +762,12 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of a group; "": of all groups."""
-        return sorted([key for key in self._queues if key.group == group] if group else self._queues)
+        """Return the sorted keys of a group; "": of all groups. The queues are kept in this order, and new ones come
+        behind: a sort of 10,000 that are nearly in order takes a tenth of the time."""
+        keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
+        if not group and keys != list(self._queues):
+            self._queues = {key: self._queues[key] for key in keys}
+        return keys
 
     def queues(self, group: str = "") -> list[SharedQueue]:
         """Return the queues of a group, or of all groups, sorted by key."""
@@ -812,10 +817,10 @@ class SharedGroups(Memory[StoredStates]):
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
     """Return the largest values by group and topic, and the sum of all others."""
     if len(values) <= tuning.PAGE_GROUPS:
-        return list(values.items())
-    order = sorted(values.items(), key=itemgetter(1), reverse=True)
-    others = sum(value for _, value in order[tuning.PAGE_GROUPS :])
-    return [*order[: tuning.PAGE_GROUPS], ((OTHERS, OTHERS), others)]
+        return sorted(values.items())
+    shown = nlargest(tuning.PAGE_GROUPS, values.items(), key=itemgetter(1))
+    others = sum(values.values()) - sum(value for _, value in shown)
+    return [*shown, ((OTHERS, OTHERS), others)]
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
