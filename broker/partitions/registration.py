@@ -46,7 +46,7 @@ def _can_be_registered(topic: str) -> bool:
     try:
         check_znode("topic", topic)
     except InvalidName as error:
-        _log.warning("not registered, so only clients without ZooKeeper find this broker: %s", error)
+        _log.warning("this topic is not registered, so only clients without ZooKeeper find it: %s", error)
         return False
     return True
 
