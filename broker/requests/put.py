@@ -192,12 +192,12 @@ class PutGroup:
                 batch = self._batch(put, partition)
             found = checksum(body)
             if found != put.checksum != NO_CHECKSUM:
-                if batch.dues:
-                    batch.dues.pop()
                 raise ChecksumMismatch
             if flag & COMPRESSED_FLAG:
                 self._writing.check_packed(put.topic, flag, body, asked)
         except MetaqError as error:
+            if batch is not None and len(batch.dues) > len(batch.puts):
+                batch.dues.pop()
             self._writing.metrics.put(put.topic, 1, len(body))
             if (repeated := self._repeated(put)) is not None:
                 self._order.append(repeated)

@@ -10,7 +10,7 @@ from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import Value, encode_get, encode_put
 from tests.unit.broker import harness as module
-from tests.unit.broker.harness import many, put, raw_batch
+from tests.unit.broker.harness import many, put, raw_batch, reserved
 
 TOPICS = "[topic=packed]\nnumPartitions=2\nacceptCompressed=true\n"
 PACKED = COMPRESSED_FLAG
@@ -47,6 +47,13 @@ def test_a_compressed_message_is_taken_where_the_topic_allows_it_and_refused_els
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
     assert "topic t takes no compressed messages: set acceptCompressed=true" in refused.remark
     assert (stored(harness, "packed"), stored(harness, "t")) == (flags, [])
+
+
+def test_a_delayed_message_that_is_refused_as_compressed_leaves_those_beside_it(harness, peer):
+    flag, body = reserved(b"x", {"metaq.delay": "60000"})
+    peer.send(module.send("t", 0, body, 1, flag | PACKED) + module.send("t", 0, body, 2, flag))
+    assert [answer.code for answer in peer.frames()] == [ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SUCCESS]
+    assert len(harness.broker.delays) == 1
 
 
 @pytest.mark.parametrize(("flag", "crc", "said"), [(PACKED, 0, "acceptCompressed"), (0, 1, "Checksum failure")])
