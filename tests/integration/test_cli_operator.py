@@ -227,7 +227,7 @@ def test_a_dead_broker_whose_session_has_ended_is_missed_by_every_tool(
         assert (ran.code, ran.err.splitlines()[0]) == (1, absent)
     group = operator.ran("groups", "describe", "audit")
     assert group.code == 1
-    assert "broker 0 is not registered in ZooKeeper: without trades 0-0: start that broker" in group.err
+    assert "broker 0 is not registered in ZooKeeper: trades 0-0 missing: start that broker" in group.err
     assert "trades" in group.out
 
 
