@@ -56,7 +56,7 @@ def operator(brokers: Brokers) -> Operator:
 def assert_says_what_is_missing(code: int, said: str) -> None:
     assert (code, said.count("\n")) == (1, 1), said
     assert "broker 1 does not answer" in said
-    assert "without trades 1-0, trades 1-1" in said
+    assert "trades 1-0, trades 1-1 missing" in said
 
 
 def test_which_of_two_brokers_is_asked_must_be_said(operator: Operator) -> None:
