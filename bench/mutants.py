@@ -165,7 +165,7 @@ def main(inputs: int, seed: int, record: Path | None) -> None:
         for sample in chosen:
             spent = [sum(_steps(worst, sample.port, sample.data)) for _ in range(_WARM_UP)]
             weights.append(1 / max(0.0005, min(spent)))
-        if before is not None:
+        if before is not None:  # the samples were sent all the same: they change the broker
             weights = before["weights"]
         click.echo(f"{len(chosen)} samples, {_memory_mib()} MiB")
         began = time.monotonic()

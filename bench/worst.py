@@ -954,7 +954,7 @@ def _chosen(verb: str, requests: Callable[[], Requests], words: list[str]) -> Re
 
 
 def _above(words: list[str], only: set[str] | None) -> set[str]:
-    """Measure the cases on a new broker, those in `only` if given. Return the names of those above the limit."""
+    """Measure cases on a new broker. only: their names, None for all. Return the names of those above the limit."""
     above = set()
     with tempfile.TemporaryDirectory() as directory:
         started = time.monotonic()

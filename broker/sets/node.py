@@ -364,9 +364,10 @@ class SetMember:
             return
         outlook = self._outlook()
         if self._state in RESTING and not self._stopping:
-            if outlook.trouble and outlook.trouble != self._trouble:
-                _log.error("%s", outlook.trouble)
-            self._trouble = outlook.trouble
+            trouble = outlook.trouble
+            if trouble and trouble != self._trouble:
+                _log.error("%s", trouble)
+            self._trouble = trouble
             if outlook.waits_for_promises:
                 self._reactor.callLater(self._granted_until - self._reactor.seconds() + 0.001, self._decide)
         event = outlook.due(self._state)
@@ -558,9 +559,9 @@ class SetMember:
         _log.error("the leader's topics are not registered in ZooKeeper: %s", failure.getErrorMessage())
 
     def _step_down(self) -> None:
+        why = str(self.failure or self._outlook().deposed_by or "it stops")
         leader, self.leader = self.leader, None
         assert leader is not None
-        why = str(self.failure or replace(self._outlook(), led=leader.core.epoch).deposed_by or "it stops")
         _log.warning("leads no longer: %s", why)
         self._on_role()
         self._broker.store.retention_enabled = False

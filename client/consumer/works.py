@@ -175,8 +175,8 @@ class Works:
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """A queued work has ended for now. A later claim of its partition is next, if there is one. pauses: it goes on
-        when it has `resumed`."""
+        """Note that a queued work has ended or pauses. Return what is due now: a later claim of its partition, or the
+        work itself if messages are left. pauses: it continues after `resumed`."""
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
         following: list[Work] = []

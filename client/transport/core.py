@@ -188,5 +188,5 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Whether a try to connect that had `seconds`, of which these are left, has failed only for lack of time."""
+    """Whether a connection attempt failed only because its time ran out. seconds: what it had; left: what remains."""
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0
