@@ -44,7 +44,7 @@ def history_of(facts: Facts) -> History:
     for each in sorted(facts.deliveries, key=lambda delivery: delivery.time):
         fetched_on = _is_fetched_on(each, facts)
         claim = None if fetched_on else _claim_of(each, claims)
-        begin, end = (each.time, each.time) if claim is None else claim[2:]
+        begin, end = (each.time, each.time) if claim is None else (claim.begin, claim.end)
         new = Owner(facts.group, each.member, each.partition, begin, end, proves=not fetched_on)
         owners.setdefault(claim or object(), new).calls.append(Call(each.time, each.time, [each.place]))
     excused = [Done(*span, "disturbed", "") for span in facts.excused]
@@ -136,9 +136,10 @@ def _last(claims: Sequence[Claim], time: float) -> Claim | None:
 
 
 def _claim_of(delivery: Delivery, claims: Mapping[str, Sequence[Claim]]) -> Claim | None:
-    """The last claim of the delivery's consumer before it; None if none was seen."""
+    """The last claim of the delivery's consumer before it; None if it was gone by then: the claim since was not seen."""
     here = claims.get(delivery.partition, ())
-    return _last([claim for claim in here if claim.consumer == delivery.member], delivery.time)
+    last = _last([claim for claim in here if claim.consumer == delivery.member], delivery.time)
+    return last if last is not None and delivery.time <= last.gone else None
 
 
 def _owning(facts: Facts) -> list[Delivery]:

@@ -25,12 +25,16 @@ class Window(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One ownership of a partition, from its claim to the last moment at which it was certainly still held."""
+    """One ownership of a partition, from its claim to the last moment at which it was certainly still held.
+
+    gone: the first moment at which it was certainly no longer held; infinity if that was never seen.
+    """
 
     partition: str
     consumer: str
     begin: float
     end: float
+    gone: float = math.inf
 
 
 class Committed(NamedTuple):

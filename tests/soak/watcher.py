@@ -1,7 +1,8 @@
 """Who owned which partition when, and what was committed: ZooKeeper looked at many times a second.
 
 A claim's begin and a commit's time are the node's own, written by the server; a claim's end is the last look that still
-saw it. So what is reported as owned was owned without doubt, at any load of the machine.
+saw it. So what is reported as owned was owned without doubt, at any load of the machine. A claim that lasts less than
+the time between two looks is not seen.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class GroupLog:
     def _add_owner(self, partition: str, look: Look) -> None:
         owner, held = look.owners.get(partition), self._held.get(partition)
         if held and (owner is None or owner.claim != held[0].claim):
-            self.claims.append(Claim(partition, held[0].text, held[0].created, held[1]))
+            self.claims.append(Claim(partition, held[0].text, held[0].created, held[1], look.time))
             del self._held[partition]
         if owner:
             self._held[partition] = owner, look.time

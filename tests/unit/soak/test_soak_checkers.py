@@ -113,6 +113,18 @@ JUDGED: dict[str, tuple[Facts, list[str]]] = {
         facts([], "a0@9 b1@10.5", [Claim(P, "a", 0, 8), Claim(P, "b", 10, 20)]),
         [],
     ),
+    "a claim of the same consumer that no look saw, and another's between": (
+        facts([], "a0@1 b1@3 a2@5", [Claim(P, "a", 0, 1.5, gone=2), Claim(P, "b", 2, 3.5, gone=4)]),
+        [],
+    ),
+    "a claim that is not seen to be gone passes over a record": (
+        facts([], "a0@1 b1@3 a2@5", [Claim(P, "a", 0, 6), Claim(P, "b", 2, 3.5, gone=4)]),
+        ["skipped"],
+    ),
+    "a record is skipped by a claim that no look saw": (
+        facts([], "a0@1 a2@5 b1@7 b2@8", [Claim(P, "a", 0, 1.5, gone=2), Claim(P, "b", 6, 9)]),
+        ["skipped"],
+    ),
     "a message stored twice": (
         Facts("g", [ack(0, 10)], log_of(0, 0), [
             Delivery(at, "a", P, Place(10 * at, 1000 + 10 * at, name(0))) for at in (0, 1)

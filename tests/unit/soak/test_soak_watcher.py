@@ -31,13 +31,13 @@ def log_of(*looks: Look) -> GroupLog:
 def test_a_claim_lasts_from_its_node_to_the_last_look_that_saw_it() -> None:
     a, b = owned("a", 0.5, 7), owned("b", 3.5, 8)
     log = log_of(look(1, a), look(2, a), look(3, {}), look(4, b), look(5, b))
-    assert log.claims == [Claim(P, "a", 0.5, 2), Claim(P, "b", 3.5, 5)]
+    assert log.claims == [Claim(P, "a", 0.5, 2, gone=3), Claim(P, "b", 3.5, 5)]
     assert log.unowned == {P: [Window(3, 3.5)]}
 
 
 def test_a_claim_anew_by_the_same_consumer_is_another_claim() -> None:
     log = log_of(look(1, owned("a", 0, 7)), look(2, owned("a", 1.5, 8)))
-    assert log.claims == [Claim(P, "a", 0, 1), Claim(P, "a", 1.5, 2)]
+    assert log.claims == [Claim(P, "a", 0, 1, gone=2), Claim(P, "a", 1.5, 2)]
     assert log.unowned == {}
 
 
