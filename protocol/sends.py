@@ -442,7 +442,7 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
     return Parts(table["topic"].tolist(), table["partition"].tolist(), counts, sizes, records, sequences.tolist())
 
 
-def encode_rows(ids: npt.NDArray[np.int64], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:
+def encode_rows(ids: list[int], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:
     """Return the answer's body, one row for each part."""
     rows = np.empty(len(offsets), _row())
     rows["id"], rows["offset"], rows["partition"], rows["code"] = ids, offsets, partitions, codes

@@ -43,7 +43,7 @@ from ..store.worker_turns import RunInThread
 from ..transactions.log import TransactionLog
 from ..transactions.transactions import Transactions
 from ..writing.sequences import Sequences
-from ..writing.writing import Write, Writing
+from ..writing.writing import Writing
 from .kinds import KINDS
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Broker:
         for kind in KINDS.values():
             self.memories.append(kind.memory_in(self))
         self.delays, self.halves = self.memory(Delays), self.memory(Halves)
-        self.sequences: Sequences[Write] = self.memory(Sequences)
+        self.sequences = self.memory(Sequences)
         self.shared = self.memory(SharedGroups)
         self._watch_shared = self.shared.watch
         if alone:
@@ -189,7 +189,7 @@ class Broker:
     @cached_property
     def writing(self) -> Writing:
         """Made as soon as a memory needs it."""
-        sequences: Sequences[Write] = self.memory(Sequences)
+        sequences = self.memory(Sequences)
         delays, halves = self.memory(Delays), self.memory(Halves)
         return Writing(self.store, self.partitions, self.message_ids, self.metrics, sequences, delays, halves)
 

@@ -14,7 +14,7 @@ from ..shared.shared_groups import SharedGroups
 from ..store.internal_logs import InternalTopic
 from ..store.tuning import DELAYED_SEGMENT_BYTES
 from ..writing.sequences import Sequences
-from ..writing.writing import Write
+from ..writing.write import Write
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -56,8 +56,8 @@ def _halves(broker: Broker) -> Halves:
     )
 
 
-def _sequences(broker: Broker) -> Sequences[Write]:
-    return Sequences(broker.store, Write, broker.clock, broker.reactor, broker.partitions.for_waiting)
+def _sequences(broker: Broker) -> Sequences:
+    return Sequences(broker.store, broker.clock, broker.reactor, broker.partitions.for_waiting)
 
 
 def _shared(broker: Broker) -> SharedGroups:

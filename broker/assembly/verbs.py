@@ -112,7 +112,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return group.commit()
 
     def put_with_key(put: Put, caller: Caller | None) -> Answer:
-        if writing.has_transactions:
+        if writing.takes_all_kinds:
             return transactions.put(put, caller)
         return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores it at once
 
@@ -125,11 +125,11 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return body_frame(frame.opaque, body)
 
     def version(version: Version, caller: Caller | None) -> Bytes:
-        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_sequences else []), COMPRESSED_MARK]
-        marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_delays else [])]
+        marks = [MANY_MARK, FRAMES_MARK, *([SEQUENCES_MARK] if writing.takes_all_kinds else []), COMPRESSED_MARK]
+        marks += [WHERE_MARK, *([DELAYS_MARK, HALVES_MARK] if writing.takes_all_kinds else [])]
         if broker.shared.takes_shared:
             marks.append(SHARED_MARK)
-        if writing.takes_delays:
+        if writing.takes_all_kinds:
             marks.append(f"{HALF_CHECK_MARK}{int(broker.halves.first_seconds * 1000)}")
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
 

@@ -59,7 +59,7 @@ from ..store.store import Append, Store
 from ..store.tuning import FEW_PUTS
 from .cleaning import write_oldest_anew
 from .contents import DelayedLog, Late, read_records
-from .deliverer import Deliverer, DueWrite
+from .deliverer import Delayed, Deliverer, DueWrite
 from .table import NOWHERE
 
 __all__ = ["DelayedDelivery", "Delays", "Pended"]
@@ -458,7 +458,7 @@ class Delays(Memory[DelayedLog]):
         mark_at = log.end_offset
         marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
         mark = self._mark_write(log, marks)
-        mark.delayed_for = deliveries[0].write.log
+        mark.delayed = Delayed(deliveries[0].write.log)
 
         def writes() -> Iterator[DueWrite]:
             yield mark
@@ -671,7 +671,7 @@ class Delays(Memory[DelayedLog]):
         for contents in self._logs.values():
             if contents.cancelled.get(message_id) == place:
                 before = self._make_write(contents.log, (), b"")
-                before.delayed_for, before.end = self.store.find(*place), contents.log.end_offset
+                before.delayed, before.end = Delayed(self.store.find(*place) or contents.log), contents.log.end_offset
                 await self._until_safe(before, [before])
                 return CancelDelayedReply(Cancelled.CANCELLED)
         ids = np.array([message_id], np.int64)
@@ -698,7 +698,7 @@ class Delays(Memory[DelayedLog]):
         place = messages[0].place
         group = Group(place, _ids_of(messages), _sizes_of(messages))
         write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))
-        write.delayed_for = self.store.find(*place)
+        write.delayed = Delayed(self.store.find(*place) or contents.log)
         waiting = self.writing.append((write,))
         if write.error is not None:
             raise write.error

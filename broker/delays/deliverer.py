@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from metaq.protocol.errors import MetaqError
 
@@ -11,7 +12,23 @@ from ..partitions.message_ids import MessageIds
 from ..partitions.partitions import Partitions
 from ..store.partition_log import PartitionLog
 
-__all__ = ["Deliverer", "DueWrite"]
+if TYPE_CHECKING:
+    from .delays import Pended
+
+__all__ = ["Delayed", "Deliverer", "DueWrite"]
+
+
+@dataclass(slots=True, eq=False)
+class Delayed:
+    """What a write to a log of delayed messages is about.
+
+    target: the partition that its messages wait for, or that its marks are about. pending_id: of the first message; 0
+    if unknown, as it may be for a repeated write. pended: the messages, until they are appended.
+    """
+
+    target: PartitionLog
+    pending_id: int = 0
+    pended: Pended | None = None
 
 
 class DueWrite(Protocol):
@@ -21,8 +38,7 @@ class DueWrite(Protocol):
     base: int
     end: int
     error: MetaqError | None
-    delayed_for: PartitionLog | None
-    """The partition that marks are about."""
+    delayed: Delayed | None
 
     @property
     def failure(self) -> MetaqError | None:

@@ -59,6 +59,7 @@ __all__ = [
     "pending_log",
     "read_rows",
     "read_tables",
+    "row_bits",
 ]
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,12 @@ def encode_head(topics: tuple[str, ...]) -> bytes:
 
 encode_row = _ROW.pack
 """encode_row(the fields of SequenceRow, but the topic as its number in `encode_head`)"""
+
+
+def row_bits(topic: str, group_commit: bool) -> int:
+    """Return the bits of `records` for messages in an internal log of delayed or half messages. group_commit: whether
+    it is the log for partitions with group commit."""
+    return DELAYED_ROW | WAITING_ROW * group_commit | HALF_ROW * (topic == HALVES_TOPIC)
 
 
 def pending_log(records: int) -> tuple[str, bool]:

@@ -232,7 +232,7 @@ class MoveDriver:
             why = f"broker {move.source} does not offer the topic now"
         elif max(counts) != move.first + move.count:
             why = f"only the last partitions of a broker can leave it, and broker {move.source} has {max(counts)}"
-        elif not self._broker.writing.takes_sequences or not partitions.takes_puts:
+        elif not self._broker.writing.takes_all_kinds or not partitions.takes_puts:
             why = f"broker {move.target} takes part in 1.x's replication"
         elif any(each is not None and each.slaves for each in (source, brokers.get(move.target))):
             why = "slaves of 1.x follow one of the brokers: stop them before the move, and let them copy anew after it"

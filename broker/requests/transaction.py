@@ -12,11 +12,11 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.errors import DelayRefused, MetaqError, RemoteProtocolError, TransactionRefused
+from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_TX_BATCH_RECORDS
-from metaq.protocol.record import COMPRESSED_FLAG, DELAYED_FLAG, HEADER, HEADER_BYTES, Buffer
+from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer
 from metaq.protocol.sends import SendBatchRequest, SendRequest, send_reply, split_batch
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import Put, TransactionCommand, TransactionType, encode_put_result, encode_result
@@ -31,6 +31,7 @@ from metaq.protocol.transactions import NULL_KEY, XaVote
 
 from ..reading.answers import Answer, Bytes, Work, body_frame, encode_json, reply_frame, then
 from ..transactions.transactions import Transactions
+from ..writing.taking import check_in_transaction
 from ..writing.writing import Writing
 
 __all__ = ["TransactionVerbs"]
@@ -70,7 +71,7 @@ class TransactionVerbs:
         """Perform the request, and give the text of 1.x's answer."""
         transactions, key = self._transactions, request.tx_key
         kind = TransactionType[request.type]
-        if not self._writing.has_transactions and kind in _UNSUPPORTED:
+        if not self._writing.takes_all_kinds and kind in _UNSUPPORTED:
             raise TransactionRefused(f"Unsupported {_UNSUPPORTED[kind]}")
         match kind:
             case TransactionType.BEGIN:
@@ -154,13 +155,7 @@ class TransactionVerbs:
     ) -> int:
         """Take messages into a transaction. meant: the bits of the flags that ask something of the broker."""
         try:
-            if not self._writing.has_transactions:
-                raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
-            if meant & DELAYED_FLAG:
-                raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
-            for flag, _, body in puts:
-                if flag & COMPRESSED_FLAG:
-                    self._writing.check_packed(topic, flag, body, meant)
+            check_in_transaction(self._writing, topic, puts, meant)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:
             self._writing.metrics.put_refused(topic, len(puts))

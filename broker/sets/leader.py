@@ -35,7 +35,7 @@ from ..runtime.scheduled_calls import repeat
 from ..runtime.slices import SlicedWork
 from ..store.internal_logs import is_internal
 from ..store.partition_log import PartitionLog
-from ..writing.writing import Write
+from ..writing.write import Write
 from . import tuning
 from .catching_up import Copying, copy_pace
 from .connections import StreamProtocol
@@ -203,7 +203,7 @@ class Leader:
             return
         lanes: tuple[list[Write], list[Write]] = ([], [])
         for write in writes:
-            lane, promise, _ = self._promise(write.delayed_for or write.log)
+            lane, promise, _ = self._promise(write.target)
             if promise is not Promise.LEADER or self._backlog > tuning.HELD_BACKLOG_BYTES or not self._may_answer():
                 lanes[lane].append(write)
             else:
@@ -216,7 +216,7 @@ class Leader:
         arrived()
 
     def _too_few(self, write: Write) -> MetaqError | None:
-        log = write.delayed_for or write.log
+        log = write.target
         least = self._promise(log)[2]
         count = len(self.core.in_sync)
         return NotEnoughReplicas(log.topic, count, least, stored=True) if count < least else None

@@ -42,7 +42,8 @@ from ..store.damage import Damaged, Soundness
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
 from ..store.worker_turns import call_safely
-from ..writing.writing import Write, Writing
+from ..writing.write import Write
+from ..writing.writing import Writing
 from .crew import Crew, Suspicion
 from .group_filter import GroupFilter, TopicFilter
 from .queue import Handed, SharedQueue
@@ -218,7 +219,7 @@ class SharedGroups(Memory[StoredStates]):
     @property
     def takes_shared(self) -> bool:
         """Whether messages are leased here. 1.x's replication excludes this: it copies only messages."""
-        return self._writing.takes_sequences and self._partitions.takes_puts
+        return self._writing.takes_all_kinds and self._partitions.takes_puts
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 

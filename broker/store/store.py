@@ -51,7 +51,9 @@ class Append:
     [base, end): the byte offsets of the data, empty if it was not appended. error: why it was not, or is not safe.
     """
 
-    def __init__(self, log: PartitionLog, data: Sequence[Buffer], units: Buffer, segment: int | None = None) -> None:
+    def __init__(
+        self, log: PartitionLog, data: Sequence[Buffer] = (), units: Buffer = b"", segment: int | None = None
+    ) -> None:
         self.log = log
         self.data = data
         self.units = units

@@ -25,7 +25,8 @@ from ..runtime.slices import SlicedWork
 from ..store.batch import packed_units
 from ..store.index import UNIT_DTYPE
 from ..store.partition_log import PartitionLog
-from ..writing.writing import Write, Writing
+from ..writing.write import Write
+from ..writing.writing import Writing
 from .commands import Operation, OperationType
 from .open_transactions import Block, OpenTransaction
 from .redo import Location, attachment_patch, encode_locations, sealed_operation_record
@@ -57,7 +58,7 @@ class EncodedBlock(Write):
         return made
 
     def _begin(self, block: Block, base: int) -> None:
-        super().__init__(block.log, block.data, b"")
+        super().__init__(block.log, block.data)
         self.base = base
         self.store = block.store
         self.size = block.size

@@ -23,13 +23,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from metaq.protocol.errors import CorruptRecord, MetaqError, SendInDoubt, StaleSequence, StoreError
 from metaq.protocol.message_id import EPOCH_MS, TIME_SHIFT
-from metaq.protocol.record import HEADER, Buffer
+from metaq.protocol.record import HEADER
 
 from .. import tuning
+from ..delays.deliverer import Delayed
 from ..memory.memory import Memory
 from ..memory.records import internal_record, record_id_at
 from ..memory.sequence_rows import (
@@ -48,10 +49,11 @@ from ..memory.topics import SEQUENCES_TOPIC
 from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.partition_log import PartitionLog
-from ..store.store import Append, Store
+from ..store.store import Store
 from .last_rows import READ_BYTES, LastRows
+from .write import Number, Write
 
-__all__ = ["NumberedWrite", "SendingPeer", "Sequences"]
+__all__ = ["SendingPeer", "Sequences", "Stored"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class _Address(dict["_Key", None]):
         self.host = host
 
 
-class _Stored(NamedTuple):
+class Stored(NamedTuple):
     """A producer's last write to a partition, as it is remembered. [base, end): byte offsets."""
 
     sequence: int
@@ -93,30 +95,11 @@ _Key = tuple[int, PartitionLog]
 _new_tuple = tuple.__new__
 
 
-class NumberedWrite(Append):
-    """A write that may have a number. producer, sequence: 0 = it has none.
-
-    first_id: of its messages. After `Sequences.admit` a repeated write has `first_id`, `base` and `end` of the first.
-    """
-
-    producer = 0
-    sequence = 0
-    first_id = 0
-    records = 0
-    delayed_for: PartitionLog | None = None
-    """The partition of delayed messages; `log` is the log where they wait."""
-    pending_id = 0
-    """The pending id of the first delayed message; 0 if unknown, as it may be for a repeated write."""
-    repeat_ms = -1
-    """How long ago the producer first sent it, milliseconds; -1: this is no repetition."""
-    before: _Stored | None = None
-    """The last stored write when this one was admitted."""
+_Numbered = tuple[Write, Number, PartitionLog]
+"""A write, its number and its `target`."""
 
 
-W = TypeVar("W", bound=NumberedWrite)
-
-
-class Sequences(Memory[LastRows], Generic[W]):
+class Sequences(Memory[LastRows]):
     """Lives on the reactor thread. While another node leads, no number is checked or written."""
 
     topic = SEQUENCES_TOPIC
@@ -127,19 +110,16 @@ class Sequences(Memory[LastRows], Generic[W]):
     def __init__(
         self,
         store: Store,
-        make: Callable[[PartitionLog, Sequence[Buffer], Buffer], W],
         clock: Callable[[], float],
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
-        """store: open. make: makes a write of an internal log, for which to wait. clock: seconds since 1970.
-        for_waiting: as `Partitions.for_waiting`."""
+        """store: open. clock: seconds since 1970. for_waiting: as `Partitions.for_waiting`."""
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
-        self.repeated: list[W] = []
+        self.repeated: list[Write] = []
         """The writes that `admit` has found to be stored already; the user empties this list."""
-        self._make = make
-        self._table: dict[_Key, _Stored] = {}
+        self._table: dict[_Key, Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; none is empty
         self._forgotten_ms = -inf
         """When the youngest entry that was forgotten for want of room was stored: by this node's clock, Unix ms."""
@@ -156,7 +136,7 @@ class Sequences(Memory[LastRows], Generic[W]):
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
-    def admit(self, asked: Sequence[tuple[W, int]], sender: SendingPeer | None) -> list[int | None]:
+    def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
         """Return the byte offset for each numbered write; the caller must append them next, in this order.
         asked: each write, and its bytes. Their rows, which have to be in front of them, are appended here, one record
         for each mode of flushing. sender: None if unknown.
@@ -164,151 +144,152 @@ class Sequences(Memory[LastRows], Generic[W]):
         An offset is None if the write is stored already and has the first one's place (`repeated`), or has an `error`.
         """
         bases: list[int | None] = []
-        fresh: list[W] = []
+        fresh: list[_Numbered] = []
         ends: dict[PartitionLog, int] = {}
         table = self._table
         for write, size in asked:
-            log = write.log
-            key = write.producer, write.delayed_for or log
+            log, number, delayed = write.log, write.number, write.delayed
+            assert number is not None
+            target, pending_id = (log, 0) if delayed is None else (delayed.target, delayed.pending_id)
+            key = number.producer, target
             known = table.get(key)
             if known is None:
-                if write.repeat_ms >= 0 and self._may_be_forgotten(write):
+                if number.repeat_ms >= 0 and self._may_be_forgotten(write, number):
                     bases.append(None)
                     continue
                 if len(table) >= tuning.MAX_SEQUENCES:
                     self._make_room()
                 address = self._address(sender)
                 address[key] = None
-            elif write.sequence <= known[0]:
-                self._found(write, known)
+            elif number.sequence <= known[0]:
+                self._found(write, number, known)
                 bases.append(None)
                 continue
             elif (address := known[6]).host == "":
                 address = self._come_from(address, key, sender)
             base = ends.get(log) or log.segments.end_offset
             ends[log] = end = base + size
-            write.before, write.base, write.end = known, base, end
-            stored = (write.sequence, base, end, write.first_id, write.records, write.pending_id, address)
-            table[key] = _new_tuple(_Stored, stored)
-            fresh.append(write)
+            number.before, write.base, write.end = known, base, end
+            stored = (number.sequence, base, end, write.first_id, number.records, pending_id, address)
+            table[key] = _new_tuple(Stored, stored)
+            fresh.append((write, number, target))
             bases.append(base)
         if fresh and not self._store_rows(fresh):
             return [None if write.error is not None else base for (write, _), base in zip(asked, bases, strict=True)]
         return bases
 
-    def stored_before(self, write: W) -> bool:
-        """Whether a write that cannot be appended now is or may be stored already; then it is as `admit` leaves it."""
-        known = self._table.get((write.producer, write.delayed_for or write.log))
+    def stored_before(self, write: Write) -> bool:
+        """Whether a numbered write that cannot be appended now is or may be stored already; then it is as `admit`
+        leaves it."""
+        number = write.number
+        assert number is not None
+        known = self._table.get((number.producer, write.target))
         if known is None:
-            return write.repeat_ms >= 0 and self._may_be_forgotten(write)
-        if write.sequence != known.sequence:
+            return number.repeat_ms >= 0 and self._may_be_forgotten(write, number)
+        if number.sequence != known.sequence:
             return False
-        self._found(write, known)
+        self._found(write, number, known)
         return True
 
-    def _may_be_forgotten(self, write: W) -> bool:
+    def _may_be_forgotten(self, write: Write, number: Number) -> bool:
         """Whether a repeated write of an unknown producer may be stored; then it gets an `error`."""
-        latest_ms = write.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
+        latest_ms = number.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
             return False
         write.error = SendInDoubt(
-            f"it is not known whether number {write.sequence} of its producer is stored in topic "
-            f"{(write.delayed_for or write.log).topic!r}: the broker has had more producers than it remembers, and has "
+            f"it is not known whether number {number.sequence} of its producer is stored in topic "
+            f"{write.target.topic!r}: the broker has had more producers than it remembers, and has "
             "forgotten this one if it knew it. Look whether the messages are there before you send them again"
         )
         return True
 
-    def _found(self, write: W, known: _Stored) -> None:
-        if write.sequence < known.sequence:
-            write.error = StaleSequence(write.sequence, known.sequence)
-        else:
-            write.base, write.end, write.first_id = known.base, known.end, known.first_id
-            if known.records & DELAYED_ROW:
-                write.delayed_for = write.delayed_for or write.log
-                write.log = self._place(known.records, write.log)
-                write.pending_id = known.pending_id
-            elif write.delayed_for is not None:
-                write.log, write.delayed_for = write.delayed_for, None
-            self.repeated.append(write)
+    def _found(self, write: Write, number: Number, known: Stored) -> None:
+        if number.sequence < known.sequence:
+            write.error = StaleSequence(number.sequence, known.sequence)
+            return
+        write.base, write.end, write.first_id = known.base, known.end, known.first_id
+        target, write.delayed = write.target, None
+        if known.records & DELAYED_ROW:
+            write.delayed = Delayed(target, known.pending_id)
+        write.log = self._place(known.records, target)
+        self.repeated.append(write)
 
-    def _store_rows(self, admitted: Sequence[W]) -> bool:
+    def _store_rows(self, admitted: Sequence[_Numbered]) -> bool:
         """Append the rows in front of these writes. False: some failed, and those writes have the `error`."""
-        if len(admitted) == 1 and not self._restated:
-            return self._store_row(admitted[0])
-        modes: dict[bool, list[W]] = {}
-        for write in admitted:
-            modes.setdefault(write.log.durability.has_group_commit, []).append(write)
+        if len(admitted) == 1 and not self._restated:  # a producer that waits for each send; its benchmark: blocking-1
+            ((write, number, target),) = admitted
+            place = write.base, write.end, write.first_id
+            row = encode_row(number.producer, number.sequence, *place, number.records, target.partition, 0)
+            return self._append_rows(write.log.durability.has_group_commit, (target.topic,), row, admitted)
+        modes: dict[bool, list[_Numbered]] = {}
+        for each in admitted:
+            modes.setdefault(each[0].log.durability.has_group_commit, []).append(each)
         done = True
         for group_commit, writes in modes.items():
             topics: dict[str, int] = {}
-            number = topics.setdefault
+            topic_number = topics.setdefault
             rows = [_packed(row, topics) for row in self._take_restated()] if self._restated else []
             rows += [
                 encode_row(
-                    each.producer,
-                    each.sequence,
-                    each.base,
-                    each.end,
-                    each.first_id,
-                    each.records,
-                    (log := each.delayed_for or each.log).partition,
-                    number(log.topic, len(topics)),
+                    number.producer,
+                    number.sequence,
+                    write.base,
+                    write.end,
+                    write.first_id,
+                    number.records,
+                    target.partition,
+                    topic_number(target.topic, len(topics)),
                 )
-                for each in writes
+                for write, number, target in writes
             ]
             done = self._append_rows(group_commit, topics, b"".join(rows), writes) and done
         return done
 
-    def _store_row(self, write: W) -> bool:
-        """As `_store_rows`, for the one write of a producer that waits for each send. Its benchmark: `blocking-1`."""
-        log = write.delayed_for or write.log
-        row = encode_row(
-            write.producer, write.sequence, write.base, write.end, write.first_id, write.records, log.partition, 0
-        )
-        return self._append_rows(write.log.durability.has_group_commit, (log.topic,), row, (write,))
-
-    def _append_rows(self, group_commit: bool, topics: Iterable[str], rows: bytes, writes: Sequence[W]) -> bool:
+    def _append_rows(
+        self, group_commit: bool, topics: Iterable[str], rows: bytes, admitted: Sequence[_Numbered]
+    ) -> bool:
         try:
             internal = self.store.internal_log(self.topic, group_commit)
             body = encode_head(tuple(topics)) + rows
-            data, unit = internal_record(body, writes[0].first_id, internal.segments.end_offset)
+            data, unit = internal_record(body, admitted[0][0].first_id, internal.segments.end_offset)
             internal.append((data,), unit)
         except MetaqError as error:
-            for write in writes:
+            for write, _, _ in admitted:
                 write.error = error
-            self.not_stored(writes)
+            self.not_stored([write for write, _, _ in admitted])
             return False
         if group_commit:
             self._unsafe = internal
         return True
 
-    def take_unsafe(self) -> W | None:
+    def take_unsafe(self) -> Write | None:
         """Return the rows of the writes admitted since the last call; they have to be safe before these are answered.
         None: the partitions have asynchronous flush."""
         internal, self._unsafe = self._unsafe, None
         if internal is None:
             return None
-        rows = self._make(internal, (), b"")
+        rows = Write(internal)
         rows.end = internal.end_offset
         return rows
 
-    def not_stored(self, writes: Sequence[W]) -> None:
-        """Undo the admission of writes that have an `error` and were not appended. writes: in the order of `admit`.
-        A write that `admit` took for a repetition of one of them gets the same error."""
+    def not_stored(self, writes: Sequence[Write]) -> None:
+        """Undo the admission of numbered writes that have an `error` and were not appended. writes: in the order of
+        `admit`. A write that `admit` took for a repetition of one of them gets the same error."""
+        undone = [(write, number, (number.producer, write.target)) for write in writes if (number := write.number)]
         for again in self.repeated:
-            for write in writes:
-                if _key(again) == _key(write) and again.sequence == write.sequence:
+            for write, number, key in undone:
+                its = again.number
+                if its and (its.producer, again.target) == key and its.sequence == number.sequence:
                     again.error, again.base, again.end = write.error, 0, 0
-        for write in reversed(writes):  # so that the state before a partition's first one stays
-            key = _key(write)
+        for write, number, key in reversed(undone):  # so that the state before a partition's first one stays
             write.base = write.end = 0
             known = self._table.get(key)
-            if known is None or known.sequence != write.sequence:
+            if known is None or known.sequence != number.sequence:
                 continue
-            if write.before is None:
+            if number.before is None:
                 self._drop(key)
             else:
-                self._table[key] = write.before._replace(address=known.address)
+                self._table[key] = number.before._replace(address=known.address)
             self._restated[key] = None
 
     def _take_restated(self) -> list[_Row]:
@@ -348,7 +329,7 @@ class Sequences(Memory[LastRows], Generic[W]):
         self._forgotten_ms = self._by_our_clock(forgotten_ms) if forgotten_ms else -inf
         oldest_ms = self._oldest_ms()
         address = _Address("")
-        known: list[tuple[_Key, _Stored]] = []
+        known: list[tuple[_Key, Stored]] = []
         for key, rows in found.items():
             rows.sort(key=lambda row: row.sequence)
             for row in reversed(rows):
@@ -356,7 +337,7 @@ class Sequences(Memory[LastRows], Generic[W]):
                 if (found_id := _is_there(row, log)) is not None:
                     if row.time_ms >= oldest_ms:
                         pending_id = found_id if row.records & DELAYED_ROW else 0
-                        known.append((key, _Stored(*row[1:6], pending_id, address)))
+                        known.append((key, Stored(*row[1:6], pending_id, address)))
                     break
                 self._restated[key] = None
         known.sort(key=lambda item: item[1].first_id)
@@ -456,7 +437,7 @@ class Sequences(Memory[LastRows], Generic[W]):
         for key in oldest[most:]:  # early entries that were used since
             come[key] = come.pop(key)
 
-    def _note_forgotten(self, stored: _Stored) -> None:
+    def _note_forgotten(self, stored: Stored) -> None:
         self._forgotten_ms = max(self._forgotten_ms, self._by_our_clock(_time_ms(stored)))
 
     def _drop(self, key: _Key) -> None:
@@ -499,12 +480,8 @@ def _packed(row: _Row, topics: dict[str, int]) -> bytes:
     return encode_row(*fields, log.partition, topics.setdefault(log.topic, len(topics)))
 
 
-def _time_ms(stored: _Stored) -> int:
+def _time_ms(stored: Stored) -> int:
     return (stored.first_id >> TIME_SHIFT) + EPOCH_MS
-
-
-def _key(write: NumberedWrite) -> _Key:
-    return write.producer, write.delayed_for or write.log
 
 
 def _is_there(row: SequenceRow, log: PartitionLog) -> int | None:

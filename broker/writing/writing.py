@@ -1,42 +1,29 @@
 """The one way to store messages: a request becomes `Write`s, which are appended, made safe and then answered.
 
-Decoders: requests/put.py (one put, the puts of one read, and what a synchronous master sends), requests/send.py
-(batches for one partition or many) and transactions/commit.py. Encoders of the answers: beside them.
+The writes of requests are made in taking.py, those of a commit in transactions/commit.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.compression import check_packed
-from metaq.protocol.errors import (
-    CompressionNotAccepted,
-    DelayRefused,
-    LogReadOnly,
-    MetaqError,
-    NotEnoughReplicas,
-    NotLeader,
-    NotSafe,
-    PartitionClosed,
-)
-from metaq.protocol.half_messages import is_half
-from metaq.protocol.record import COMPRESSED_FLAG, Buffer, own_body
+from metaq.protocol.errors import LogReadOnly, MetaqError, NotEnoughReplicas, NotLeader, NotSafe, PartitionClosed
+from metaq.protocol.record import Buffer
 
-from ..delays.delays import Delays, Pended
-from ..memory.sequence_rows import DELAYED_ROW, HALF_ROW, WAITING_ROW
-from ..memory.topics import HALVES_TOPIC
+from ..delays.delays import Delays
 from ..partitions.counters import Metrics
 from ..partitions.message_ids import MessageIds
 from ..partitions.partitions import ANY, Partitions
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
-from .sequences import NumberedWrite, SendingPeer, Sequences
+from .sequences import Sequences
+from .write import Write
 
-__all__ = ["Copies", "CopiesDone", "SlaveLink", "Write", "Writing"]
+__all__ = ["Copies", "CopiesDone", "SlaveLink", "Writing"]
 
 T = TypeVar("T")
 
@@ -69,41 +56,6 @@ class Copies(Protocol):
         `replicas` set, or have an `error`."""
 
 
-class Write(NumberedWrite):
-    """Whole records for one partition, and the result. It lives until its request is answered."""
-
-    copy_errors: Sequence[MetaqError | None] = ()
-    """On a synchronous master: for each record why the slave does not have it, or None; empty without a slave."""
-
-    pended: Pended | None = None
-    """The delayed messages of this write, until they are appended."""
-
-    replicas = 0
-    """In a broker set: how many nodes, this one included, have the records when they may be acknowledged."""
-
-    @property
-    def answered_id(self) -> int:
-        """The first id to answer."""
-        return self.pending_id or self.first_id
-
-    @property
-    def answered_offset(self) -> int:
-        """The first byte offset to answer; -1 for delayed messages."""
-        return self.base if self.delayed_for is None else -1
-
-    @property
-    def partition(self) -> int:
-        """The number of the partition that the records are for."""
-        return (self.delayed_for or self.log).partition
-
-    @property
-    def failure(self) -> MetaqError | None:
-        """Why not all records are safe; None if they are."""
-        if self.error is not None or not self.copy_errors:
-            return self.error
-        return next((error for error in self.copy_errors if error is not None), None)
-
-
 class Writing:
     """All that a decoder needs to store messages. Lives on the reactor thread."""
 
@@ -113,7 +65,7 @@ class Writing:
         partitions: Partitions,
         message_ids: MessageIds,
         metrics: Metrics,
-        sequences: Sequences[Write],
+        sequences: Sequences,
         delays: Delays,
         halves: Delays | None = None,
     ) -> None:
@@ -134,21 +86,16 @@ class Writing:
         self._store = store
 
     @property
-    def has_transactions(self) -> bool:
-        """False for both sides of synchronous replication, as in 1.x."""
+    def takes_all_kinds(self) -> bool:
+        """False for both sides of 1.x's synchronous replication: no transactions, as in 1.x, and no numbers, because a
+        message is stored again there after its copy has failed. Nor are messages delayed, of which the slave would have
+        to know."""
         return self.slave is None and not self.takes_copies
 
     @property
-    def takes_delays(self) -> bool:
-        """Whether this broker takes delayed messages. Not with 1.x's synchronous replication, whose slave would have to
-        know of them."""
-        return self.slave is None and not self.takes_copies
-
-    @property
-    def takes_sequences(self) -> bool:
-        """Whether numbered writes are stored once. Not with 1.x's synchronous replication, where a message is stored
-        again after its copy has failed."""
-        return self.slave is None and not self.takes_copies
+    def numbers(self) -> bool:
+        """Whether numbers are checked now."""
+        return self.sequences.enabled and self.takes_all_kinds
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Return the log to append to. asked: the partition of the request, ANY if `partition` was chosen for it.
@@ -176,57 +123,12 @@ class Writing:
             return None
         return logs
 
-    def keeper(self, flag: int, body: Buffer) -> Delays:
-        """Return the keeper of a record with DELAYED_FLAG: halves or delays."""
-        return self.halves if is_half(flag, body) else self.delays
-
-    def due(self, flag: int, body: Buffer) -> tuple[Delays, int]:
-        """Return `keeper`, and when the record is due there, Unix ms, after one look through a long property list.
-        Raises RemoteProtocolError."""
-        own = own_body(body, flag)
-        keeper = self.keeper(flag, own)
-        return keeper, keeper.due(flag, own)
-
-    def log_for_delayed(self, topic: str, partition: int, asked: int, keeper: Delays) -> PartitionLog:
-        """Return the partition that delayed or half messages are for. Raises as `log` and `Delays.check`, and
-        DelayRefused, PartitionClosed."""
-        log = self.log(topic, partition, asked)
-        if not self.takes_delays:
-            raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
-        if self.partitions.is_leaving(topic, partition):
-            raise PartitionClosed(self.partitions.broker_id, partition)
-        keeper.check(log)
-        return log
-
-    def pended(self, pended: Pended, target: PartitionLog, first_id: int) -> Write:
-        """Return the Write for delayed messages, without units. first_id: the first of their ordinary ids."""
-        write = Write(pended.log.log, pended.buffers, b"")
-        write.pended, write.delayed_for, write.first_id = pended, target, first_id
-        write.pending_id = pended.ids[0]
-        return write
-
-    def number(self, write: Write, producer: int, sequence: int, records: int) -> None:
-        """Give a write its producer's number."""
-        if write.delayed_for is not None:
-            records |= DELAYED_ROW | (WAITING_ROW if write.log.has_group_commit else 0)
-            if write.log.topic == HALVES_TOPIC:
-                records |= HALF_ROW
-        write.producer, write.sequence, write.records = producer, sequence, records
-
-    def check_packed(self, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
-        """Check a record with COMPRESSED_FLAG. meant: the result of `meant_of` for a text put, whose bit may mean
-        nothing, because 1.x compresses nothing. Raises CompressionNotAccepted, PayloadUnreadable."""
-        if self.partitions.takes_compressed(topic):
-            check_packed(body, flag)
-        elif meant & COMPRESSED_FLAG:
-            raise CompressionNotAccepted(topic)
-
     def append(self, writes: Iterable[Write]) -> list[Write]:
         """Append in order. A Write is taken from the iterator after those before it are appended; all share one sync of
         the journal.
 
         A Write that cannot be appended gets an `error`, and so do later ones of its partition. Returns the appended
-        ones that are not safe yet, for `when_safe`. Those with a number have to come from `numbered`.
+        ones that are not safe yet, for `when_safe`. Those with a number must have been admitted by `sequences`.
         """
         if self.copies is not None and (refusal := self.copies.refusal) is not None:
             for write in writes:  # they were made while this node led; now another node owns the logs
@@ -240,11 +142,11 @@ class Writing:
         failed = []
         for write in taken:
             write.data, write.units = (), b""  # a waiting answer does not need them
-            if write.pended is not None:
-                pended, write.pended = write.pended, None
+            if (delayed := write.delayed) is not None and (pended := delayed.pended) is not None:
+                delayed.pended = None
                 if write.error is None:
                     pended.owner.noted(pended, write.base)
-            if write.error is not None and write.sequence:
+            if write.error is not None and write.number is not None:
                 failed.append(write)
             if write.log.durability.safe_end < write.end or (copied and write.error is None):
                 waiting.append(write)
@@ -258,27 +160,6 @@ class Writing:
             waiting += [write for write in stored if copied or write.log.durability.safe_end < write.end]
         return waiting
 
-    def numbered(self, writes: Iterable[Write], sender: SendingPeer | None) -> Iterator[Write]:
-        """Yield the writes to append, each after its row was appended. A repeated write is left out: it has an `error`,
-        or the first one's place, and then `append` returns it if that is not safe yet."""
-        if not self.numbers:
-            yield from writes
-            return
-        sequences = self.sequences
-        for write in writes:
-            if not write.sequence or sequences.admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
-                yield write
-
-    @property
-    def numbers(self) -> bool:
-        """Whether numbers are checked now."""
-        return self.sequences.enabled and self.takes_sequences
-
-    def stored_before(self, write: Write) -> bool:
-        """Whether a refused write with a number repeats a stored one. Then it has the stored one's place, and the next
-        `append` returns it if it is not safe yet. Also True if that cannot be told: then it has an `error`."""
-        return self.numbers and self.sequences.stored_before(write)
-
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
         """Call `done` once each of these is safe here and has its slave's answers, or has errors."""
         slave = self.slave
@@ -290,7 +171,7 @@ class Writing:
             missing -= 1
             if not missing:
                 for write in waiting:
-                    if write.sequence and isinstance(write.error, LogReadOnly | NotLeader | NotEnoughReplicas):
+                    if write.number and isinstance(write.error, LogReadOnly | NotLeader | NotEnoughReplicas):
                         write.error = NotSafe(write.log.directory, str(write.error))
                 done()
 

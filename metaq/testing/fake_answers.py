@@ -381,7 +381,7 @@ class Answers:
             ids = [self._new_id() for _ in here]
             rows.append((ids[0], log.append_all(parts.records, here, ids), partition, ResponseCode.SUCCESS))
         first_ids, offsets, partitions, codes = zip(*rows, strict=True)
-        body = encode_rows(np.array(first_ids), list(offsets), list(partitions), list(codes))
+        body = encode_rows(list(first_ids), list(offsets), list(partitions), list(codes))
         if self.replicas:
             body += encode_replicas([self.replicas] * len(rows))
         return _Reply(SendManyReply(len(rows)).to_ext(), body, remark="refused" if any(codes) else "")

@@ -104,9 +104,9 @@ broken = raising(RuntimeError("a bug"))
 
 BUGS = {
     "put": (PutGroup, "_encoded"),
-    "run": (put_module._Run, "_encoded"),
+    "run": (put_module, "_encoded_run"),
     "send": (PutGroup, "_encoded"),
-    "many": (send_module._ManyParts, "_encoded"),
+    "many": (send_module, "_encoded_many"),
     "sync": (put_module.PutAnswers, "refused_copy"),
 }
 

@@ -4,7 +4,6 @@ import gc
 from itertools import starmap
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -198,7 +197,7 @@ def test_any_body_is_split_or_refused(body, parts, records):
 
 def test_the_rows_of_an_answer_come_back():
     columns = [2**62, -1], [2**40, 0], [7, -1], [0, 1010]
-    body = encode_rows(np.array(columns[0]), *columns[1:])
+    body = encode_rows(*columns)
     assert decode_rows(body, 2) == columns
     with pytest.raises(RemoteProtocolError):
         decode_rows(body[:-1], 2)

@@ -13,8 +13,8 @@ from bench.worst import FRAMES, TEXTS
 from metaq.broker import tuning
 from metaq.broker.configuration import settings as settings_module
 from metaq.broker.http.gateway import Gateway
-from metaq.broker.requests import send as send_module
 from metaq.broker.shared.queue import SharedQueue
+from metaq.broker.writing import taking
 from metaq.protocol import frames as frames_module
 from metaq.protocol import record as record_module
 from metaq.protocol.delays import pending_id, pending_ids_of
@@ -370,7 +370,7 @@ def test_sections_without_a_pattern_cost_nothing_for_a_topic_that_there_is_not(h
 
 def test_the_bodies_of_a_delayed_batch_are_taken_in_slices(peer, harness, monkeypatch):
     monkeypatch.setattr("metaq.broker.tuning.DELAYED_SLICE_RECORDS", 10)
-    taken = noted(monkeypatch, send_module._Bodies, "__getitem__", result=len)
+    taken = noted(monkeypatch, taking._Bodies, "__getitem__", result=len)
     peer.send(raw_batch("t", 0, records_of([reserved(b"", {"metaq.delay": "3600000"})] * 25)))
     turns(harness)
     assert peer.frames()[0].code == ResponseCode.SUCCESS

@@ -17,6 +17,7 @@ from metaq.broker.sets.connections import StreamProtocol
 from metaq.broker.sets.leader import Leader
 from metaq.broker.sets.leading import Leading
 from metaq.broker.sets.transaction_mirror import BEGIN, END, SAME, WRITTEN, log_bytes, log_digest
+from metaq.broker.writing.write import Write
 from metaq.protocol.errors import DiskFull, NotLeader
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.record import encode_record
@@ -214,7 +215,7 @@ def test_a_node_that_leads_no_longer_stores_nothing_and_knows_nothing(harness: H
     (answer,) = pair.peer.answers()
     assert (answer.code, "meta://other:1" in answer.text) == (500, True)
     assert pair.peer.ask(put("t", 0)).code == 500
-    writes = [harness.broker.sequences._make(harness.store.get("t", 0), (b"late",), b"")]
+    writes = [Write(harness.store.get("t", 0), (b"late",))]
     assert harness.broker.writing.append(writes) == []
     assert isinstance(writes[0].error, NotLeader)
     assert pair.end("t") == (0, 25)

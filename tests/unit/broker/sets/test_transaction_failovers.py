@@ -14,7 +14,7 @@ from metaq.broker.store.partition_log import PartitionLog
 from metaq.broker.store.store import Append
 from metaq.broker.transactions import writer
 from metaq.broker.transactions.changes import LogChange
-from metaq.broker.writing.writing import Write
+from metaq.broker.writing.write import Write
 from metaq.protocol.errors import MetaqError, NotLeader
 from metaq.protocol.record import Buffer
 from metaq.protocol.replication_stream import Lane, StreamEntry

@@ -1,0 +1,813 @@
+"""The taking of records: what each one is, and what becomes of it, is decided here, by columns.
+
+A decoder (requests/put.py, requests/send.py, requests/transaction.py) gives what it has found in a request. It gets
+writes, or the errors of refused records, and encodes them.
+
+    plain               stored in its partition
+    delayed, half       DELAYED_FLAG: it waits in an internal log; `metaq.half` makes it a half message
+    compressed          COMPRESSED_FLAG: its payload has to be a frame, and its topic has to take such messages
+    numbered            stored once (sequences.py)
+    repeated            numbered, and stored before: it has the first one's place, also if it would be refused now
+    in a transaction    plain or compressed; a commit stores it (transactions/)
+
+`Puts` takes single puts, `TakenRun` the columns of a run, in which all are plain, `TakenParts` whole records that
+clients have encoded, `take_copy` what a synchronous master sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import sub
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from metaq.protocol.compression import check_packed
+from metaq.protocol.errors import (
+    ChecksumMismatch,
+    CompressionNotAccepted,
+    DelayRefused,
+    MetaqError,
+    PartitionClosed,
+    RemoteProtocolError,
+    TransactionRefused,
+)
+from metaq.protocol.half_messages import is_half
+from metaq.protocol.message_id import message_id_list, message_ids_from
+from metaq.protocol.put_run import PutRun
+from metaq.protocol.record import (
+    COMPRESSED_FLAG,
+    DELAYED_FLAG,
+    HEADER_BYTES,
+    Buffer,
+    checksum,
+    checksums,
+    headers_at,
+    own_body,
+)
+from metaq.protocol.text import NO_CHECKSUM, Sync
+
+from .. import tuning
+from ..delays.delays import Delays, Pended
+from ..delays.deliverer import Delayed
+from ..memory.sequence_rows import row_bits
+from ..partitions.partitions import ANY
+from ..store.batch import StampedRecords, encode_puts, stamp_in_slices, stamp_puts
+from ..store.index import UNIT_BYTES
+from ..store.partition_log import PartitionLog
+from .sequences import SendingPeer
+from .write import Number, Write
+from .writing import Writing
+
+__all__ = [
+    "ASKS",
+    "AskedParts",
+    "AskedPut",
+    "PutBatch",
+    "Puts",
+    "TakenParts",
+    "TakenRun",
+    "check_in_transaction",
+    "plain_logs",
+    "take_batch",
+    "take_copy",
+    "take_many",
+]
+
+W = TypeVar("W", bound=Write)
+
+ASKS = DELAYED_FLAG | COMPRESSED_FLAG
+"""Flags that ask more of the broker than to store the message."""
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
+    """Check messages for a transaction. puts: flag, checksum, body. meant: the bits of the flags that ask something of
+    the broker. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable."""
+    if not writing.takes_all_kinds:
+        raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
+    if meant & DELAYED_FLAG:
+        raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
+    for flag, _, body in puts:
+        if flag & COMPRESSED_FLAG:
+            _check_packed(writing, topic, flag, body, meant)
+
+
+def _check_packed(writing: Writing, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
+    """Check a record with COMPRESSED_FLAG. meant: without this bit, its bit means nothing if the topic takes no
+    compressed messages. Raises CompressionNotAccepted, PayloadUnreadable."""
+    if writing.partitions.takes_compressed(topic):
+        check_packed(body, flag)
+    elif meant & COMPRESSED_FLAG:
+        raise CompressionNotAccepted(topic)
+
+
+def _keeper(writing: Writing, flag: int, body: Buffer) -> Delays:
+    """Return the keeper of a record with DELAYED_FLAG."""
+    return writing.halves if is_half(flag, body) else writing.delays
+
+
+def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None) -> PartitionLog:
+    """Return the partition that records are for. keeper: of delayed ones. Raises as `Writing.log`; for delayed ones
+    also as `Delays.check`, and DelayRefused, PartitionClosed."""
+    log = writing.log(topic, partition, asked)
+    if keeper is not None:
+        if not writing.takes_all_kinds:
+            raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
+        if writing.partitions.is_leaving(topic, partition):
+            raise PartitionClosed(writing.partitions.broker_id, partition)
+        keeper.check(log)
+    return log
+
+
+def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
+    """Make a write one of delayed records, still without units. target: their partition."""
+    write.log, write.data = pended.log.log, pended.buffers
+    write.delayed = Delayed(target, pended.ids[0], pended)
+    if write.number is not None:
+        write.number.records |= row_bits(write.log.topic, write.log.has_group_commit)
+
+
+def _stored_before(
+    writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
+) -> W | None:
+    """Return a write for refused records if they were stored before, with that one's place; or, with an `error`, if
+    that cannot be told. The next `append` returns it if it is not safe yet. number: None if they have none."""
+    if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
+        return None
+    write = make(log)
+    write.number = number
+    return write if writing.sequences.stored_before(write) else None
+
+
+def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
+    """Yield the writes to append, numbered ones behind their rows. A repeated write is left out: it has an `error`, or
+    the first one's place, and then `append` returns it if that is not safe yet."""
+    admit, numbers = writing.sequences.admit, writing.numbers
+    for write in writes:
+        if not numbers or write.number is None or admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
+            yield write
+
+
+def _kept(error: MetaqError) -> MetaqError:
+    """Return the error without its traceback. The frames in it take 3 KB, in a cycle with the connection that no
+    garbage collection finds once it has survived one."""
+    return error.with_traceback(None)
+
+
+# --- single puts ------------------------------------------------------------------------------------------------------
+
+
+class AskedPut(Protocol):
+    """A put as it was decoded."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def flag(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+    @property
+    def body(self) -> Buffer: ...
+
+
+P = TypeVar("P", bound=AskedPut)
+
+
+class PutBatch(Write, Generic[P]):
+    """Puts for one partition, stored together. keeper: of delayed ones, which also have the times when they are due."""
+
+    ids: Sequence[int] = ()
+    keeper: Delays | None = None
+
+    def __init__(self, log: PartitionLog) -> None:
+        super().__init__(log)
+        self.dues: list[int] = []
+        self.asked: list[P] = []
+        self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
+
+
+class Puts(Generic[P]):
+    """Single puts, taken one by one and appended together, once per partition; numbered ones each by itself.
+
+    Puts are checked when they are taken, so a refused put does not affect the others. `append` appends them.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_begun",
+        "_last",
+        "_last_partition",
+        "_last_topic",
+        "_numbers",
+        "_sender",
+        "_writing",
+        "batches",
+    )
+
+    def __init__(self, writing: Writing, sender: SendingPeer | None) -> None:
+        """sender: None for a client of a single request."""
+        self._writing = writing
+        self._sender = sender
+        self.batches: list[PutBatch[P]] = []
+        # the last batch of each partition that other puts may join; of delayed messages by keeper and partition
+        self._batches: dict[PartitionLog | tuple[Delays, PartitionLog], PutBatch[P]] = {}
+        self._begun = 0  # partitions that get their first messages: their files are made
+        self._numbers = False  # whether a batch has a number
+        # most reads bring puts to one partition
+        self._last: PutBatch[P] | None = None
+        self._last_topic = ""
+        self._last_partition = ANY
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more puts would make others wait too long: they belong to another group, in a later turn."""
+        return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
+
+    def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
+        """Return the batch that has the put, or the partition and why the put is refused. meant: the bits of its flag
+        that ask something of the broker."""
+        flag, body, partition = put.flag, put.body, put.partition
+        batch, due = self._last, 0
+        try:
+            if (
+                meant & DELAYED_FLAG
+                or number is not None
+                or batch is None
+                or partition != self._last_partition
+                or put.topic != self._last_topic
+            ):
+                if partition == ANY:
+                    if number is not None:
+                        raise RemoteProtocolError("a send with a sequence names no partition")
+                    partition = self._writing.partitions.choose(put.topic)
+                keeper = None
+                if meant & DELAYED_FLAG:
+                    own = own_body(body, flag)  # one look through a long property list is enough
+                    keeper = _keeper(self._writing, flag, own)
+                    due = keeper.due(flag, own)
+                batch = self._batch(put, partition, keeper, number)
+            found = checksum(body)
+            if found != put.checksum != NO_CHECKSUM:
+                raise ChecksumMismatch
+            if flag & COMPRESSED_FLAG:
+                _check_packed(self._writing, put.topic, flag, body, meant)
+        except MetaqError as error:
+            self._writing.metrics.put(put.topic, 1, len(body))
+            before: PutBatch[P] | None = _stored_before(self._writing, PutBatch, put.topic, put.partition, number)
+            if before is None:
+                return partition, _kept(error)
+            self.batches.append(before)
+            before.asked.append(put)
+            return before
+        batch.asked.append(put)
+        batch.puts.append((flag, found, body))
+        if batch.keeper is not None:
+            batch.dues.append(due)
+        return batch
+
+    def _batch(self, put: P, partition: int, keeper: Delays | None, number: Number | None) -> PutBatch[P]:
+        """Return the batch for a put. keeper: of a delayed one. Raises as a refused put."""
+        key: PartitionLog | tuple[Delays, PartitionLog]
+        if keeper is None:
+            key = log = self._writing.log(put.topic, partition, put.partition)
+        else:
+            log = _log(self._writing, put.topic, partition, put.partition, keeper)
+            key = keeper, log
+        batch = None
+        if number is None:
+            batch = self._batches.get(key)
+        else:  # later puts to its partition stay behind it
+            self._batches.pop(log, None)
+            self._last = None
+            self._numbers = True
+        if batch is None:
+            batch = PutBatch(log)
+            batch.keeper, batch.number = keeper, number
+            self.batches.append(batch)
+            if number is None:
+                self._batches[key] = batch
+                self._begun += keeper is None and not log.end_offset
+        if number is None and keeper is None and put.partition != ANY:
+            self._last, self._last_topic, self._last_partition = batch, put.topic, partition
+        return batch
+
+    def append(self) -> list[Write]:
+        """Append everything, once per partition and number. Return the writes that are not safe yet."""
+        batches: Iterator[PutBatch[P]] = map(self._stamped, [batch for batch in self.batches if batch.puts])
+        return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
+
+    def _stamped(self, batch: PutBatch[P]) -> PutBatch[P]:
+        """Return the batch with its records made for its partition's present end."""
+        log, puts, writing = batch.log, batch.puts, self._writing
+        count = len(puts)
+        batch.first_id = first_id = writing.message_ids.next(count)
+        batch.ids = ids = (first_id,) if count == 1 else message_id_list(first_id, count)
+        if batch.keeper is None:
+            batch.data, batch.units = encode_puts(puts, log.segments.end_offset, ids)
+            writing.metrics.put(log.topic, count, sum(map(len, batch.data)) - count * HEADER_BYTES)
+            return batch
+        flags, found, bodies = zip(*puts, strict=True)
+        pended = batch.keeper.pend(log, batch.dues, flags, found, bodies, ids)
+        _wait(batch, pended, log)
+        batch.ids, batch.units = pended.ids, pended.units(batch.log.end_offset)
+        writing.metrics.put(log.topic, count, sum(map(len, bodies)))
+        return batch
+
+
+# --- records that lie back to back ------------------------------------------------------------------------------------
+
+
+class _Spans(NamedTuple):
+    """Where the parts of back-to-back records begin and end: by records, and by bytes."""
+
+    starts: list[int]
+    ends: list[int]
+    byte_starts: list[int]
+    byte_ends: list[int]
+
+    @classmethod
+    def of(cls, stamped: StampedRecords, counts: list[int]) -> Self:
+        """counts: of each part's records."""
+        ends = list(accumulate(counts))
+        starts = [0, *ends[:-1]]
+        byte_ends = stamped.ends[np.array(ends) - 1].tolist()
+        return cls(starts, ends, [0, *byte_ends[:-1]], byte_ends)
+
+    def some(self, first: int, last: int) -> _Spans:
+        """Return those of some parts."""
+        return _Spans(*[column[first:last] for column in self])
+
+    def records(self, number: int) -> slice:
+        """Return the numbers of a part's records."""
+        return slice(self.starts[number], self.ends[number])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of each part in bytes."""
+        return list(map(sub, self.byte_ends, self.byte_starts))
+
+    def cut(self, data: Buffer, stamped: StampedRecords, bases: Sequence[int]) -> list[tuple[Buffer, bytes]]:
+        """Return the data and the units of each part. bases: their byte offsets."""
+        starts, ends, byte_starts, byte_ends = self
+        first = starts[0]
+        units = stamped.units[first : ends[-1]]
+        units["offset"] += np.repeat(np.subtract(bases, byte_starts), np.subtract(ends, starts))
+        packed = units.tobytes()
+        return [
+            (data[byte_start:byte_end], packed[(start - first) * UNIT_BYTES : (end - first) * UNIT_BYTES])
+            for start, end, byte_start, byte_end in zip(starts, ends, byte_starts, byte_ends, strict=True)
+        ]
+
+
+class _Bodies(Sequence[Buffer]):
+    """The bodies of records, made when they are accessed."""
+
+    def __init__(self, stamped: StampedRecords, chosen: slice | npt.NDArray[np.intp]) -> None:
+        self._data = stamped.data
+        self._starts, self._ends = stamped.starts[chosen] + HEADER_BYTES, stamped.ends[chosen]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, which: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Buffer]: ...
+    def __getitem__(self, which: int | slice) -> Buffer | list[Buffer]:
+        if isinstance(which, int):
+            return self._data[int(self._starts[which]) : int(self._ends[which])]
+        return [*map(self._data.__getitem__, map(slice, self._starts[which].tolist(), self._ends[which].tolist()))]
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
+    """Return the log of each put of a run. None if they have to be taken one by one: few puts, refused, delayed or
+    compressed ones, or a synchronous slave."""
+    if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
+        return None
+    if any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & ASKS:
+        return None
+    logs = writing.logs(run.topics, run.partitions)
+    return logs if logs is None or (checksums(run.bodies) == np.array(run.checksums)).all() else None
+
+
+class TakenRun:
+    """A run whose puts are all plain, and good so far. ids, offsets: of each."""
+
+    def __init__(self, writing: Writing, run: PutRun, logs: list[PartitionLog]) -> None:
+        """logs: the result of `plain_logs`."""
+        self._writing = writing
+        self._run = run
+        self.logs = logs
+        self.ids = message_ids_from(writing.message_ids.next(len(logs)), len(logs))
+        self.offsets = np.empty(len(logs), np.int64)
+        self._writes: list[Write] = []
+
+    def append(self) -> Generator[None, None, list[Write]]:
+        """Append everything, once per partition; in slices if there are many partitions. Return the writes that are not
+        safe yet."""
+        logs = list(dict.fromkeys(self.logs))
+        numbers = dict(zip(logs, range(len(logs)), strict=True))
+        number = np.fromiter(map(numbers.__getitem__, self.logs), np.intp, len(self.logs))
+        order = number.argsort(kind="stable")
+        counts = np.bincount(number)
+        ends = counts.cumsum()  # numbers of records
+        waiting: list[Write] = []
+        for first in range(0, len(logs), tuning.STEP_PARTITIONS):
+            part = slice(first, first + tuning.STEP_PARTITIONS)
+            start = int(ends[first] - counts[first])
+            if first:
+                yield
+            writes = self._written(logs[part], order[start : int(ends[part][-1])], counts[part])
+            self._writes += writes
+            if first:  # others were served meanwhile
+                self._refuse(writes)
+            waiting += self._writing.append([write for write in writes if write.error is None])
+        return waiting
+
+    def failures(self) -> dict[PartitionLog, MetaqError]:
+        """Return why puts are not stored or not safe, by their log."""
+        return {write.log: write.error for write in self._writes if write.error is not None}
+
+    def _refuse(self, writes: Sequence[Write]) -> None:
+        """Give writes an error if their partitions have stopped taking puts."""
+        for write in writes:
+            try:
+                self._writing.log(write.log.topic, write.log.partition, write.log.partition)
+            except MetaqError as error:
+                write.error = _kept(error)
+
+    def _written(
+        self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
+    ) -> list[Write]:
+        """Return the records of each partition, count them, and set each put's offset. order: the puts' numbers, by
+        partition. counts: of each partition's puts."""
+        run = self._run
+        bodies = list(map(run.bodies.__getitem__, order.tolist()))
+        flags, crcs = np.array(run.flags)[order], np.array(run.checksums)[order]
+        stamped = stamp_puts(flags, crcs, bodies, self.ids[order])
+        data: Buffer = stamped.data
+        if len(data) < tuning.RUN_VIEW_BYTES * len(logs):
+            data = bytes(data)
+        pieces = _Spans.of(stamped, counts.tolist()).cut(data, stamped, [log.end_offset for log in logs])
+        self.offsets[order] = stamped.units["offset"]
+        for log, (records, _), count in zip(logs, pieces, counts.tolist(), strict=True):
+            self._writing.metrics.put(log.topic, count, len(records) - count * HEADER_BYTES)
+        return [Write(log, (records,), units) for log, (records, units) in zip(logs, pieces, strict=True)]
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+SizedRecords = tuple[memoryview, npt.NDArray[np.int64]]
+"""The records back to back; the size of each in bytes, header included."""
+
+
+def take_batch(
+    writing: Writing, topic: str, asked: int, number: Number | None, records: SizedRecords, sender: SendingPeer | None
+) -> Generator[None, None, tuple[Write, list[Write]]]:
+    """Store all records or none. Return their write, and those that are not safe yet. asked: the partition; ANY: the
+    broker chooses. Raises as a refused put, and RemoteProtocolError if records and sizes do not agree."""
+    count = len(records[1])
+    writing.metrics.put(topic, count, len(records[0]) - count * HEADER_BYTES)
+    try:
+        partition = writing.partitions.choose(topic) if asked == ANY else asked
+        writing.log(topic, partition, asked)
+        first_id = writing.message_ids.next(count)
+        stamped = yield from stamp_in_slices(*records, message_ids_from(first_id, count))
+        if not stamped.intact.all():
+            raise ChecksumMismatch
+        pended = None
+        if stamped.flags & ASKS:
+            flags = headers_at(stamped.data, stamped.starts)["flag"]
+            unfit: dict[int, MetaqError] = {}
+            yield from _find_packed(writing, stamped, flags, [count], [topic], unfit)
+            if unfit:
+                raise unfit.pop(0)
+            if stamped.flags & DELAYED_FLAG:
+                place = topic, partition, asked
+                pended = yield from _pend(writing, *place, stamped, flags, slice(0, count))
+        log = _log(writing, topic, partition, asked, pended and pended.owner)  # others may have been served meanwhile
+    except MetaqError as error:
+        before = _stored_before(writing, Write, topic, asked, number)
+        if before is None:
+            writing.refused(topic, error, count)
+            raise
+        return before, writing.append(())
+    write = Write(log)
+    write.number, write.first_id = number, first_id
+    if pended is None:
+        stamped.units["offset"] += log.end_offset
+        write.data, write.units = (stamped.data,), stamped.units.view(np.uint8).data
+    else:
+        _wait(write, pended, log)
+        write.units = pended.units(write.log.end_offset)
+    return write, writing.append(_admitted(writing, (write,), sender))
+
+
+def _parts_of(ends: Sequence[int], chosen: npt.NDArray[np.generic]) -> list[int]:
+    """Return the part of each record for which `chosen` is not 0. ends: the number behind the last record of each
+    part."""
+    return np.searchsorted(ends, np.flatnonzero(chosen), "right").tolist()  # type: ignore[no-any-return]
+
+
+def _find_packed(
+    writing: Writing,
+    stamped: StampedRecords,
+    flags: npt.NDArray[np.int32],
+    ends: Sequence[int],
+    topics: Sequence[str],
+    unfit: dict[int, MetaqError],
+) -> Generator[None, None, None]:
+    """Add the parts that are refused for a compressed record to `unfit`. ends, topics: of each part."""
+    chosen = np.flatnonzero(flags & COMPRESSED_FLAG)
+    columns = _parts_of(ends, flags & COMPRESSED_FLAG), flags[chosen].tolist(), _Bodies(stamped, chosen)
+    for place, (number, flag, body) in enumerate(zip(*columns, strict=True), 1):
+        if number not in unfit:
+            try:
+                _check_packed(writing, topics[number], flag, body)
+            except MetaqError as error:
+                unfit[number] = _kept(error)
+        if not place % tuning.PACKED_SLICE_RECORDS:
+            yield
+
+
+def _pend(
+    writing: Writing,
+    topic: str,
+    partition: int,
+    asked: int,
+    stamped: StampedRecords,
+    flags: npt.NDArray[np.int32],
+    chosen: slice,
+) -> Generator[None, None, Pended]:
+    """Return what is to be appended for records of which one is delayed. chosen: their numbers. Raises
+    RemoteProtocolError, and as a refused put."""
+    data, starts, ends, units, *_ = stamped
+    own = flags[chosen]
+    first = slice(int(starts[chosen.start]) + HEADER_BYTES, int(ends[chosen.start]))
+    keeper = _keeper(writing, int(own[0]), data[first])
+    log = _log(writing, topic, partition, asked, keeper)
+    if not (own & DELAYED_FLAG).all():
+        raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
+    found = headers_at(data, starts[chosen])["checksum"].tolist()
+    columns = own.tolist(), found, _Bodies(stamped, chosen), units["id"][chosen].tolist()
+    return (yield from keeper.pend_in_slices(log, *columns))
+
+
+class AskedParts(NamedTuple):
+    """What was found in a frame of whole records, by columns with an item for each part.
+
+    topics: numbers in `names`. partitions: ANY where the broker chooses. counts: of records. sequences: empty without a
+    producer. repeats: the numbers of the parts that are sent again, first sent `repeat_ms` milliseconds ago.
+    """
+
+    names: Sequence[str]
+    topics: Sequence[int]
+    partitions: Sequence[int]
+    counts: list[int]
+    producer: int
+    sequences: Sequence[int]
+    repeats: frozenset[int]
+    repeat_ms: int
+
+
+class TakenParts:
+    """The parts of a frame. The records of each part are stored together, or refused together."""
+
+    def __init__(self, writing: Writing, asked: AskedParts, sender: SendingPeer | None) -> None:
+        """sender: None for a client of a single request."""
+        self._writing = writing
+        self._sender = sender
+        self._asked = asked
+        self._topics = [asked.names[number] for number in asked.topics]
+        self._sequences = asked.sequences if writing.numbers else ()
+        self._repeats = dict.fromkeys(asked.repeats, asked.repeat_ms)
+        self._counts = asked.counts
+        self.partitions = list(asked.partitions)
+        """As asked, or as the broker has chosen."""
+        self.waiting: list[Write] = []
+        """The writes that are not safe yet."""
+        self.writes: dict[int, Write] = {}
+        """By the number of the part. Repeated ones too."""
+        self._refused: dict[int, MetaqError] = {}  # of parts without a write
+        self._unfit: dict[int, MetaqError] = {}  # of parts that are to be refused for their records
+        self._delayed: dict[int, Pended] = {}
+        self._chunk: dict[int, Write] = {}  # the writes of the last chunk
+        self._failed: dict[PartitionLog, MetaqError] = {}
+        self._first_ids = [0] * len(asked.counts)
+        self._next = 0
+
+    # --- the result ---------------------------------------------------------------------------------------------------
+
+    def failures(self) -> dict[int, MetaqError]:
+        """Return why parts are not stored or not safe, by their numbers. To be called once: it counts them."""
+        errors: dict[int, MetaqError] = {}
+        for number, write in self.writes.items():
+            if (write.error is not None or write.copy_errors) and (failure := write.failure) is not None:
+                errors[number] = failure
+                self._writing.refused(self._topics[number], failure, self._counts[number])
+        return errors | self._refused  # these are counted
+
+    def places(self) -> tuple[list[int], list[int]]:
+        """Return the first id and the first byte offset of each part."""
+        ids, offsets = self._first_ids, [0] * len(self._counts)
+        for number, write in self.writes.items():
+            if write.number is None and write.delayed is None:
+                offsets[number] = write.base
+            else:
+                ids[number], offsets[number] = write.answered_id, write.answered_offset
+        return ids, offsets
+
+    # --- what each part is --------------------------------------------------------------------------------------------
+
+    def refuse(self, number: int, error: MetaqError) -> None:
+        """Refuse a part, unless it was stored before."""
+        if self._sequences:
+            its = Number(self._asked.producer, self._sequences[number], 1, self._repeats.get(number, -1))
+            write = _stored_before(self._writing, Write, self._topics[number], self._asked.partitions[number], its)
+            if write is not None:
+                self.writes[number] = write
+                return
+        self._refused[number] = _kept(error)
+        self._writing.refused(self._topics[number], error, self._counts[number])
+
+    def count(self, spans: _Spans) -> None:
+        """Count the records as requested puts."""
+        asked, count_put = self._asked, self._writing.metrics.put
+        totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
+        for topic, count, size in zip(asked.names, *totals, strict=True):
+            if count:
+                count_put(topic, int(count), int(size - count * HEADER_BYTES))
+
+    def _judge(
+        self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
+    ) -> Generator[None, None, None]:
+        """Find the parts to refuse for their records, and prepare those with delayed records."""
+        unfit = self._unfit
+        unfit |= dict.fromkeys(_parts_of(spans.ends, ~stamped.intact), ChecksumMismatch())
+        if not stamped.flags & ASKS:
+            return
+        flags = headers_at(stamped.data, stamped.starts)["flag"]
+        yield from _find_packed(self._writing, stamped, flags, spans.ends, self._topics, unfit)
+        until = seconds() + tuning.SEND_SLICE_SECONDS
+        for number in sorted({*_parts_of(spans.ends, flags & DELAYED_FLAG)} - unfit.keys()):
+            if seconds() >= until:
+                yield
+                until = seconds() + tuning.SEND_SLICE_SECONDS
+            topic, asked, chosen = self._topics[number], self.partitions[number], spans.records(number)
+            try:
+                partition = self._writing.partitions.choose(topic) if asked == ANY else asked
+                self._delayed[number] = yield from _pend(self._writing, topic, partition, asked, stamped, flags, chosen)
+            except MetaqError as error:
+                unfit[number] = _kept(error)
+            else:
+                self.partitions[number] = partition
+
+    # --- appending ----------------------------------------------------------------------------------------------------
+
+    def append(
+        self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
+    ) -> Generator[None, None, None]:
+        """Append everything, once per part, in slices that share one sync."""
+        self._first_ids = stamped.units["id"][spans.starts].tolist()
+        if stamped.flags & ASKS or not stamped.intact.all():
+            yield from self._judge(stamped, spans, seconds)
+        while self._next < len(self._counts):
+            if self._next:
+                yield
+            # a slave gets its copies when all is appended; no other puts may come in between
+            until = seconds() + tuning.SEND_SLICE_SECONDS if self._writing.slave is None else float("inf")
+            self.waiting += self._writing.append(self._written(stamped, spans, seconds, until))
+
+    def _written(
+        self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float], until: float
+    ) -> Iterator[Write]:
+        """Yield writes to append until the time `until`, and at least one chunk."""
+        most = tuning.SEND_PARTS if not self._delayed else tuning.SEND_WAITING_PARTS
+        while (first := self._next) < len(self._counts):
+            logs = self._logs(first, min(first + most, len(self._counts)), seconds, until)
+            some = spans.some(first, first + len(logs))
+            writes = self._made(first, logs)
+            bases = self._places(writes, some.sizes)
+            pieces = some.cut(stamped.data, stamped, [base or 0 for base in bases])
+            for write, base, (data, units) in zip(writes, bases, pieces, strict=True):
+                if write is not None and base is not None:
+                    if write.delayed is None:
+                        write.data, write.units = (data,), units
+                    elif write.delayed.pended is not None:
+                        write.units = write.delayed.pended.units(base)
+                    yield write
+            self._next = first + len(logs)
+            if self._next < len(self._counts) and seconds() >= until:
+                return
+
+    def _made(self, first: int, logs: Sequence[PartitionLog | None]) -> list[Write | None]:
+        """Return the writes of a chunk's parts, still without data. None: the part is refused or repeated."""
+        producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
+        made: list[Write | None] = []
+        chunk: dict[int, Write] = {}
+        for number, log in enumerate(logs, first):
+            if log is None:
+                made.append(None)
+                continue
+            chunk[number] = write = Write(log)
+            made.append(write)
+            if sequences:
+                write.first_id = self._first_ids[number]
+                write.number = Number(producer, sequences[number], self._counts[number], repeats.get(number, -1))
+            if delayed and number in delayed:
+                _wait(write, delayed[number], log)
+        self._chunk = chunk
+        self.writes.update(chunk)
+        return made
+
+    def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
+        """Return the byte offset for each of a chunk's writes; several may have the same log. sizes: of their records,
+        in bytes, before they were delayed. None: the write is not appended."""
+        for place, write in enumerate(writes) if self._delayed else ():
+            if write is not None and write.delayed is not None and write.delayed.pended is not None:
+                sizes[place] = write.delayed.pended.size
+        if self._sequences:
+            asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
+            admitted = iter(self._writing.sequences.admit(asked, self._sender))
+            return [None if write is None else next(admitted) for write in writes]
+        bases: list[int | None] = []
+        ends: dict[PartitionLog, int] = {}
+        for write, size in zip(writes, sizes, strict=True):
+            base = None
+            if write is not None:
+                base = ends.get(write.log) or write.log.segments.end_offset
+                ends[write.log] = base + size
+            bases.append(base)
+        return bases
+
+    def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
+        """Return the logs of the parts `first` … `last` - 1, or of fewer when the time is over: making a log takes a
+        third of a millisecond. None: the part is refused or repeated."""
+        if self._chunk:
+            self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}
+        if not (self._failed or self._unfit or self._delayed or ANY in self._asked.partitions):
+            logs = self._writing.logs(self._topics[first:last], self.partitions[first:last])
+            if logs is not None:
+                return logs
+        found: list[PartitionLog | None] = []
+        for number in range(first, last):
+            if found and seconds() >= until:
+                break
+            try:
+                if number in self._unfit:
+                    raise self._unfit[number]
+                found.append(self._log(number))
+            except MetaqError as error:
+                self.refuse(number, error)
+                found.append(None)
+        return found
+
+    def _log(self, number: int) -> PartitionLog:
+        """Return the partition for a part's records. Raises as a refused put."""
+        topic, asked, partition = self._topics[number], self._asked.partitions[number], self.partitions[number]
+        if partition == ANY:
+            partition = self.partitions[number] = self._writing.partitions.choose(topic)
+        pended = self._delayed.get(number)
+        log = _log(self._writing, topic, partition, asked, pended and pended.owner)
+        error = self._failed.get(log if pended is None else pended.log.log)
+        if error is not None:  # so are later parts of a refused part's partition
+            raise error
+        return log
+
+
+def take_many(
+    writing: Writing, asked: AskedParts, records: SizedRecords, sender: SendingPeer | None, seconds: Callable[[], float]
+) -> Generator[None, None, TakenParts]:
+    """Store each part on its own. Raises RemoteProtocolError, with nothing appended, if records and sizes do not
+    agree."""
+    count = len(records[1])
+    stamped = yield from stamp_in_slices(*records, message_ids_from(writing.message_ids.next(count), count))
+    taken = TakenParts(writing, asked, sender)
+    spans = _Spans.of(stamped, asked.counts)
+    taken.count(spans)
+    yield from taken.append(stamped, spans, seconds)
+    return taken
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def take_copy(writing: Writing, sync: Sync, now_ms: int) -> Write:
+    """Return the write for a synchronous master's message. Raises as a refused put."""
+    writing.metrics.put(sync.topic, 1, len(sync.body))
+    found = checksum(sync.body)
+    if found != sync.checksum != NO_CHECKSUM:
+        raise ChecksumMismatch
+    log = writing.partitions.for_put(sync.topic, sync.partition)
+    puts = [(sync.flag, found, sync.body)]
+    return Write(log, *encode_puts(puts, log.end_offset, (sync.message_id,), now_ms))
