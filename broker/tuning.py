@@ -158,6 +158,9 @@ DELAYED_UNSAFE_SECONDS = 0.002
 DELAYED_RETRY_SECONDS = (0.1, 5.0)
 """The first and the longest pause before a retry for a partition that does not take its messages; pauses double."""
 
+DELAYED_JOINED_BYTES = 1 << 16
+"""Up to this size a few delayed messages are joined in one buffer, so that the garbage collector has less to follow."""
+
 DELAYED_SLICE_RECORDS = 1 << 10
 """How many records of a batch are prepared before others are served: some 3 ms."""
 

@@ -213,6 +213,11 @@ class Delays(Memory[DelayedLog]):
         ids = yield from self._ids(dues)
         place = target.topic, target.partition
         flags, checksums, bodies, taken = columns
+        if len(dues) <= FEW_PUTS:  # in tuples: a frame may have many parts, and the garbage collector follows lists
+            few, widths = encode_pending(place, flags, checksums, bodies, taken, ids)
+            size = sum(widths)
+            data = (b"".join(few),) if size <= tuning.DELAYED_JOINED_BYTES else tuple(few)
+            return Pended(self, contents, place, tuple(ids), tuple(widths), data, size, self.now_ms())
         buffers: list[Buffer] = []
         sizes = array("q")
         for start in range(0, len(dues), tuning.DELAYED_SLICE_RECORDS):
@@ -222,7 +227,7 @@ class Delays(Memory[DelayedLog]):
             more, widths = encode_pending(
                 place, flags[chosen], checksums[chosen], bodies[chosen], taken[chosen], ids[chosen]
             )
-            buffers += more if len(dues) <= FEW_PUTS else (b"".join(more),)
+            buffers.append(b"".join(more))
             sizes.extend(widths)
         return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 

@@ -51,6 +51,8 @@ class Append:
     [base, end): the byte offsets of the data, empty if it was not appended. error: why it was not, or is not safe.
     """
 
+    __slots__ = ("base", "data", "end", "error", "log", "segment", "units")
+
     def __init__(
         self, log: PartitionLog, data: Sequence[Buffer] = (), units: Buffer = b"", segment: int | None = None
     ) -> None:

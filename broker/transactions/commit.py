@@ -43,6 +43,8 @@ Settled = Callable[[str | None, MetaqError | None], None]
 class EncodedBlock(Write):
     """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
 
+    __slots__ = ("checksum", "size", "store")
+
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
         """Encode everything now; `make` pauses."""
         self._begin(block, base)

@@ -183,11 +183,12 @@ P = TypeVar("P", bound=AskedPut)
 class PutBatch(Write, Generic[P]):
     """Puts for one partition, stored together. keeper: of delayed ones, which also have the times when they are due."""
 
-    ids: Sequence[int] = ()
-    keeper: Delays | None = None
+    __slots__ = ("asked", "dues", "ids", "keeper", "puts")
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log)
+        self.ids: Sequence[int] = ()
+        self.keeper: Delays | None = None
         self.dues: list[int] = []
         self.asked: list[P] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
@@ -600,7 +601,7 @@ class TakenParts:
         """By the number of the part. Repeated ones too."""
         self._refused: dict[int, MetaqError] = {}  # of parts without a write
         self._unfit: dict[int, MetaqError] = {}  # of parts that are to be refused for their records
-        self._delayed: dict[int, Pended] = {}
+        self._delayed: dict[int, Pended] = {}  # of parts that have no write yet
         self._chunk: dict[int, Write] = {}  # the writes of the last chunk
         self._failed: dict[PartitionLog, MetaqError] = {}
         self._first_ids = [0] * len(asked.counts)
@@ -640,12 +641,16 @@ class TakenParts:
         self._refused[number] = _kept(error)
         self._writing.refused(self._topics[number], error, self._counts[number])
 
-    def count(self, spans: _Spans) -> None:
-        """Count the records as requested puts."""
+    def count(self, spans: _Spans, seconds: Callable[[], float]) -> Generator[None, None, None]:
+        """Count the records as requested puts, in slices: each topic is looked up."""
         asked, count_put = self._asked, self._writing.metrics.put
         totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
+        until = seconds() + tuning.SEND_SLICE_SECONDS
         for topic, count, size in zip(asked.names, *totals, strict=True):
             if count:
+                if seconds() >= until:
+                    yield
+                    until = seconds() + tuning.SEND_SLICE_SECONDS
                 count_put(topic, int(count), int(size - count * HEADER_BYTES))
 
     def _judge(
@@ -696,8 +701,9 @@ class TakenParts:
         while (first := self._next) < len(self._counts):
             logs = self._logs(first, min(first + most, len(self._counts)), seconds, until)
             some = spans.some(first, first + len(logs))
-            writes = self._made(first, logs)
-            bases = self._places(writes, some.sizes)
+            sizes = some.sizes
+            writes = self._made(first, logs, sizes)
+            bases = self._places(writes, sizes)
             pieces = some.cut(stamped.data, stamped, [base or 0 for base in bases])
             for write, base, (data, units) in zip(writes, bases, pieces, strict=True):
                 if write is not None and base is not None:
@@ -710,8 +716,9 @@ class TakenParts:
             if self._next < len(self._counts) and seconds() >= until:
                 return
 
-    def _made(self, first: int, logs: Sequence[PartitionLog | None]) -> list[Write | None]:
-        """Return the writes of a chunk's parts, still without data. None: the part is refused or repeated."""
+    def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
+        """Return the writes of a chunk's parts, still without data. None: the part is refused or repeated. sizes: of
+        their records, in bytes; set here for delayed ones."""
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []
         chunk: dict[int, Write] = {}
@@ -725,17 +732,16 @@ class TakenParts:
                 write.first_id = self._first_ids[number]
                 write.number = Number(producer, sequences[number], self._counts[number], repeats.get(number, -1))
             if delayed and number in delayed:
-                _wait(write, delayed[number], log)
+                pended = delayed.pop(number)  # it goes when it is appended: the garbage collector looks at each
+                _wait(write, pended, log)
+                sizes[number - first] = pended.size
         self._chunk = chunk
         self.writes.update(chunk)
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
         """Return the byte offset for each of a chunk's writes; several may have the same log. sizes: of their records,
-        in bytes, before they were delayed. None: the write is not appended."""
-        for place, write in enumerate(writes) if self._delayed else ():
-            if write is not None and write.delayed is not None and write.delayed.pended is not None:
-                sizes[place] = write.delayed.pended.size
+        in bytes. None: the write is not appended."""
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
             admitted = iter(self._writing.sequences.admit(asked, self._sender))
@@ -794,7 +800,7 @@ def take_many(
     stamped = yield from stamp_in_slices(*records, message_ids_from(writing.message_ids.next(count), count))
     taken = TakenParts(writing, asked, sender)
     spans = _Spans.of(stamped, asked.counts)
-    taken.count(spans)
+    yield from taken.count(spans, seconds)
     yield from taken.append(stamped, spans, seconds)
     return taken
 

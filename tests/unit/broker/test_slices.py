@@ -71,6 +71,12 @@ def test_others_are_served_between_the_parts_of_a_request(peer, harness, slices)
         assert harness.store.get("t", number % 2).segments.read(row.offset, 26) == expected
 
 
+def test_the_topics_of_a_request_are_counted_in_turns(peer, harness, slices):
+    peer.send(many([(f"unknown-{number}", 0, [record()]) for number in range(10)]))
+    assert turns(harness) >= 27  # for each: its record is stamped, its topic counted, and its part refused
+    assert (harness.broker.metrics.cmd_put, harness.broker.metrics.put_failed) == (10, 10)
+
+
 def test_what_follows_on_the_same_connection_waits_for_it(peer, harness, slices):
     frame = many([("t", 0, [record(b"%d" % number)]) for number in range(5)])
     peer.send(frame + put("t", 0, b"behind", 2) + encode_get("t", "g", 0, 0, 1000, 3))
