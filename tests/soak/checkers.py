@@ -136,7 +136,7 @@ def _last(claims: Sequence[Claim], time: float) -> Claim | None:
 
 
 def _claim_of(delivery: Delivery, claims: Mapping[str, Sequence[Claim]]) -> Claim | None:
-    """The last claim of the delivery's consumer before it; None if it was gone by then: the claim since was not seen."""
+    """The last claim of the delivery's consumer before it; None if it was gone by then, and the next not seen."""
     here = claims.get(delivery.partition, ())
     last = _last([claim for claim in here if claim.consumer == delivery.member], delivery.time)
     return last if last is not None and delivery.time <= last.gone else None
