@@ -185,10 +185,11 @@ class PutBatch(Write, Generic[P]):
 
     __slots__ = ("asked", "dues", "ids", "keeper", "puts")
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, keeper: Delays | None = None, number: Number | None = None) -> None:
         super().__init__(log)
+        self.number = number
+        self.keeper = keeper
         self.ids: Sequence[int] = ()
-        self.keeper: Delays | None = None
         self.dues: list[int] = []
         self.asked: list[P] = []
         self.puts: list[tuple[int, int, Buffer]] = []  # flag, checksum, body
@@ -281,22 +282,19 @@ class Puts(Generic[P]):
         else:
             log = _log(self._writing, put.topic, partition, put.partition, keeper)
             key = keeper, log
-        batch = None
         if number is None:
-            batch = self._batches.get(key)
-        else:  # later puts to its partition stay behind it
-            self._batches.pop(log, None)
-            self._last = None
-            self._numbers = True
-        if batch is None:
-            batch = PutBatch(log)
-            batch.keeper, batch.number = keeper, number
-            self.batches.append(batch)
-            if number is None:
-                self._batches[key] = batch
+            if (batch := self._batches.get(key)) is None:
+                batch = self._batches[key] = PutBatch(log, keeper)
+                self.batches.append(batch)
                 self._begun += keeper is None and not log.end_offset
-        if number is None and keeper is None and put.partition != ANY:
-            self._last, self._last_topic, self._last_partition = batch, put.topic, partition
+            if keeper is None and put.partition != ANY:
+                self._last, self._last_topic, self._last_partition = batch, put.topic, partition
+            return batch
+        self._batches.pop(log, None)  # later puts to its partition stay behind it
+        self._last = None
+        self._numbers = True
+        batch = PutBatch(log, keeper, number)
+        self.batches.append(batch)
         return batch
 
     def append(self) -> list[Write]:
