@@ -49,14 +49,14 @@ def browse(
     config: ConsumerConfig | None = None,
     **moved: Unpack[MovedProtocol],
 ) -> Iterator[Message]:
-    """Iterate over all messages of `topic` that are there now, as `TopicBrowser` does. Raises as TopicBrowser."""
+    """Iterate over all messages of `topic` that are there now, as a TopicBrowser does, and raise its errors."""
     config = with_moved(config_or_default(config, ConsumerConfig), "browse", moved, "protocol")
     with TopicBrowser(connect, topic, root=root, where=where, config=config) as browser:
         yield from browser
 
 
 class TopicBrowser(Closing):
-    """Iterates over all messages of a topic that are there when the iteration begins, partition by partition in the
+    """Iterable over all messages of a topic that are there when the iteration begins, partition by partition in the
     order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
 
     (As 1.x's TopicBrowser. If the oldest messages of a partition were deleted, 1.x treats the partition as empty; this
@@ -74,7 +74,7 @@ class TopicBrowser(Closing):
         **moved: Unpack[MovedReading],
     ) -> None:
         """where: only messages whose properties match (docs/filters.md). config: `damage` says whether reading stops at
-        a damaged range or goes on.
+        a damaged range or skips it.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -112,7 +112,7 @@ class TopicBrowser(Closing):
             except OffsetOutOfRange as error:
                 if error.first <= position:
                     return  # the partition ends earlier than before: the broker has lost its tail
-                position = error.first  # deleted meanwhile: go on at the oldest message left
+                position = error.first  # deleted meanwhile: continue at the oldest message left
                 continue
             except CorruptRecord as error:
                 position = self._behind(error)
@@ -126,8 +126,8 @@ class TopicBrowser(Closing):
             position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
-        """Return the position after an error. Raises the error if there is no such position, or if the user wants to
-        stop."""
+        """Return the position after the damage. Raises the error if there is no such position, or if the user wants to
+        stop there."""
         if self._config.on_damaged is not None:
             self._config.on_damaged(damage)
         if damage.end is None or self._config.damage == "stop":
@@ -151,7 +151,7 @@ class TopicBrowser(Closing):
 
 
 class PartitionReader(Poller):
-    """Reads one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
+    """Reader of one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
 
     (1.x's direct mode: serverUrl, partition and offset.) It fetches ahead and survives restarts of the broker as a
     Consumer does. One thread; close() on any.
@@ -220,7 +220,7 @@ class PartitionReader(Poller):
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
         """Return the messages from `offset` on, in one round trip; the position does not change. Raises as
-        `read_messages`; ClientError (closed)."""
+        `read_messages`, and ClientError (closed)."""
         self._check_open()
         check_offset("offset", offset)
         check_number("max_bytes", max_bytes, most=INT32_MAX)

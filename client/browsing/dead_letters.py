@@ -40,14 +40,14 @@ __all__ = ["DeadLetter", "DeadLetters", "RedriveTo", "Redriven", "count_dead_let
 log = get_log(__name__)
 
 RedriveTo = Literal["topic", "group"]
-"""Where to redrive dead letters: to their topic, where all its groups get them, or to their own group alone."""
+"""Where to redrive dead letters: to their topic, so that all its groups get them, or only to their own group."""
 
 
 class DeadLetter(NamedTuple):
     """One message that failed for the last time.
 
-    partition, offset: its place among the dead letters. original: the original message with its own partition, offset
-    and id. attempts: how often it failed. cause: type and text of the last exception; place: where it was raised, as
+    partition, offset: the place of the dead letter. original: the original message with its own partition, offset and
+    id. attempts: how often it failed. cause: type and text of the last exception; place: where it was raised, as
     `file:line in function`. failed: time of the last failure.
     """
 
@@ -75,8 +75,8 @@ class Redriven(NamedTuple):
 class DeadLetters(Closing):
     """The dead letters of one group. Use as a context manager; one thread.
 
-    Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of letters that are done in
-    memory. Several programs may read at once. If two redrive the same letter at once, it is sent twice.
+    Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of open letters in memory.
+    Several programs may read at once. If two of them redrive the same letter at once, it is sent twice.
     """
 
     def __init__(
@@ -158,12 +158,13 @@ class DeadLetters(Closing):
     def redrive(self, letters: Iterable[DeadLetter], *, to: RedriveTo = "topic") -> list[Redriven]:
         """Send each letter again as the original message, mark it as done, and return the outcomes.
 
-        to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read it.
-        "group" sends it to this group alone. Attempts are counted from zero again. An expired message is sent without
-        its time to live, because nobody would get it otherwise. If there are very many, `read` them with a `limit`.
+        to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read the
+        topic. "group" sends it only to this group. Attempts are counted from zero again. An expired message is sent
+        without its time to live, because nobody would get it otherwise. If there are very many letters, `read` them
+        with a `limit`.
 
         If the call ends early, for any cause, each letter is either open, or sent and done. Only the letter in flight
-        may be both sent and open; the next redrive sends it once more. Raises NoPartition (nobody publishes its topic
+        may be both sent and open; the next redrive sends it once more. Raises NoPartition (no broker has its topic
         now), RequestTimedOut, RequestRefused, ConfigError (also for "group" if the group's live members only poll,
         because none of them would get the letter).
         """
@@ -174,10 +175,10 @@ class DeadLetters(Closing):
         return [self._redrive(letter, to) for letter in letters]
 
     def _require_retrying(self) -> None:
-        """Check that live members of the group would get a letter. Raises ConfigError.
+        """Check that a live member of the group would get a letter. Raises ConfigError.
 
         Without live members a letter waits for the next one. Members of shared groups are not listed here; they get
-        theirs in run().
+        their letters in run().
         """
         members = self._cluster.view.consumers(self.group)
         if members and not any(self._retry_topic in topics for topics in members.values()):
@@ -205,7 +206,7 @@ class DeadLetters(Closing):
         return Redriven(letter, result)
 
     def drop(self, letters: Iterable[DeadLetter]) -> int:
-        """Mark letters as done without sending them, and return how many. Raises as `redrive`."""
+        """Mark letters as done without sending them, and return their number. Raises as `redrive`."""
         by_partition: dict[TopicPartition, list[int]] = {}
         count = 0
         for letter in map(self._checked, letters):
@@ -266,12 +267,12 @@ class _Wanted(NamedTuple):
 
 
 def count_dead_letters(cluster: Cluster, group: str) -> int:
-    """Return how many dead letters a group has; reads their whole topic. Raises as DeadLetters.read."""
+    """Return the number of a group's dead letters; this reads their whole topic. Raises as DeadLetters.read."""
     return sum(len(is_open) for _, _, is_open in _look(cluster, dead_topic(group)))
 
 
 def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[int]]]:
-    """Yield each partition of the dead letters, its end now, and the positions of its open letters."""
+    """Return each partition of the dead letters, its current end, and the positions of its open letters."""
     partitions = cluster.readable(topic)
     ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
     found = []
@@ -323,7 +324,7 @@ def _letter(message: Message) -> DeadLetter | None:
 
 
 def _unending(original: Message) -> Message:
-    """The same message without its expiry time if that has passed."""
+    """Return the same message, without its expiry time if that has passed."""
     if not original.has_expired(now_ms()):
         return original
     place = original.partition, original.offset, original.id
@@ -331,7 +332,7 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """Return the send options that lead to the partition to which messages with its key go now.
+    """Return send options that choose the partition which messages with the original's key get now.
 
     The key itself is not stored, but its words are among the message's keys. If none of these leads to the original's
     partition, the message had no key, or the partitions have changed since.

@@ -22,10 +22,11 @@ log = get_log(__name__)
 
 
 class Beginnings:
-    """Commit the beginnings of partitions; all that wait go in one write. Any thread puts; the timers' thread writes.
+    """Writer of the offsets where a group begins in partitions; all waiting offsets are written together. Any thread
+    puts; the timers' thread writes.
 
     Without this a partition from which nothing was consumed would have no offset, and the next member would begin at
-    the "latest" of that later time. A write that fails is repeated, and nothing of its partitions is read meanwhile.
+    the "latest" of that later time. A write that fails is repeated, and nothing is read from its partitions meanwhile.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class Beginnings:
         self._lock = threading.Lock()
         self._waiting: list[Request] = []
         self._backoff = Backoff(core.config.error_min_seconds, core.config.error_max_seconds)
-        self._complaint = ""  # timers' thread; the last error that was logged
+        self._complaint = ""  # the last error that was logged; timers' thread only
 
     def put(self, request: Request) -> None:
-        """A RECORD. An interrupt before its time is set does no harm: the request is repeated."""
+        """Queue a RECORD request. An interrupt before its time is set does no harm: the request is repeated."""
         with self._lock:
             self._waiting.append(request)
         self._timers.call_later(BEGINNINGS_GATHER_SECONDS, self._write)
@@ -59,7 +60,7 @@ class Beginnings:
             return
         try:
             written = self._committer.record(requests)
-        except Exception as error:  # a user's store may raise anything, and the partitions must not wait for ever
+        except Exception as error:  # a user's store may raise anything, and the partitions must not wait forever
             self._failed(requests, error)
             return
         self._core.recorded(written)

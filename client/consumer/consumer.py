@@ -74,7 +74,7 @@ _T = TypeVar("_T")
 
 
 class Consumer(Poller):
-    """Read topics as a member of a group. At least once; ordered within a partition; one owner per partition.
+    """A member of a group that reads topics. At least once; ordered within a partition; one owner per partition.
 
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
     exception. Only consumed messages are committed. Use one thread at a time; close() may be called from another. A
@@ -108,9 +108,9 @@ class Consumer(Poller):
         > 100" (docs/filters.md); the others count as consumed. The broker filters by tags and where if it can; the
         consumer checks again. A single text is one tag, or one topic. accept: called with each message; if it returns
         false, the message is skipped and counts as consumed; an exception propagates from poll(). on_assigned,
-        on_revoked: called inside poll() or run() with the partitions; on_revoked's partitions are handed over when it
-        returns. deserializer: decodes `message.value`; several are chosen by the message's content type, the first one
-        if it has none.
+        on_revoked: called inside poll() or run() with the partitions; partitions are handed over when on_revoked
+        returns. deserializer: decodes `message.value`. Several are chosen by the message's content type; the first one
+        also decodes messages without one.
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
         TypeError (a group that is no text), CoordinationUnavailable.
@@ -126,12 +126,13 @@ class Consumer(Poller):
         self._config = config
         self._stopped = False
         self._aside = Aside("metaq-consumer")
-        self._committing = Aside("metaq-commit-now", drops=True)  # another one: close() does not wait for a commit
-        self._ending = threading.Lock()  # held by the thread that ends it
+        self._committing = Aside("metaq-commit-now", drops=True)  # a second thread: close() does not wait for a commit
+        self._ending = threading.Lock()  # held by the thread that ends the consumer
         self._has_ended = False
         self._listener: Listener | None = None
         self._failed: FailedMessages | None = None
-        self._reads_failed = False  # also the group's failed messages, which only run() with a Retry can handle
+        # whether it also reads the group's failed messages, which only run() with a Retry can handle
+        self._reads_failed = False
         self._timers = Timers("metaq-fetch")
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection)
@@ -150,8 +151,8 @@ class Consumer(Poller):
             reader=reader,
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
-        # The threads of its parts hold no reference to the consumer itself: otherwise they would keep an abandoned one
-        # alive.
+        # The threads of these parts hold no reference to the consumer itself: otherwise they would keep an abandoned
+        # one alive.
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
         if config.read_from == "nearest":
             core.nearest = nearby.nodes
@@ -203,7 +204,7 @@ class Consumer(Poller):
             raise
 
     def _abandon(self) -> None:
-        """The constructor was interrupted: close its parts in the background, without waiting."""
+        """Close the parts of an interrupted constructor in the background, without waiting."""
         self._closed = True
         self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
 
@@ -221,7 +222,8 @@ class Consumer(Poller):
         return super()._poll(take, timeout)
 
     def _refuse_failed(self, what: str) -> None:
-        """Refuse to poll: it would deliver messages that wait for another attempt, as messages of another topic."""
+        """Raise ClientError if a poll would deliver messages that wait for another attempt, as messages of another
+        topic."""
         if self._reads_failed:
             raise ClientError(
                 f"{what} after a run() that made this consumer read messages that wait for another attempt: go on with "
@@ -237,7 +239,7 @@ class Consumer(Poller):
         self._core.in_doubt = self._watch.may_have_lost_everything()
 
     def _wait(self, seconds: float) -> None:
-        if self._core.in_doubt:  # no arrival wakes us when a doubt ends, and earlier arrivals are there
+        if self._core.in_doubt:  # no arrival wakes this thread when a doubt ends, and earlier arrivals wait already
             seconds = min(seconds, DOUBT_LOOK_SECONDS)
         self._poll_watch.wait(partial(super()._wait, seconds))
 
@@ -256,19 +258,19 @@ class Consumer(Poller):
         returned. threads: how many partitions are handled at once, 1 … 1024. The handler is called on these threads,
         never twice at once for one partition.
 
-        retry: a Retry. If the handler raises, the message goes back to the broker. After a pause it comes to any member
-        of the group that also uses a Retry; after the last attempt it goes to the group's dead letters. It counts as
-        consumed when the broker has stored it there; until then its partition waits. Other messages of the partition
-        overtake it, unless the Retry has ordered=True. Such a consumer cannot poll() any more. Needs brokers that keep
-        delayed messages; not for broadcast=True.
+        retry: a Retry. If the handler raises, the message goes back to the broker. After a pause it is delivered to any
+        member of the group that also uses a Retry; after the last attempt it goes to the group's dead letters. It
+        counts as consumed when the broker has stored it there; until then its partition waits. Later messages of the
+        partition may be handled first, unless the Retry has ordered=True. Such a consumer cannot poll() any more. Needs
+        brokers that keep delayed messages; not for broadcast=True.
 
         With None, or with one of the next two options, the message is tried again in its place after a growing pause
-        (retry_step_seconds, retry_max_seconds) while other partitions go on. max_retries: after so many further tries
-        (5; None: for ever) it goes to on_reject, by default a LocalRecoverStore on this machine, and counts as consumed
-        when that returns.
+        (retry_step_seconds, retry_max_seconds) while other partitions continue. max_retries: after so many further
+        tries (5; None: without limit) it goes to on_reject, by default a LocalRecoverStore on this machine, and counts
+        as consumed when that returns.
 
         By default `retry` is a Retry() if all answering brokers of the topics keep delayed messages, and None for Java
-        brokers and for broadcast=True. While none answers, messages are tried again in their place.
+        brokers and for broadcast=True. While no broker answers, messages are tried again in their place.
 
         Raises ConfigError, also for options that contradict `retry`, for a Retry with a broker that keeps no delayed
         messages, and if the LocalRecoverStore is needed but the user has no home directory; InvalidName (with a Retry,
@@ -289,7 +291,7 @@ class Consumer(Poller):
         retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
-        """Like `run`, with up to `max_messages` messages of one partition per call, which count as consumed together.
+        """Do as `run`, with up to `max_messages` messages of one partition per call, which count as consumed together.
 
         A failed batch is given to the handler message by message, at once with a Retry, otherwise after max_retries
         further tries. So only a message that fails alone counts an attempt, or is rejected.
@@ -299,9 +301,8 @@ class Consumer(Poller):
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, retry, threads)
 
     def stop(self) -> None:
-        """Let run() return as soon as the running handlers have; before run(), the next one returns at once. Any
-        thread, handlers included.
-        """
+        """Make run() return as soon as the running handlers have returned. Before run(), the next run() returns at
+        once. Any thread, handlers included."""
         self._stopped = True
         if self._guard.is_elsewhere:
             return
@@ -379,8 +380,8 @@ class Consumer(Poller):
     def _rejecting(
         self, max_retries: int | None, on_reject: RejectHandler | None
     ) -> tuple[RejectHandler, LocalRecoverStore | None]:
-        """Return the handler for messages without tries left, and the open store that keeps them. Raises ConfigError,
-        LocalStoreError."""
+        """Return the handler for messages without tries left, and the open store that keeps them, if it is used. Raises
+        ConfigError, LocalStoreError."""
         if on_reject is None and max_retries is None:  # nothing is rejected, so no store is needed
             return drop_message, left_of_cluster(*self._cluster, self.group)
         if on_reject is None:
@@ -404,7 +405,7 @@ class Consumer(Poller):
     # --- failed messages that go back to the broker -------------------------------------------------------------------
 
     def _check_retry(self, retry: Retry, max_retries: int | Auto | None, on_reject: RejectHandler | None) -> None:
-        """Check what needs no brokers."""
+        """Check the options without asking brokers. Raises ConfigError."""
         if not isinstance(retry, Retry):
             raise ConfigError(
                 "retry",
@@ -425,8 +426,8 @@ class Consumer(Poller):
             )
 
     def _begin_retrying(self) -> None:
-        """Begin to send failed messages back. Raises ConfigError for a broker that keeps no messages, InvalidName,
-        CoordinationError."""
+        """Begin to send failed messages back. Raises ConfigError for a broker that keeps no delayed messages,
+        InvalidName, CoordinationError."""
         topic = retry_topic(self.group)
         lacking = self._aside.do(self._brokers.look, self._topics).lacking
         if lacking is not None:
@@ -439,7 +440,7 @@ class Consumer(Poller):
         self._read_failed(topic)
 
     def _choose_retry(self) -> Retry | Auto | None:
-        """Choose a retry mode for run() without one. AUTO: the brokers decide, and none has answered yet."""
+        """Return a retry mode for run() without one. AUTO: the brokers decide, and none has answered yet."""
         try:
             topic = retry_topic(self.group)
         except InvalidName as error:
@@ -454,7 +455,7 @@ class Consumer(Poller):
                 if not found.answered:
                     return AUTO
             self._read_failed(topic)
-        except CoordinationError:  # the log already tells of ZooKeeper
+        except CoordinationError:  # the log already reports ZooKeeper's absence
             return AUTO
         return Retry()
 
@@ -467,7 +468,8 @@ class Consumer(Poller):
         )
 
     def _read_failed(self, topic: str) -> None:
-        """Subscribe to the messages that wait for another attempt. May be repeated. Raises CoordinationError."""
+        """Subscribe to the topic of messages that wait for another attempt. May be repeated. Raises
+        CoordinationError."""
         self._reads_failed = True  # first, because an interrupt may come
         self._aside.do(self._member.subscribe, topic)
 
@@ -483,12 +485,13 @@ class Consumer(Poller):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the owned partitions, sorted, in which the beginning of the group is committed."""
+        """Return the owned partitions, sorted. A partition is included once the group's beginning in it is
+        committed."""
         self._guard.check()
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
     def commit(self) -> int:
-        """Count all delivered messages as consumed, commit now, and return how many partitions changed.
+        """Count all delivered messages as consumed, commit now, and return the number of changed partitions.
 
         Raises SessionLost (the partitions now belong to others), CoordinationUnavailable.
         """
@@ -497,7 +500,7 @@ class Consumer(Poller):
         return self._committing.do(self._committer.commit_owned, self._core)
 
     def position(self, partition: TopicPartition) -> int:
-        """Byte offset of the next message that poll() returns. Raises NotOwner."""
+        """Return the byte offset of the next message that poll() returns. Raises NotOwner."""
         self._settle()
         return self._core.cursor(partition).position
 
@@ -576,8 +579,8 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """Return a connection to the source of a partition. Before the member has joined the group, it does not know
-        the source."""
+        """Return a connection to the broker from which a partition is read. A member that has not joined the group yet
+        does not know that broker."""
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
@@ -592,8 +595,8 @@ class Consumer(Poller):
         session expires.
 
         Idempotent. On another thread a waiting poll() returns [], and a run() returns. close() waits for the handlers
-        for half of the timeout; called by a handler, it does not wait, and the handler's message comes again. In a
-        forked process it only closes that process's copies of the sockets.
+        for half of the timeout. Called by a handler, it does not wait, and the handler's message is delivered again. In
+        a forked process it only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()
@@ -607,7 +610,7 @@ class Consumer(Poller):
 
     def _end_once(self, timeout: float, waits: bool) -> None:
         """End the consumer. Interrupts are off here, because an omitted step would keep the partitions from others.
-        waits: for handlers, and for another thread's close."""
+        waits: wait for handlers, and for another thread's close."""
         if not self._ending.acquire(blocking=waits):
             return
         try:

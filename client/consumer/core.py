@@ -1,7 +1,7 @@
-"""What a member of a group does next: a core without I/O, threads, locks and clocks.
+"""Decide what a member of a group does next: a core without I/O, threads, locks and clocks.
 
-rebalance.py, a table of states, says which actions follow an event. Here is what they decide. A driver takes them one
-after another, asks ZooKeeper in between, and reports their events:
+rebalance.py, a table of states, says which actions follow an event. This core decides the details of each action. A
+driver executes the actions one after another, asks ZooKeeper in between, and reports their events:
 
 | action | the driver asks ZooKeeper | this core |
 |---|---|---|
@@ -51,12 +51,13 @@ _FIRST = StartPosition(0)
 
 
 class MemberCore:
-    """The core of one member. One thread at a time; any thread may call `holds_claims` and `drained`, and read the
+    """The decisions of one member. One thread at a time; any thread may call `holds_claims` and `drained`, and read the
     attributes.
 
-    start: where newly owned partitions begin; the driver sets it. closing: nothing that fails is told any more; the
-    driver sets it. reason: why the last action has failed. gains, losses: what the last plan gives and takes. known:
-    all partitions of the group. brokers: as the group has last seen them. pauses: their number.
+    start: where newly owned partitions begin; the driver sets it. closing: failures are not logged any more; the driver
+    sets it. reason: why the last action has failed. gains, losses: partitions that the last plan gives to this member,
+    and takes from it. known: all partitions of the group. brokers: as the group has last seen them. pauses: number of
+    pauses so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
@@ -76,7 +77,8 @@ class MemberCore:
         self._me = me
         self._core = core
         self._revoke_wait = config.revoke_wait_seconds
-        self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)  # None: by zones
+        # None: the assignment by zones
+        self._strategy: Strategy | None = strategy if callable(strategy) else STRATEGIES.get(strategy)
         self._by_zone = ByZone(group, ZONE_SETTLE_SECONDS)
         self._filters = GroupFilters(group)
         self._absences = Absences()
@@ -86,8 +88,9 @@ class MemberCore:
         self._change_noted = False
         self._draining: Notice | None = None
         self._backoff = Backoff(config.rebalance_min_seconds, config.rebalance_max_seconds)
-        self._waits_for: list[TopicPartition] = []  # held by other members at the last claim
-        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)  # the partitions waited for, and since when
+        self._waits_for: list[TopicPartition] = []  # partitions that other members held at the last claim
+        # the partitions that this member waits for, and since when
+        self._waiting: tuple[list[TopicPartition], float] = ([], 0.0)
         self._complaint = ""  # the last reason that was logged as a warning
         self._began = 0.0
         self._moved = 0
@@ -125,24 +128,25 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Changes that come from now on are not in this plan."""
+        """Begin a plan: it does not include changes that come from now on."""
         if self._backoff.tries == 0:
             self._began, self._moved = now, 0
         self._change_noted = False
 
     def note_change(self) -> None:
-        """The plan must be made again."""
+        """Note that the plan must be made again."""
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the zones of brokers on which the group should agree before it plans, if it has to."""
+        """Return the zones of brokers on which the group should agree before it plans; None if it agrees already."""
         if snapshot.zones is None:
             return None
         registered = {each for each, nodes in snapshot.brokers.items() if nodes.master is not None}
         return self._by_zone.update(self._me, snapshot.zones, registered, now)
 
     def brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> list[PartitionCursor]:
-        """Return the cursors that must ask their new source: a master left and a slave remains, or one came back."""
+        """Return the cursors that must be read from another broker now: a master left and a slave remains, or a master
+        came back."""
         former, self.brokers = self.brokers, brokers
         moved = []
         for partition, cursor in self._core.owned.items():
@@ -153,8 +157,8 @@ class MemberCore:
         return moved
 
     def missing(self, snapshot: GroupSnapshot) -> list[TopicPartition]:
-        """Begin a plan with this snapshot: return partitions that are not registered any more. If there are any, `plan`
-        needs the broker sets."""
+        """Begin a plan with this snapshot, and return the partitions that are not registered any more. If there are
+        any, `plan` needs the broker sets."""
         listed = snapshot.partitions.items()
         self._listed = {TopicPartition.parse(topic, name) for topic, names in listed for name in names}
         return self._absences.missing(self.known, self._listed)
@@ -162,7 +166,8 @@ class MemberCore:
     def plan(
         self, snapshot: GroupSnapshot, missing: Sequence[TopicPartition], set_ids: Collection[int], now: float
     ) -> set[TopicPartition]:
-        """Return the partitions that this member should own. Raises CoordinationError if the group does not list it."""
+        """Return the partitions that this member should own. Raises CoordinationError if the group does not list the
+        member."""
         self._filters.look(self._me, snapshot.consumers, snapshot.filters)
         wanted: set[TopicPartition] = set()
         partitions = self._with_absent(snapshot.partitions, self._absences.kept(missing, set_ids, now))
@@ -180,8 +185,8 @@ class MemberCore:
     def _with_absent(
         self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
     ) -> Mapping[str, Sequence[str]]:
-        """Return the partitions to assign, by topic in Java's string order: the registered ones, and those absent
-        because their broker set is changing its leader."""
+        """Return the partitions to assign, by topic in Java's string order: the registered ones, and those that are
+        absent because their broker set is changing its leader."""
         self.known = self._listed.union(kept)
         if not kept:
             return listed
@@ -192,11 +197,11 @@ class MemberCore:
 
     @property
     def looks_in(self) -> list[float]:
-        """Seconds after which the group must be planned again, even if nothing has changed."""
+        """Times in seconds after which the group must be planned again, even if nothing has changed."""
         return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
 
     def compare(self, wanted: Collection[TopicPartition]) -> Event:
-        """Compare a plan with what is owned."""
+        """Compare a plan with the owned partitions, note the gains and losses, and return the event."""
         owned = self._core.owned
         self.gains = sorted(set(wanted) - owned.keys())
         self.losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
@@ -209,8 +214,8 @@ class MemberCore:
     # --- the hand-over ----------------------------------------------------------------------------------------------
 
     def drain(self, on_told: Callable[[Notice], None]) -> Notice | None:
-        """Fetch no more from the losses. Return what the user is told; None: nobody has to let go of them. on_told:
-        called on the user's thread once the user was told."""
+        """Stop fetching from the losses. Return the notice for the user; None if the user has no messages of them.
+        on_told: called on the user's thread once the user was told."""
         for cursor in self.losses:
             cursor.revoke()
         heard_of = self._core.told(self.losses)
@@ -226,7 +231,8 @@ class MemberCore:
         return notice
 
     def drained(self, notice: Notice, late: bool = False) -> bool:
-        """The user has let go, or has not done so in time (late). Return whether that is news."""
+        """Note that the user has returned the messages of the notice, or has not done so in time (late). Return False
+        if this was noted before."""
         if self._draining is not notice:
             return False
         self._draining = None
@@ -240,7 +246,7 @@ class MemberCore:
         return True
 
     def released(self) -> list[PartitionCursor]:
-        """The losses are committed: they are not ours any more. Return them."""
+        """Give up the losses, which are committed now, and return them."""
         losses, self.losses = self.losses, []
         self._core.lose(losses)
         self._moved += len(losses)
@@ -253,8 +259,8 @@ class MemberCore:
         resumed: Sequence[Reached | None],
         fence: int,
     ) -> None:
-        """Own these partitions, whose committed offsets are `stored`. resumed: where this member goes on by itself.
-        fence: the session of the claim."""
+        """Own these partitions, whose committed offsets are `stored`. resumed: positions that this member knows better
+        than the committed offsets. fence: the session of the claim."""
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
         recorded = [each is not None or not start.resume for start, each in zip(starts, stored, strict=True)]
@@ -263,12 +269,12 @@ class MemberCore:
         self._moved += len(claimed)
 
     def claimed(self, granted: Collection[TopicPartition]) -> Event:
-        """These gains are ours."""
+        """Take the granted gains, and return the event: FAILED if other members hold some of the gains."""
         self._waits_for = [partition for partition in self.gains if partition not in granted]
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def settle(self, now: float) -> Event | None:
-        """Everything assigned is owned."""
+        """Note that everything assigned is owned. Return CHANGED if the plan must be made again."""
         if self._moved or self._backoff.tries:
             log.info(
                 "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
@@ -283,22 +289,23 @@ class MemberCore:
         return Event.CHANGED if self._change_noted else None
 
     def calm_down(self) -> None:
-        """Nothing fails any more."""
+        """Reset the back-off, because nothing fails any more."""
         self._backoff.reset()
         self._complaint = ""
 
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def suspect(self, now: float) -> TopicPartition | None:
-        """Return a partition whose holder should have given it up by now; the pause that follows names it."""
+        """Return a partition whose holder should have given it up by now. The driver finds out its holder for the
+        warning in `pause`."""
         former, since = self._waiting
         is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS
         return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
 
     def pause(self, now: float, holder: str | None = None) -> float | None:
         """Return the seconds until the next try; None: at once, because something has changed and nothing has failed.
-        holder: of the `suspect`."""
-        waits_for, self._waits_for = self._waits_for, []  # it is about the failed claim, not about a later try
+        holder: the member that holds the `suspect`."""
+        waits_for, self._waits_for = self._waits_for, []  # they belong to the failed claim, not to a later try
         if waits_for and self._change_noted:
             return None
         self.pauses += 1
@@ -314,19 +321,20 @@ class MemberCore:
         return pause
 
     def _wait_for_others(self, waits_for: list[TopicPartition], now: float, holder: str | None) -> None:
-        """Wait for members that hand over one after another: no failure, unless one keeps what it should give up."""
+        """Wait for members that hand over partitions one after another. This is a failure only if a member keeps what
+        it should give up."""
         former, since = self._waiting
         if former != waits_for:
             self._waiting = waits_for, now
             log.info("group %s: waiting until %s are free", self._group, _names(waits_for))
-        elif holder is not None:  # otherwise it has just become free
+        elif holder is not None:  # otherwise the partition has just become free
             self._complain(
                 f"{_names(waits_for)} could not be claimed for {now - since:.0f} s",
                 f"{waits_for[0]} is held by {holder}",
             )
 
     def _complain(self, trouble: str, reason: str) -> None:
-        """Log a warning for each new reason, unless the end caused the failure."""
+        """Log each new reason as a warning. Failures during the end are not logged."""
         if self.closing:
             return
         tell = log.debug if reason == self._complaint else log.warning
@@ -336,14 +344,15 @@ class MemberCore:
     # --- the end of ownership ---------------------------------------------------------------------------------------
 
     def lose(self, lost: Sequence[PartitionCursor], why: str) -> None:
-        """Drop partitions that are not ours any more; there is nothing to give up."""
+        """Drop partitions that this member has already lost, without a hand-over."""
         self._core.lose(lost)
         if lost:
             log.warning("group %s: %d partitions are lost: %s", self._group, len(lost), why)
             self._core.notices.put(Notice(False, self._core.told(lost)))
 
     def give_all_up(self) -> tuple[list[PartitionCursor], Collection[TopicPartition]]:
-        """Fetch no more from anything. Return what is owned, and the partitions whose end the user is told already."""
+        """Stop fetching from all partitions. Return the owned ones, and the partitions whose end the user was told
+        before."""
         told = () if self._draining is None else self._draining.partitions
         self._draining, self._waits_for = None, []
         owned = list(self._core.owned.values())
@@ -352,7 +361,8 @@ class MemberCore:
         return owned, told
 
     def tell_rest(self, owned: Sequence[PartitionCursor], told: Collection[TopicPartition]) -> None:
-        """Tell the user of the rest of what `give_all_up` has returned."""
+        """Tell the user of the owned partitions that `give_all_up` returned and that the user was not told of
+        before."""
         if owned:
             self._core.notices.put(Notice(False, set(self._core.told(owned)).difference(told)))
 

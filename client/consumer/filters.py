@@ -1,4 +1,5 @@
-"""Find members of a group that filter a topic differently: a message that its owner filters out reaches nobody."""
+"""Find members of a group that filter a topic differently: a message that its owner filters out is delivered to
+nobody."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _ALL = ConsumerFilter()
 
 
 class GroupFilters:
-    """Warn of different filters on each member, once per change of the filters, not per rebalance. One thread."""
+    """Checker that warns of different filters on each member, once per change of the filters, not per rebalance. One
+    thread."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -31,7 +33,7 @@ class GroupFilters:
         """Compare the filters. consumers: all members by topic. filters: as in GroupSnapshot."""
         for topic, members in consumers.items():
             if is_own_topic(topic):
-                continue  # messages that wait for another attempt pass no filter
+                continue  # messages that wait for another attempt are not filtered
             found = {filters.get(each, {}).get(topic, _ALL): each for each in reversed(members)}
             mine = filters.get(me, {}).get(topic, _ALL)
             found.pop(mine, None)

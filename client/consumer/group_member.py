@@ -38,7 +38,7 @@ log = get_log(__name__)
 
 
 class GroupMember:
-    """Claim partitions for one consumer, give them up, and tell the core of both.
+    """One consumer's membership: claims partitions, gives them up, and tells the core of both.
 
     stepped_out: the member has left the group, or is about to, because nobody polled; come_back() ends that.
     """
@@ -56,9 +56,9 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: whether still nobody polls, asked before the member steps out. on_brokers: called with the ids of
-        the registered brokers after each look at them. on_given_up: called with partitions that are committed and lost
-        to the core, but still owned; its MetaqError fails the step."""
+        """is_idle: whether still nobody polls; called before the member steps out. on_brokers: called with the ids of
+        the registered brokers after each look at them. on_given_up: called with partitions that are committed and that
+        the core has dropped, but that are still owned; its MetaqError fails the step."""
         self.stepped_out = False
         self._rules = MemberCore(membership.group, membership.consumer_id, core)
         self._membership = membership
@@ -77,7 +77,7 @@ class GroupMember:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._change_is_queued = False
         self._joined = False
-        self._is_out = False  # the membership is given up
+        self._is_out = False  # whether the membership is given up
         self._thread = threading.Thread(target=self._run, name="metaq-rebalance", daemon=True)
 
     # --- any thread -------------------------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ class GroupMember:
         return self._rules.state
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: where newly owned partitions begin. Exception: no failed message of
-        the group may be skipped."""
+        """Join the group in the background. start: where newly owned partitions begin, except the group's topic of
+        failed messages, where no message may be skipped."""
         self._rules.start = start
         self._events.put(Event.STARTED)
         self._thread.start()
@@ -106,7 +106,7 @@ class GroupMember:
         self.changed()
 
     def step_out(self) -> None:
-        """Give everything up and leave the group, because nobody polls, until come_back()."""
+        """Give up all partitions and leave the group, because nobody polls, until come_back()."""
         self.stepped_out = True
         self._events.put(Event.IDLE)
 
@@ -116,12 +116,14 @@ class GroupMember:
         return self._core.owned
 
     def come_back(self) -> None:
-        """Somebody polls again. If interrupted, `stepped_out` stays true, and the call may be repeated."""
+        """Join again, because somebody polls. After an interrupt `stepped_out` stays true, and the call may be
+        repeated."""
         self._events.put(Event.POLLED)
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Return where to read a partition: its master; without one, always the same of its slaves."""
+        """Return the broker from which a partition is read: its master; without one, always the same one of its
+        slaves."""
         return source_of(self._rules.brokers, partition)
 
     def is_slave(self, endpoint: Endpoint) -> bool:
@@ -129,7 +131,7 @@ class GroupMember:
         return any(endpoint == endpoint_at(each) for nodes in self._rules.brokers.values() for each in nodes.slaves)
 
     def close(self, timeout: float) -> bool:
-        """Commit, release everything and leave; return False if that took longer than `timeout` seconds."""
+        """Commit, release all partitions and leave; return False if that took longer than `timeout` seconds."""
         self._rules.closing = True
         if self._thread.ident is None:
             return True
@@ -169,7 +171,8 @@ class GroupMember:
         return self._membership.session_id != 0
 
     def _claims_hold(self) -> bool:
-        """Whether everything owned was claimed on the current session; the membership may already have a newer one."""
+        """Whether all owned partitions were claimed on the current session; the membership may already have a newer
+        one."""
         return self._session_lives() and self.holds_its_claims()
 
     def holds_its_claims(self) -> bool:
@@ -215,7 +218,7 @@ class GroupMember:
         for seconds in rules.looks_in:
             self._timers.call_later(seconds, self.changed)
         stray = self._membership.held - {znode_name(partition) for partition in wanted | self.owned.keys()}
-        if stray:  # claimed or released, but the answer was lost: nobody else would get them
+        if stray:  # claimed or released, but the answer was lost: nobody else would get these partitions
             self._membership.release_many(stray)
         not_yet = self._kept.waits_for_others(wanted - self.owned.keys())
         if not_yet and (pause := self._kept.ends_in) is not None:
@@ -226,8 +229,8 @@ class GroupMember:
 
     def _prove_claims(self) -> None:
         """Check the claims after each new connection: ZooKeeper may have come back from an older copy that has the
-        session, but not all of its changes. Partitions that were just given up are checked, too: perhaps only we know
-        their positions."""
+        session, but not all of its changes. Partitions that were just given up are checked, too: perhaps only this
+        member knows their positions."""
         connections = self._membership.connections
         owned = self._core.owned
         given_up = self._kept.given_up(owned)
@@ -235,7 +238,8 @@ class GroupMember:
             granted = self._membership.claim_many([znode_name(partition) for partition in [*owned, *given_up]])
             lost = [cursor for partition, cursor in owned.items() if znode_name(partition) not in granted]
             free = [cursor for partition, cursor in given_up.items() if znode_name(partition) in granted]
-            # Also claims that are lost, because their next owner has no position. `_plan` gives free ones up again.
+            # This includes lost claims, because their next owner has no position. `_plan` releases free partitions
+            # again.
             restored = self._committer.restore([*owned.values(), *free])
             self._rules.lose(lost, "they have other owners in ZooKeeper")
             self._fetcher.wake()
@@ -249,7 +253,7 @@ class GroupMember:
         self._connections = connections
 
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
-        """Switch partitions to their new source."""
+        """Read partitions from the brokers that serve them now."""
         moved = self._rules.brokers_are(brokers)
         self._on_brokers(brokers.keys())
         masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
@@ -267,7 +271,8 @@ class GroupMember:
         return None
 
     def _drained(self, notice: Notice, late: bool = False) -> None:
-        """Called when the polling thread has let go; polling thread, or timer thread (late)."""
+        """Note that the user has returned the messages, or did not do so in time (late); polling thread, or timer
+        thread (late)."""
         if self._rules.drained(notice, late):
             self._events.put(Event.DRAINED)
 
@@ -289,7 +294,8 @@ class GroupMember:
         return self._rules.claimed(claimed)
 
     def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
-        """Read the offsets only now: the previous owner may have committed until the claim."""
+        """Begin to read claimed partitions. The offsets are loaded only now: the previous owner may have committed
+        until the claim."""
         names = [znode_name(partition) for partition in claimed]
         try:
             stored = self._committer.load(names)
@@ -320,17 +326,17 @@ class GroupMember:
     def _holder(self, suspect: TopicPartition) -> str | None:
         try:
             return self._membership.owner(*znode_name(suspect))
-        except CoordinationError as error:  # it is only named in a warning, and the pause may not fail
+        except CoordinationError as error:  # the holder is only named in a warning, and the pause may not fail
             log.debug("group %s: who holds %s is unknown: %s", self._membership.group, suspect, error)
             return None
 
     def _pause_over(self, number: int) -> None:
-        """Timer thread. If a change has ended a pause, that pause must not end a later one."""
+        """End a pause; timer thread. If a change has already ended that pause, this must not end a later one."""
         if number == self._rules.pauses:
             self._events.put(Event.PAUSE_OVER)
 
     def _abandon(self) -> Event:
-        """Drop everything owned: the owner nodes are gone, and a commit could overwrite a new owner's."""
+        """Drop all partitions, because the owner nodes are gone; a commit could overwrite a new owner's offsets."""
         lost = list(self.owned.values())
         self._kept.keep(lost)
         self._rules.lose(lost, f"{self._rules.reason}; joining again")
@@ -338,8 +344,8 @@ class GroupMember:
         return Event.CHANGED
 
     def _step_out(self) -> Event:
-        """Step out of the group; failed steps are tried again. Delivered messages that do not count as consumed come
-        again elsewhere."""
+        """Step out of the group; failed steps are tried again. Delivered messages that do not count as consumed are
+        delivered again by other members."""
         if not self._is_idle():
             self.stepped_out = False
             return Event.POLLED
@@ -353,7 +359,7 @@ class GroupMember:
         self._rules.tell_rest(owned, told)
         self._fetcher.wake()
         self._is_out = self.stepped_out = True  # reset by a poll that came before and was not processed yet
-        self._membership.step_out()  # last: others claim at once, and after a failure it may or may not be done
+        self._membership.step_out()  # last: others claim at once, and after a failure the step may or may not be done
         self._rules.calm_down()
         return Event.STEPPED_OUT
 
@@ -371,8 +377,8 @@ class GroupMember:
 
 
 class MissingTopics:
-    """Warn once of each subscribed topic that has had no partition yet, because a misspelt name would stay unnoticed.
-    One thread.
+    """Checker that warns once of each subscribed topic that has had no partition yet: a misspelt name would stay
+    unnoticed. One thread.
 
     A topic that existed before is not misspelt: its brokers are absent, so there is no warning.
     """
@@ -381,10 +387,11 @@ class MissingTopics:
         self._group = group
         self._view = view
         self._settled: set[str] = set()
-        """Topics that existed once, or that were logged."""
+        """Topics that have existed, or of which a warning was logged."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
-        """partitions: by topic, as in a plan. Asks ZooKeeper only if a topic is missing for the first time."""
+        """Warn of missing topics. partitions: by topic, as in a plan. Asks ZooKeeper only if a topic is missing for the
+        first time."""
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled
         if not missing:
@@ -392,7 +399,7 @@ class MissingTopics:
         try:
             known = self._view.live_topics()
             told = {topic: self._trouble(topic, known) for topic in sorted(missing)}
-        except MetaqError as error:  # a hint must not fail the plan
+        except MetaqError as error:  # a failed hint must not fail the plan
             told = {
                 topic: f"topic {topic!r} has no partition; which topics there are is unknown: {error}"
                 for topic in missing

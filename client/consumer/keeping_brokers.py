@@ -1,7 +1,7 @@
-"""Find out which brokers keep delayed messages, and so a failed message until its next attempt.
+"""Find out which brokers keep delayed messages, so that they can keep a failed message until its next attempt.
 
-Our brokers do, unless they are 1.x's synchronous masters; Java brokers do not. A broker announces it in its first
-answer on a connection.
+metaq's own brokers do, unless they are 1.x's synchronous masters; Java brokers do not. A broker announces it in its
+first answer on a connection.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ log = get_log(__name__)
 
 
 class Keeping(NamedTuple):
-    """The answers of the brokers of some topics. lacking: a broker that keeps no messages, named for operators; None:
-    no broker said so. answered: how many keep them."""
+    """The answers of the brokers of some topics. lacking: a broker that keeps no delayed messages, named for operators;
+    None if there is none. answered: number of brokers that keep them."""
 
     lacking: str | None
     answered: int
 
 
 class KeepingBrokers:
-    """Any thread. connect: makes or finds the connection to a broker; raises MetaqError."""
+    """Questions to brokers about delayed messages. Any thread. connect: makes or finds the connection to a broker;
+    raises MetaqError."""
 
     def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
         self._view = view
         self._connect = connect
 
     def look(self, topics: Sequence[str]) -> Keeping:
-        """Ask the brokers of `topics`, up to the first that keeps none. Brokers without an answer or a master do not
-        count. Raises CoordinationUnavailable."""
+        """Ask the brokers of `topics`, and stop at the first one that keeps no delayed messages. Brokers without an
+        answer or a master do not count. Raises CoordinationUnavailable."""
         nodes = self._view.brokers()
         answered = 0
         brokers = {each.broker_id for replicas in self._view.replicas_many(topics, publish=False) for each in replicas}
@@ -56,7 +57,7 @@ class KeepingBrokers:
         return Keeping(None, answered)
 
     def keeps(self, broker_id: int) -> bool:
-        """Whether a broker says now that it keeps messages. Raises CoordinationUnavailable."""
+        """Whether a broker says now that it keeps delayed messages. Raises CoordinationUnavailable."""
         nodes = self._view.brokers().get(broker_id)
         if nodes is None or nodes.master is None:
             return False

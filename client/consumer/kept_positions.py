@@ -1,9 +1,9 @@
-"""Positions of partitions that the member owned until recently, for a ZooKeeper that has lost them.
+"""Keep positions of partitions that the member owned until recently, in case ZooKeeper has lost them.
 
-When a session ends, its owner nodes disappear, and another member may continue from the committed offsets, which are
-authoritative then. If ZooKeeper came back empty or from an older copy, commits are gone, and only the former owners
-know the group's positions. So a member keeps its positions until it has a place in the group again. Then it writes
-missing offsets, and for a while leaves partitions that it did not own to their former owners.
+When a session ends, its owner nodes disappear, and another member may continue from the committed offsets; from then on
+these count. But if ZooKeeper came back empty or from an older copy, commits are gone, and only the former owners know
+the group's positions. So a member keeps its positions until it has a place in the group again. Then it writes missing
+offsets, and for a while leaves partitions that it did not own to their former owners.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NEVER = (1 << 63) - 1
 
 
 class KeptPositions:
-    """Of one member. One thread, the rebalance thread.
+    """The kept positions of one member. One thread, the rebalance thread.
 
-    by_commits: the user commits, so messages delivered since the last commit come again.
+    by_commits: the user commits, so messages delivered since the last commit are delivered again.
     """
 
     def __init__(
@@ -40,16 +40,17 @@ class KeptPositions:
         self._clock = clock
         self._by_commits = by_commits
         self._kept: dict[TopicPartition, PartitionCursor] = {}
-        self._published_on = 0  # session
-        self._set_backs = 0  # set-backs known so far
+        self._published_on = 0  # the session
+        self._set_backs = 0  # number of set-backs of ZooKeeper known so far
         self._others_until = float("-inf")
-        self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # and until when it counts
+        self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # the cursor, and until when it counts
 
     def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
         """Note partitions given up on the current session: until others own them, only this member knows their
         positions."""
         now = self._clock()
-        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS  # one timeout for the session to end
+        # one session timeout for the session to end, one more in reserve
+        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS
         self._given_up = {each: kept for each, kept in self._given_up.items() if kept[1] > now}
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
@@ -63,26 +64,26 @@ class KeptPositions:
         self._kept |= {each.partition: each for each in cursors}
 
     def forget(self) -> None:
-        """Forget the positions: the member has a place in its group again, or leaves it."""
+        """Forget the positions, because the member has a place in its group again, or leaves it."""
         if self.ends_in is None:
             self._kept.clear()
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds until partitions may be begun whose former owners may know more; None: now."""
+        """Seconds until this member may begin partitions whose former owners may know later positions; None: now."""
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self) -> None:
-        """ZooKeeper was set back: for a while begin only partitions that this member owned."""
+        """Begin, for a while, only partitions that this member owned, because ZooKeeper was set back."""
         self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Those of `partitions` that must not be begun yet."""
+        """Return which of `partitions` this member must not begin yet."""
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
     def publish(self) -> None:
-        """On a new session: find out whether ZooKeeper has lost commits, and write them again. Raises as
+        """Find out, on a new session, whether ZooKeeper has lost commits, and write them again. Raises as
         OffsetCommitter.commit; then it may be repeated."""
         session_id = self._membership.session_id
         if session_id == self._published_on:
@@ -95,7 +96,7 @@ class KeptPositions:
         is_known = set_backs != self._set_backs
         behind = self._behind(known, places, stored, names, in_any_case=is_known)
         if is_known or any(_is_lost(known[each], found) for each, found in behind.items()):
-            # later writes come from another member, which may have known less
+            # offsets that were written later come from another member, which may have known less
             behind = self._behind(known, places, stored, names, in_any_case=True)
             self.wait_for_others()
             if behind:
@@ -108,8 +109,8 @@ class KeptPositions:
         self._set_backs, self._published_on = set_backs, session_id
 
     def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
-        """Return where the member continues in claimed partitions with these committed offsets, because nobody has got
-        further; None: as if it had never owned the partition."""
+        """Return this member's positions in claimed partitions, where no other member has got further than them; None:
+        continue at the committed offset, as for a new partition. stored: the committed offsets."""
         names = [znode_name(each) for each in partitions]
         is_set_back = self.ends_in is not None
         changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
@@ -130,9 +131,12 @@ class KeptPositions:
         *,
         in_any_case: bool,
     ) -> dict[TopicPartition, Reached | None]:
-        """Return the committed offsets of partitions that are below their positions here. Of partitions lost with an
-        earlier session than the last, others may know more, so any offset there is better. If a partition was claimed
-        here and its former owner, which does not know of the claim, wrote again, that counts too."""
+        """Return the partitions whose committed offset is below the position known here, with that offset.
+
+        If a partition was not lost with the last session but before, others may know more, so any committed offset
+        wins. If a partition was claimed here and its former owner, which does not know of the claim, wrote again, it is
+        returned, too.
+        """
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []
         return {
@@ -143,8 +147,8 @@ class KeptPositions:
         }
 
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
-        """Whether an offset overrules a position here. in_any_case: ZooKeeper was set back, so no offset does so
-        because it was written later."""
+        """Return for each offset whether it was written later than this member knows, and so overrules the position
+        here. in_any_case: ZooKeeper was set back, so no offset overrules a position."""
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 
     def _place(self, cursor: PartitionCursor) -> Reached | None:
@@ -152,5 +156,5 @@ class KeptPositions:
 
 
 def _is_lost(cursor: PartitionCursor, found: Reached | None) -> bool:
-    """Whether less is committed than before."""
+    """Whether the committed offset is missing, or lower than the one that this member committed."""
     return cursor.committed is not None and (found is None or found[0] < cursor.committed[0])

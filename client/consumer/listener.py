@@ -1,4 +1,4 @@
-"""Consuming by a handler: messages go to it partition by partition. A failing message blocks only its own partition.
+"""Consume by a handler, which gets messages partition by partition. A failing message blocks only its own partition.
 
 The thread in run() takes arrivals and tells the user of assignments, as poll() does; a few worker threads call the
 handler. Each partition is one unit of work with at most one worker, which keeps its order. After a failure of the
@@ -39,7 +39,7 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """`deliver` for kept messages: only unexpired ones, with their values."""
+    """Return `deliver` for kept messages: it gets only unexpired ones, with their values."""
 
     def deliver_living(messages: Sequence[Message]) -> None:
         living = core.living(messages)
@@ -50,7 +50,8 @@ def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
-    """`deliver` for messages that pass the user's filter; an exception of the filter is a failure of the message."""
+    """Return `deliver` for messages that pass the user's filter; an exception of the filter is a failure of the
+    message."""
     if accept is None:
         return deliver
 
@@ -64,8 +65,8 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 class Handling(NamedTuple):
     """Options of a run(). deliver: gets at most `batch` messages, which count as consumed when it returns. failed:
-    where failing messages go; None: as max_retries and `reject` say. suspects: messages that may have ended a former
-    owner's process."""
+    sends failing messages to the broker; None: max_retries and `reject` apply. suspects: messages that may have ended a
+    former owner's process."""
 
     deliver: Deliver
     batch: int
@@ -79,9 +80,9 @@ class Handling(NamedTuple):
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    may_work: False while another member may own the partitions. choose: called on the thread of `loop` before the first
-    message and then from time to time, until it says where failed messages go. While it returns None they are tried
-    again in their place, for ever. Its exceptions end `loop`.
+    may_work: false while another member may own the partitions. choose: called on the thread of `loop` before the first
+    message and then from time to time, until it returns how failed messages are handled. While it returns None they are
+    tried again in their place, without limit. Its exceptions end `loop`.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Listener:
                 if core.notices.waiting:
                     core.notices.tell(self._is_busy)
                 while (arrived := core.next_ready()) is not None:
-                    work = self._work_of(arrived)  # first: give_back() finds it by its work
+                    work = self._work_of(arrived)  # first: give_back() finds the cursor by its work
                     core.hand_over(arrived)
                     self._arrived(work)
                 self._poll_watch.wait(partial(self._fetcher.wait, STOP_LOOK_SECONDS))
@@ -152,7 +153,7 @@ class Listener:
             self._handling, self._choose = chosen, None
 
     def stop(self) -> None:
-        """Let `loop` return once the running handlers have. Any thread."""
+        """Make `loop` return once the running handlers have returned. Any thread."""
         self._stopping = True
         self._fetcher.wake()
 
@@ -165,7 +166,7 @@ class Listener:
         self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
-        """Let a worker do another job that calls the handler."""
+        """Let a worker do another job, which calls the handler."""
         self._jobs.put(job)
 
     def _work_of(self, cursor: PartitionCursor) -> Work:
@@ -177,12 +178,12 @@ class Listener:
             self._begin(self._works.arrived(work))
 
     def _begin(self, works: Sequence[Work]) -> None:
-        """Hand works to the workers; under the lock."""
+        """Hand works to the workers. Call with the lock held."""
         for each in works:
             self._jobs.put(partial(self._work_on, each))
 
     def _is_busy(self, partition: TopicPartition) -> bool:
-        """Whether a handler works for a given up or lost claim of the partition."""
+        """Whether a handler still works for a claim of the partition that was given up or lost."""
         with self._lock:
             given_up = self._works.given_up(partition)
         return self._core.is_out(given_up)
@@ -206,8 +207,8 @@ class Listener:
             )
 
     def give_back(self) -> None:
-        """Let unprocessed messages come again with the next poll() or run(), also those in a running handler. May be
-        repeated: `loop` may end without it, by an interrupt."""
+        """Deliver unprocessed messages again with the next poll() or run(), also those in a running handler. May be
+        repeated: an interrupt may end `loop` before it gets here."""
         if self._gave_back:
             return
         self._stopping = True
@@ -233,12 +234,12 @@ class Listener:
                     job()
             except Exception:
                 log.exception("a bug: a worker failed")
-            except BaseException as error:  # SystemExit and similar exceptions concern the whole program
+            except BaseException as error:  # SystemExit and similar exceptions must end the whole program
                 self._failure = error
                 self.stop()
             finally:
                 self._poll_watch.rests(worker)
-        self._jobs.put(None)  # for the other workers
+        self._jobs.put(None)  # so that the other workers end, too
 
     def _work_on(self, work: Work) -> None:
         cursor, pause = work.cursor, 0.0
@@ -252,7 +253,7 @@ class Listener:
                     self._works.ended()
                 cursor.let_go()
                 if cursor.revoking or not cursor.active:
-                    self._fetcher.wake()  # somebody waits for the handler to return
+                    self._fetcher.wake()  # another thread waits for the handler to return
         with self._lock:
             self._begin(self._works.left(work, pauses=pause > 0))
             if pause:
@@ -264,7 +265,7 @@ class Listener:
             self._begin(self._works.resumed(work))
 
     def _process(self, work: Work) -> float:
-        """Process the work's messages, or the next ones. Return the seconds to pause; 0: none."""
+        """Process the work's messages, or take its next ones. Return the seconds to pause; 0: no pause."""
         work.refresh()
         if not work.messages:
             pause = self._take(work)
@@ -287,7 +288,7 @@ class Listener:
         cursor = work.cursor
         work.moves, work.end = cursor.moves, cursor.position
         chunk = cursor.next_chunk()
-        # Checked after the chunk: if give_back() or others moved the cursor, the messages are dropped here.
+        # Checked after the chunk was taken: if give_back() or others moved the cursor, the messages are dropped here.
         if chunk is None or self._stopping or not work.is_current():
             return 0.0
         pause = 0.0
@@ -318,7 +319,7 @@ class Listener:
         return 0.0
 
     def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """Handle a failure. first: of the unit's messages that the handler got."""
+        """Handle a failure. first: the first message of the unit that the handler got."""
         if self._choose is not None:
             return self._works.failed_too_early(first, error)
         work.tries += 1
@@ -338,8 +339,8 @@ class Listener:
     # --- messages that may end their process --------------------------------------------------------------------------
 
     def _take_care(self, work: Work, suspects: Suspects) -> float | None:
-        """Prepare for a message that may end the process. Return the seconds for which the partition must pause (0:
-        none, but the first message has changed); None: the message may be begun."""
+        """Prepare for a message that may end the process. Return the seconds for which the partition must pause (0: no
+        pause, but another message is the first one now); None: the handler may get the message."""
         offset = work.messages[0].offset
         try:
             if not work.looked:
@@ -386,7 +387,8 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
-        """Send the message on. It counts as consumed only when it is stored there; until then its partition waits."""
+        """Send the message on. It counts as consumed only when the broker has stored it; until then its partition
+        waits."""
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"
         try:

@@ -1,5 +1,4 @@
-"""A group's offsets: where they are kept, where a member begins, and writing them: only consumed messages, only
-changes, in one pipelined round."""
+"""Load and commit a group's offsets: only of consumed messages, only changes, in one pipelined round."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ log = get_log(__name__)
 
 
 def znode_name(partition: TopicPartition) -> tuple[str, str]:
-    """The name of a partition in coordination."""
+    """Return a partition's topic and name as znodes spell them."""
     return partition.topic, str(partition)
 
 
@@ -49,9 +48,8 @@ def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupM
 
 
 class StartPosition(NamedTuple):
-    """Where a newly owned partition begins: at its committed offset if `resume` and there is one; otherwise at
-    `offset`, or where `offset` finds it.
-    """
+    """Where a newly owned partition begins: at its committed offset if `resume` is set and there is one, otherwise at
+    `offset`. An `offset` may also be a function that finds the position."""
 
     offset: int | Locate
     resume: bool = True
@@ -60,34 +58,34 @@ class StartPosition(NamedTuple):
     def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
         """Return the start position for a consumer's argument `start`. Raises as places.locate."""
         if start == "earliest":
-            return cls(0)  # the broker leads on from offset 0
+            return cls(0)  # the broker moves offset 0 to the first existing message
         if start == "always_latest":
             return cls(max_offset, resume=False)
         return cls(locate(start, topics, finder, "start"))
 
     def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
-        """Return the beginnings of partitions with these committed offsets."""
+        """Return where partitions with these committed offsets begin."""
         return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 class OffsetCommitter:
-    """Commits the positions of partitions. Any thread; one commit at a time.
+    """Writer of the positions of partitions. Any thread; one commit at a time.
 
     Fenced: every write goes out on the ZooKeeper session that holds the partition's owner node, or not at all. A
     partition is clean only after its write succeeded, so the next commit repairs a failed one. The first commit on a
-    new connection records overwritten offsets that are lower than committed ones: ZooKeeper may have been set back, and
-    there may be no other sign of it (`restore`).
+    new connection counts the overwritten offsets that are lower than committed ones: ZooKeeper may have been set back,
+    and there may be no other sign of it (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
-        """connection: returns the number of the ZooKeeper connection on which a read of the store waits; None: not
+        """connection: returns the number of the ZooKeeper connection that a read of the store would use; None: not
         connected now. By default the store is not in ZooKeeper, and is not set back with it."""
         self._store = store
         self._group = group
         self._connection = connection
         self._lock = threading.Lock()
-        self._seen_on = 0  # the connection
-        self._overwritten = 0  # partitions whose stored offset was lower than the committed one
+        self._seen_on = 0  # number of the connection
+        self._overwritten = 0  # number of partitions whose stored offset was lower than the committed one
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
         """Return the committed offsets of these (topic, partition). Raises CoordinationError, OSError."""
@@ -95,13 +93,16 @@ class OffsetCommitter:
         return [None if each is None else (each.offset, each.message_id) for each in found]
 
     def changed_since(self, partitions: Sequence[tuple[str, str]], zxid: int) -> list[bool]:
-        """As OffsetStore.changed_since. Raises as load."""
+        """Call OffsetStore.changed_since. Raises as load."""
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write the committed offsets of owned partitions again if the store has less: ZooKeeper may have come back
-        from an older copy within their session. Return the number of such partitions, including those that commits have
-        overwritten since the last call. Raises as commit."""
+        """Write the committed offsets of owned partitions again if the store has lower ones: ZooKeeper may have come
+        back from an older copy within their session.
+
+        Return the number of such partitions, including those whose offsets commits have overwritten since the last
+        call. Raises as commit.
+        """
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
             for cursor, known in self._with_less(cursors):
@@ -112,8 +113,8 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """Record which offsets a commit is about to overwrite, if it is the first one on the connection. Without a
-        connection this waits for the next one, on which the commit then goes out, too."""
+        """Count the lower offsets that a commit is about to overwrite, if it is the first commit on the connection.
+        Without a connection this waits for the next one; the commit then uses it, too."""
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))
             if connection is not None and connection == self._connection():
@@ -121,8 +122,8 @@ class OffsetCommitter:
                 self._seen_on = connection
 
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
-        """The cursors whose stored offset is missing, or lower than the one that they committed; each with the
-        committed one."""
+        """Return the cursors whose stored offset is missing, or lower than the one that they committed, each with the
+        committed offset."""
         stored = self.load([znode_name(each.partition) for each in cursors])
         return [
             (cursor, known)
@@ -131,7 +132,7 @@ class OffsetCommitter:
         ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
-        """Write offsets of partitions that nobody owns, on the current session. Raises as commit."""
+        """Write offsets of partitions without an owner, on the current session. Raises as commit."""
         self._store.commit(
             self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
         )
@@ -152,9 +153,9 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Write where these partitions begin; return those that were written: not those that were moved, lost or are to
-        be handed over meanwhile. Raises as commit, and exceptions of a user's store."""
-        with self._lock:  # a thread that hands a partition over commits after this, and then releases the partition
+        """Write where these partitions begin. Return the written ones: a partition is left out if it was moved or lost
+        meanwhile, or will be handed over. Raises as commit, and exceptions of a user's store."""
+        with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]
             by_fence: dict[int, dict[tuple[str, str], Offset]] = {}
             for each in wanted:
@@ -165,11 +166,11 @@ class OffsetCommitter:
             return wanted
 
     def commit_owned(self, core: ConsumerCore) -> int:
-        """Commit changed offsets of all partitions owned by now."""
+        """Commit changed offsets of all partitions that are owned now."""
         return self.commit(core.owned.values())
 
     def commit_regularly(self, timers: Timers, seconds: float, core: ConsumerCore) -> None:
-        """Commit every `seconds` on the timer thread, for as long as the timers run."""
+        """Commit every `seconds` on the timer thread, until the timers are closed."""
 
         complaint = ""
 

@@ -9,11 +9,11 @@
 A member that nobody polls steps out: IDLE leads from any resting state to STEPPING_OUT and AWAY, and the next poll to
 JOINING.
 
-It never gives up: every failure leads to a pause and another try, and the member keeps its partitions meanwhile. A lost
-ZooKeeper session takes all ownership with it (DISCONNECTED) and the consumer joins again.
+A member never gives up: every failure leads to a pause and another try, and the member keeps its partitions meanwhile.
+When its ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.
 
 Actions run one after another on the rebalance thread (group_member.py), and most report an event of their own. A pair
-that is not in the table is a bug and raises.
+of state and event that is not in the table is a bug and raises.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class State(Enum):
     PLANNING = auto()
     """Reading the group and computing what this member should own."""
     PLAN_LATER = auto()
-    """A try failed, for example because another member still holds a partition: waiting for the next one."""
+    """A try has failed, for example because another member still holds a partition; waiting for the next try."""
     DRAINING = auto()
-    """Partitions to hand over are no longer fetched; waiting for the polling thread to let go of them."""
+    """Partitions to hand over are no longer fetched; waiting until the polling thread has no messages of them."""
     RELEASING = auto()
     """Committing and releasing these partitions."""
     CLAIMING = auto()
@@ -44,9 +44,9 @@ class State(Enum):
     STABLE = auto()
     """Owns all assigned partitions."""
     DISCONNECTED = auto()
-    """The ZooKeeper session is over, and all ownership with it."""
+    """The ZooKeeper session is over, so the member owns nothing any more."""
     STEPPING_OUT = auto()
-    """Nobody polls: giving up everything owned and the membership."""
+    """Nobody polls: giving up all partitions and the membership."""
     STEP_OUT_LATER = auto()
     """Stepping out failed: waiting for the next try."""
     AWAY = auto()
@@ -63,9 +63,9 @@ class Event(Enum):
     GAINS = auto()
     """The plan has additional partitions, and lacks none."""
     LOSSES = auto()
-    """The plan has partitions to hand over."""
+    """The plan lacks owned partitions: they must be handed over."""
     DRAINED = auto()
-    """The polling thread has let go, or the wait for it is over."""
+    """The polling thread has no messages of the losses any more, or the wait for this is over."""
     RELEASED = auto()
     CLAIMED = auto()
     FAILED = auto()
@@ -80,7 +80,7 @@ class Event(Enum):
     """Somebody polls again."""
     CLOSE = auto()
     GONE = auto()
-    """Everything is released and the registration removed, or the time for it is over."""
+    """All partitions are released and the registration is removed, or the time for it is over."""
 
 
 class Action(Enum):
@@ -95,13 +95,13 @@ class Action(Enum):
     CLAIM = auto()
     """Reports CLAIMED, FAILED, SESSION_LOST."""
     SETTLE = auto()
-    """Success: reset the back-off. Reports CHANGED if something changed meanwhile."""
+    """Note the success: reset the back-off. Reports CHANGED if something changed meanwhile."""
     NOTE_CHANGE = auto()
     """Remember that the plan must be made again."""
     PAUSE = auto()
     """Leads to PAUSE_OVER. Reports CHANGED if it only waits for other members and something changed meanwhile."""
     ABANDON = auto()
-    """Drop everything owned, without a commit. Reports CHANGED."""
+    """Drop all partitions, without a commit. Reports CHANGED."""
     STEP_OUT = auto()
     """Reports STEPPED_OUT, POLLED, FAILED, SESSION_LOST."""
     LEAVE = auto()
@@ -131,34 +131,34 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
     (_S.STEPPING_OUT, _E.STEPPED_OUT): (_S.AWAY, ()),
     (_S.STEPPING_OUT, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.STEPPING_OUT, _E.FAILED): (_S.STEP_OUT_LATER, (_A.PAUSE,)),
-    (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # now less is to be given up
+    (_S.STEPPING_OUT, _E.SESSION_LOST): (_S.STEPPING_OUT, (_A.STEP_OUT,)),  # the lost session leaves less to give up
     (_S.STEP_OUT_LATER, _E.PAUSE_OVER): (_S.STEPPING_OUT, (_A.STEP_OUT,)),
     (_S.STEP_OUT_LATER, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.AWAY, _E.POLLED): (_S.JOINING, (_A.JOIN,)),
     (_S.LEAVING, _E.GONE): (_S.LEFT, ()),
 }
 
-# where a member rests
+# states in which a member rests
 for _state in (_S.STABLE, _S.PLAN_LATER, _S.JOIN_LATER, _S.DRAINING):
     TABLE[_state, _E.IDLE] = (_S.STEPPING_OUT, (_A.STEP_OUT,))
-# a member outside, or on its way out, looks at the group when it comes back
+# a member outside, or on its way out, reads the group when it comes back
 for _state in (_S.STEPPING_OUT, _S.STEP_OUT_LATER, _S.AWAY):
     TABLE[_state, _E.CHANGED] = (_state, ())
 
-# a change while a try is under way: finish the try, then look again
+# a change while a try is in progress: finish the try, then plan again
 for _state in (_S.DRAINING, _S.RELEASING, _S.CLAIMING, _S.PLANNING):
     TABLE[_state, _E.CHANGED] = (_state, (_A.NOTE_CHANGE,))
 # before joining there is no plan that could be out of date
 for _state in (_S.NEW, _S.JOINING, _S.JOIN_LATER):
     TABLE[_state, _E.CHANGED] = (_state, ())
-# the session can end while anything but joining goes on
+# the session can end during any action except joining
 for _state in (_S.PLANNING, _S.RELEASING, _S.CLAIMING):
     TABLE[_state, _E.SESSION_LOST] = (_S.DISCONNECTED, (_A.ABANDON,))
-# answers to a wait that has already ended
+# events of a wait that has already ended
 for _state in State:
     TABLE.setdefault((_state, _E.PAUSE_OVER), (_state, ()))
     TABLE.setdefault((_state, _E.DRAINED), (_state, ()))
-# a poll from before the member had stepped out, or stale news
+# a poll from before the member stepped out, or an outdated event
 for _state in State:
     TABLE.setdefault((_state, _E.POLLED), (_state, ()))
     TABLE.setdefault((_state, _E.IDLE), (_state, ()))

@@ -1,4 +1,4 @@
-"""Handling of messages that their handler cannot process."""
+"""Handle messages that their handler cannot process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluste
 log = get_log(__name__)
 
 _NAME_CHARACTERS = 200
-"""Longest name of a directory; file systems allow 255 bytes."""
+"""Longest name of a directory, in characters; file systems allow 255 bytes."""
 
 RECOVER_DIRECTORY = "~/.metaq_recover"
 
@@ -42,7 +42,7 @@ raises, the message is tried again."""
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
     """Return the default store of a consumer, open for its group. Raises ConfigError, LocalStoreError; both name the
-    options."""
+    options that avoid the store."""
     try:
         store = _unopened(connect, root)
     except ConfigError as error:
@@ -59,19 +59,19 @@ def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | 
     """Return the open store of messages that former runs left on this machine; None: there is none."""
     try:
         store = _unopened(connect, root)
-    except ConfigError:  # without a home directory no run has left anything
+    except ConfigError:  # without a home directory no former run has left messages
         return None
     return store if store.take_over(group) else None
 
 
 def _unopened(connect: str, root: str) -> LocalRecoverStore:
-    """Return an unopened store. Clusters share a machine's home directory, but no messages."""
+    """Return an unopened store. Clusters share a machine's home directory, but each has its own messages."""
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
 
 
 def drop_message(message: Message, error: Exception) -> None:
-    """Forget the message and log one line. (1.x's DropPolicy.)"""
+    """Drop the message and log one line. (1.x's DropPolicy.)"""
     log.warning("dropped %r: %s: %s", message, type(error).__name__, error)
 
 
@@ -79,7 +79,7 @@ class LocalRecoverStore:
     """A RejectHandler that keeps messages on this machine and gives them to the handler again and again until it
     succeeds. (1.x's LocalRecoverPolicy; here a failing message does not end a round for the others.)
 
-    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. It also takes over
+    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. It also delivers
     messages that ended processes have left in other files. Any thread.
     """
 
@@ -91,7 +91,8 @@ class LocalRecoverStore:
         interval_seconds: Duration = RECOVER_SECONDS,
         max_per_topic: int = MAX_LOCAL_MESSAGES,
     ) -> None:
-        """first_seconds: time from the consumer's start to the first try of kept messages; then every interval_seconds.
+        """first_seconds: time from the consumer's start to the first try of kept messages; interval_seconds: time
+        between later tries.
 
         Raises ConfigError.
         """
@@ -102,7 +103,7 @@ class LocalRecoverStore:
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
         self._place: Path | None = None
-        """Directory of its group's files, while it is open."""
+        """Directory of the group's files, while the store is open."""
 
     def open(self, group: str) -> None:
         """Open a file for `group`'s rejected messages. Called by Consumer.run. Raises LocalStoreError, ConfigError."""
@@ -117,8 +118,11 @@ class LocalRecoverStore:
         self._place = place
 
     def take_over(self, group: str) -> bool:
-        """Deliver messages that others have left for `group`, without keeping new ones, so that no file is created. Use
-        instead of `open`. Return whether there are files; if not, the store is not open. Raises ConfigError."""
+        """Deliver messages that other processes have left for `group`, without keeping new ones, so that no file is
+        created. Call it instead of `open`.
+
+        Return whether there are files; if not, the store is not open. Raises ConfigError.
+        """
         place = self._free_place(group)
         if not any(place.glob("*.db")):
             return False
@@ -141,8 +145,8 @@ class LocalRecoverStore:
         log.warning("kept %r to be tried again: %s: %s", message, type(error).__name__, error)
 
     def rounds(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[None]:
-        """One round, one message per step: give each kept message of `topics` to `deliver`, and forget it when that
-        returns.
+        """Run one round, one message per step: give each kept message of `topics` to `deliver`, and remove it from the
+        store when that returns.
 
         An exception of `deliver` is logged, and the message stays. Raises LocalStoreError.
         """
@@ -151,7 +155,7 @@ class LocalRecoverStore:
                 yield from self._round(store, topic, deliver)
 
     def schedule(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[float]:
-        """Endless rounds, one message per step: yield the seconds to wait before the next step."""
+        """Run rounds without end, one message per step: yield the seconds to wait before the next step."""
         yield self.first_seconds
         while True:
             try:
@@ -162,7 +166,7 @@ class LocalRecoverStore:
             yield self.interval_seconds
 
     def _stores(self) -> Iterator[LocalMessageStore]:
-        """Yield our own file, then those of ended processes, each open while it is read."""
+        """Yield this process's own file, then those of ended processes, each open while it is read."""
         if self._place is None:
             return
         own = None
@@ -231,7 +235,7 @@ def recovering(
         yield
     finally:
         ended = True
-        # the workers have stopped; a hanging one keeps its file until its handler returns
+        # the workers have stopped; a hanging one keeps the store's file until its handler returns
         if inspect.getgeneratorstate(pauses) != inspect.GEN_RUNNING:
             pauses.close()
         store.close()

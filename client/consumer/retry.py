@@ -1,4 +1,4 @@
-"""How often a handler gets a message again after a failure, and after which pauses."""
+"""Settings of retries: how often a handler gets a failed message again, and after which pauses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MAX_ATTEMPTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A failed message goes back to the broker and comes again after a pause, to any member of the group; after the
-    last attempt it goes to the group's dead letters. With the defaults the attempts take up to 6.3 hours.
+    """Send a failed message back to the broker, which delivers it again after a pause, to any member of the group.
+    After the last attempt it goes to the group's dead letters. With the defaults the attempts take up to 6.3 hours.
 
     Raises ConfigError for values out of range.
     """
@@ -39,10 +39,10 @@ class Retry:
     """Upper limit of the growth, seconds: `first` or more, at most a year."""
     jitter: float = 1.0
     """Random part of a pause, 0 … 1. 1: anything between nothing and the longest pause, so that messages that failed
-    together do not come again together. 0: always the longest pause."""
+    together are not delivered again together. 0: always the longest pause."""
     ordered: bool = False
-    """Keep the order: the partition waits until its failed message is processed or is a dead letter. Nothing goes back
-    to the broker meanwhile."""
+    """Keep the order: the partition waits until its failed message is processed or is a dead letter. The message does
+    not go back to the broker meanwhile."""
 
     def __post_init__(self) -> None:
         check_number("attempts", self.attempts)
@@ -65,13 +65,13 @@ class Retry:
             raise ConfigError("ordered", repr(self.ordered), "choose True or False")
 
     def longest_pause(self, failures: int) -> float:
-        """Longest pause in seconds after so many failures (1 or more) of a message."""
+        """Return the longest pause in seconds after `failures` failures (1 or more) of a message."""
         try:
             return min(self.most, self.first * self.factor ** (failures - 1))
         except OverflowError:
             return self.most
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
-        """The pause with its random part. random: a number in [0, 1)."""
+        """Return the pause in seconds, with its random part. random: a number in [0, 1)."""
         longest = self.longest_pause(failures)
         return longest * (1 - self.jitter + self.jitter * random())

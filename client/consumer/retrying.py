@@ -1,4 +1,4 @@
-"""Send a message on which a handler has failed: to the broker until its next attempt, or to the dead letters."""
+"""Send a message on which a handler has failed to the broker until its next attempt, or to the dead letters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of", "giving_back
 log = get_log(__name__)
 
 _FILE_CHARACTERS = 300
-"""The end of a path distinguishes a file from others."""
+"""Most characters of a path. The path is cut at its beginning, because its end distinguishes a file from others."""
 
 
 class FailedSender(Protocol):
-    """The methods needed of a Producer."""
+    """The methods of a Producer that are needed here."""
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]: ...
     def send_batch_async(
@@ -46,7 +46,7 @@ class Sending(NamedTuple):
 
 
 def cause_of(error: BaseException) -> str:
-    """Type and text of an exception, and in a second line where the program raised it."""
+    """Return type and text of an exception, and in a second line the place where the program raised it."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
@@ -57,8 +57,9 @@ def cause_of(error: BaseException) -> str:
 def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
-    """`deliver` for a message of a local store: if the handler fails, the message goes to the broker, as after a first
-    attempt, and leaves the store. Blocks until it is stored; raises MetaqError if it cannot be stored."""
+    """Return `deliver` for a message of a local store. If the handler fails, the message goes to the broker, as after a
+    first attempt, and leaves the store. Blocks until the broker has stored it; raises MetaqError if it cannot be
+    stored."""
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
         try:
@@ -79,10 +80,9 @@ def giving_back(
 
 
 class FailedMessages:
-    """Sends failed messages for one run of a handler. Any thread. The sender is made at the first failure.
+    """Sender of failed messages for one run of a handler. Any thread. The Producer is made at the first failure.
 
-    takes: whether the broker with an id keeps delayed messages; asked once for each broker that does. now: Unix
-    seconds.
+    takes: whether the broker with an id keeps delayed messages; a broker that does is asked once. now: Unix seconds.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FailedMessages:
         now: Callable[[], float] = time.time,
         random: Callable[[], float] = random,
     ) -> None:
-        """Raises InvalidName for a group whose name is too long for its topics."""
+        """Raises InvalidName if the group's name is too long for its topics."""
         self.retry = retry
         self.retry_topic, self.dead_topic = retry_topic(group), dead_topic(group)
         self._make_sender = make_sender
@@ -107,7 +107,7 @@ class FailedMessages:
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
-        """Return the failure record of the original `message` after so many failed attempts."""
+        """Return the failure record of the original `message` after `attempts` failed attempts."""
         return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
 
     def is_last(self, failure: Failure) -> bool:
@@ -115,11 +115,12 @@ class FailedMessages:
         return failure.attempts >= self.retry.attempts
 
     def pause(self, failures: int) -> float:
-        """Seconds until the next attempt."""
+        """Return the seconds until the next attempt."""
         return self.retry.pause(failures, self._random)
 
     def send(self, message: Message, failure: Failure, avoided: Collection[int] = ()) -> Sending:
-        """Begin to send it to the delayed topic for the next attempt, or to the dead letters after the last one.
+        """Begin to send a message: to the delayed topic for the next attempt, or to the dead letters after the last
+        one.
 
         message: the original. avoided: brokers to which a send has just failed. Prefers the broker of the original.
         Raises MetaqError.

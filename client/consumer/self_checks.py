@@ -1,4 +1,4 @@
-"""A group member's checks on itself: whether its session proves its ownership, and whether anybody polls."""
+"""Check a group member's own state: whether its session proves its ownership, and whether anybody polls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ log = get_log(__name__)
 
 
 class SessionWatch:
-    """Whether a member may still deliver messages of its partitions, judged by its ZooKeeper session. holds_its_claims:
-    the GroupMember's answer to that.
+    """Judge, from its ZooKeeper session, whether a member may still deliver messages. holds_its_claims: whether all
+    owned partitions were claimed on the current session.
 
     Every limit is a share of the timeout that the server has granted, which may be less than requested.
     """
@@ -50,7 +50,7 @@ class SessionWatch:
         """Whether ZooKeeper was away for so long that the session may be over and another member may own the
         partitions.
 
-        The member keeps them, but delivers nothing before ZooKeeper answers again and confirms that they are ours.
+        The member keeps them, but delivers nothing before ZooKeeper answers again and confirms the ownership.
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
@@ -69,14 +69,14 @@ class SessionWatch:
 
 
 class PollWatch:
-    """Whether anybody polls: partitions that a member owns but does not read cannot be read by others.
+    """Watch whether anybody polls: partitions that a member owns but does not read cannot be read by others.
 
-    Like Kafka's max.poll.interval.ms, it measures the time between two polls. Waiting inside a poll does not count;
-    work on messages does, also the work of a handler of run().
+    Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. Waiting inside a poll does not
+    count; work on messages does, also the work of a handler of run().
 
     attend() and wait() on the thread that polls, works() and rests() on those of handlers.
 
-    Any line on the polling thread may raise; the next attend() repairs the state.
+    An exception may come at any line on the polling thread; the next attend() repairs the state.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class PollWatch:
         self._since = clock()
         self._waits = False
         self._working: dict[Hashable, float] = {}  # running handlers, and since when
-        self._warned_of = -math.inf  # start of the idle time of the last warning
+        self._warned_of = -math.inf  # start of the idle time for which the last warning was logged
 
     def begin(self, member: GroupMember, timers: Timers) -> None:
-        """Start to watch, for as long as the timers run."""
+        """Start to watch, until the timers are closed."""
         self._member = member
         self._timers = timers
         self._look_later(0.0)
@@ -101,14 +101,14 @@ class PollWatch:
     # --- polling thread ---------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Note that the polling thread is here. A member that had stepped out takes part again."""
+        """Note that the polling thread polls. A member that had stepped out joins its group again."""
         self._since = self._clock()
         self._waits = False
         if self._member.stepped_out and not self.is_idle():
             self._member.come_back()
 
     def wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, regardless of its duration."""
+        """Call `wait`; its duration does not count as idle time."""
         try:
             self._waits = True
             wait()
@@ -121,7 +121,7 @@ class PollWatch:
     # --- handlers' threads ------------------------------------------------------------------------------------------
 
     def works(self, worker: Hashable) -> None:
-        """Note that `worker` calls a handler; its previous call is done."""
+        """Note that `worker` calls a handler, and that its previous call has ended."""
         self._working[worker] = self._clock()
 
     def rests(self, worker: Hashable) -> None:
@@ -135,7 +135,7 @@ class PollWatch:
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Since when nobody polls, or a handler works; inf while neither is the case."""
+        """Time since which nobody polls, or a handler works; inf if neither is so."""
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 
     # --- timer thread -----------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class PollWatch:
         self._look_later(idle)
 
     def _look_later(self, idle: float) -> None:
-        """Look again at the next moment when something may be due."""
+        """Look again when the next limit may be reached."""
         due = [each - idle for each in (IDLE_WARNING_SECONDS, self._limit) if each > idle]
         self._timers.call_later(min(*due, IDLE_WARNING_SECONDS, self._limit), self._look)
 

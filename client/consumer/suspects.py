@@ -1,11 +1,11 @@
-"""Messages that may have ended a former owner's process: handle them with care.
+"""Handle messages with care that may have ended a former owner's process.
 
 A member whose run() sends failed messages back leaves a mark in ZooKeeper for each partition that it owns. A member
 that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know at which
 message after the committed offset. So before each of the first SUSPECT_MESSAGES messages it commits and records which
 message is next. After these it commits at intervals that double each time. If it dies too, the next owner begins closer
-to the message. If the first message after the commit is the cause, the mark names it, and a death while it was handled
-alone counts as a failed attempt.
+to the message. If the first message after the commit is the cause, the mark names it, and a death while only that
+message was handled counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ log = get_log(__name__)
 
 
 class WorkerDied(Exception):
-    """A process ended, or lost its ZooKeeper session, while it handled a message and nothing else."""
+    """The cause of a failure if a process ended, or lost its ZooKeeper session, while it handled one message and
+    nothing else."""
 
 
 @dataclass(slots=True, eq=False)
 class Care:
-    """How one claim continues after a death. begun: the content of the mark. One thread at a time: the partition's
-    worker."""
+    """State of one claim's careful phase after a death. begun: the content of the mark. One thread at a time: the
+    partition's worker."""
 
     begun: Begun
     singly: int = SUSPECT_MESSAGES
-    """How many messages are still recorded one by one."""
+    """Number of messages that are still to be recorded one by one."""
     size: int = SUSPECT_MESSAGES
-    """Messages between the last two commits after these."""
+    """Number of messages between the last two commits, after that phase."""
     left: int = 0
-    """Messages until the next commit."""
+    """Number of messages until the next commit."""
     marked: int = -1
-    """Offset of the message that may be begun."""
+    """Offset of the message that the handler may get."""
     waits: bool = False
-    """Until no other message is handled in this process."""
+    """Whether the partition waits until no other message is handled in this process."""
 
     def is_named(self, offset: int) -> bool:
         """Whether the last owner died at this message."""
@@ -60,8 +61,8 @@ class Care:
 
 
 class Suspects:
-    """The marks of one consumer. Any thread. After the careful phase nothing is written per message. Marks of all
-    partitions claimed meanwhile are read and made in one step."""
+    """The marks of one consumer. Any thread. After the careful phase nothing is written per message. The marks of all
+    partitions claimed meanwhile are read and written in one step."""
 
     def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
         self._marks = marks
@@ -71,7 +72,8 @@ class Suspects:
         self._known: Mapping[PartitionCursor, Care | None] = {}
 
     def look(self, cursor: PartitionCursor) -> Care | None:
-        """Read the mark before the first message of a claim. Raises as BegunMarks."""
+        """Return the state of the careful phase for a claim, before its first message; None: no death. Raises as
+        BegunMarks."""
         if cursor not in self._known:
             with self._lock:
                 if cursor not in self._known:
@@ -95,15 +97,15 @@ class Suspects:
         self._known = {each: self._known[each] for each in owned if each in self._known} | cares
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
-        """Note that the message at `offset` is about to be handled, alone in this process or beside others. Raises as
-        OffsetCommitter.commit."""
+        """Note that the message at `offset` is about to be handled, alone in this process or together with others.
+        Raises as OffsetCommitter.commit."""
         if care.marked == offset:
             return
         if care.singly:
             self._committer.commit([cursor])
             deaths = care.begun.alone if care.is_named(offset) else 0
             with self._lock:
-                if cursor.active:  # otherwise the mark is another owner's by now
+                if cursor.active:  # otherwise another owner has made a mark by now
                     self._marks.write(_name(cursor), Begun(offset, deaths + alone), cursor.fence)
             care.singly -= 1
         elif care.left <= 0:
@@ -117,8 +119,8 @@ class Suspects:
             self._known = {**self._known, cursor: None}
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Remove the marks of partitions that are already given up, committed and lost. Raises as BegunMarks: then the
-        next owner takes care needlessly."""
+        """Remove the marks of partitions that were given up and committed, and that the core has dropped. Raises as
+        BegunMarks: then the next owner takes care without need."""
         with self._lock:
             given = [each for each in cursors if each in self._known]
             self._known = {each: care for each, care in self._known.items() if each not in given}

@@ -1,6 +1,5 @@
-"""The partitions that handlers work on: whose turn it is, which messages are next, and what follows when a handler has
-failed. A core without I/O, threads, locks and clocks; the workers of listener.py are one driver.
-"""
+"""The partitions that handlers work on: which one is next, with which messages, and what follows a failure of the
+handler. A core without I/O, threads, locks and clocks; the workers of listener.py are one driver."""
 
 from __future__ import annotations
 
@@ -28,20 +27,20 @@ log = get_log(__name__)
 
 
 class RetryLater(Exception):
-    """Raise it in a handler to get the message again after a pause, without a line in the log. It counts as a try.
-    (1.x: Message.setRollbackOnly.)
-    """
+    """Exception for a handler to get the message again after a pause, without a line in the log. It counts as a try.
+    (1.x: Message.setRollbackOnly.)"""
 
 
 @dataclass(slots=True, eq=False)
 class Leaving:
-    """The first message of a work on its way to the delayed topic of its next attempt, or to the dead letters."""
+    """A failed message on its way to the delayed topic of its next attempt, or to the dead letters. It is the first
+    message of a work."""
 
     original: Message
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """The broker to which it could not be sent last."""
+    """The broker to which the last send failed."""
     complained: bool = False
 
 
@@ -54,25 +53,25 @@ class Work:
     is_of_own_topic: bool
     """Whether its messages may have failed before they came here."""
     queued: bool = False
-    """In the queue, or with a worker."""
+    """Whether the work is in the queue, or with a worker."""
     more: bool = False
-    """Messages arrived meanwhile."""
+    """Whether messages have arrived meanwhile."""
     paused: bool = False
     messages: deque[Message] = field(default_factory=deque)
-    """Taken but not processed yet, from the cursor's position on."""
+    """Messages that were taken but are not processed yet, from the cursor's position on."""
     end: int = 0
-    """The position once these are processed: after the last one, and after filtered ones behind it."""
+    """The position after all of `messages`, and after the filtered messages that follow them."""
     moves: int = -1
-    """The cursor's `moves` when they were taken."""
+    """The cursor's `moves` when `messages` were taken."""
     tries: int = 0
-    """Failed tries of the first of them."""
+    """Number of failed tries of the first message."""
     may_expire: bool = False
     """Whether some of `messages` have an expiry time."""
     single_before: int = 0
-    """Below this offset, messages of a batch that failed go to the handler one by one."""
+    """Below this offset, the handler gets the messages of a failed batch one by one."""
     leaving: Leaving | None = None
     looked: bool = False
-    """Whether it is known if the last owner died."""
+    """Whether this claim's mark of a dead owner was looked for."""
     care: Care | None = None
     complained: bool = False
 
@@ -88,7 +87,7 @@ class Work:
             self.tries, self.leaving = 0, None
 
     def take(self, core: ConsumerCore, chunk: Chunk, most: int) -> None:
-        """Take at most so many messages of the cursor's oldest chunk. Raises CorruptRecord."""
+        """Take at most `most` messages of the cursor's oldest chunk. Raises CorruptRecord."""
         self.messages.extend(core.next_messages(self.cursor, chunk, most))
         self.may_expire = chunk.may_expire
         self.end = chunk.reached
@@ -96,38 +95,39 @@ class Work:
             self.cursor.used_up(chunk)
 
     def unit(self, most: int) -> list[Message]:
-        """The messages that the handler gets next, at most so many."""
+        """Return the messages that the handler gets next, at most `most`."""
         singly = self.care is not None and self.care.singly > 0
         size = 1 if singly or self.messages[0].offset < self.single_before else most
         return [self.messages[number] for number in range(min(size, len(self.messages)))]
 
     def given(self, living: Sequence[Message], may_have_failed: bool) -> Sequence[Message]:
-        """The same messages as the handler sees them: with their attempts, if some may have failed before."""
+        """Return the same messages as the handler sees them: with their attempts, if some may have failed before."""
         if may_have_failed and (self.tries or self.is_of_own_topic):
             return [as_original(each, self.tries) for each in living]
         return living
 
     def all_done(self) -> None:
-        """All taken messages are processed."""
+        """Note that all taken messages are processed."""
         self.cursor.consumed_to(self.end, self.cursor.last_id, self.moves)
 
     def take_singly(self, unit: Sequence[Message]) -> None:
-        """It is not known at which of these messages the handler has failed: it gets them one by one."""
+        """Give these messages to the handler one by one, because it is unknown at which of them it has failed."""
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), self.tries)
         self.single_before, self.tries = unit[-1].next_offset, 0
 
 
 class Works:
-    """All works of one run. One thread at a time, with the driver's lock; without it, a work's worker may call `done`
-    and what follows a failure.
+    """All works of one run. One thread at a time, with the driver's lock. Without the lock, a work's worker may call
+    `done` and the methods that follow a failure.
 
-    alone: no other work may call the handler. The works that a method returns are to be begun, in their order.
+    alone: the work that alone may call the handler; None: all may. The driver begins the works that a method returns,
+    in their order.
     """
 
     def __init__(self, config: ConsumerConfig) -> None:
         self.alone: Work | None = None
         self._config = config
-        self._busy = 0  # works that are in progress
+        self._busy = 0  # number of works in progress
         self._works: dict[PartitionCursor, Work] = {}
         self._taken: dict[TopicPartition, Work] = {}  # queued works by partition
 
@@ -135,7 +135,7 @@ class Works:
 
     @property
     def cursors(self) -> list[PartitionCursor]:
-        """Those that were worked on, apart from old ones."""
+        """The cursors that were worked on. Some inactive ones are already left out."""
         return list(self._works)
 
     def of(self, cursor: PartitionCursor) -> Work:
@@ -147,17 +147,17 @@ class Works:
         return work
 
     def arrived(self, work: Work) -> list[Work]:
-        """Messages have arrived."""
+        """Note that messages have arrived for a work."""
         work.more = True
         return self._queue(work)
 
     def resumed(self, work: Work) -> list[Work]:
-        """Its pause is over."""
+        """Note that the pause of a work is over."""
         work.paused = False
         return self._queue(work)
 
     def _queue(self, work: Work) -> list[Work]:
-        """Queue a work. That of a former claim may still be in its handler."""
+        """Queue a work, unless a former claim of the partition is still with its handler."""
         if work.queued or work.paused:
             return []
         if self._taken.setdefault(work.cursor.partition, work) is not work:
@@ -167,16 +167,16 @@ class Works:
         return [work]
 
     def begun(self) -> None:
-        """A work is in progress."""
+        """Note that a work is in progress."""
         self._busy += 1
 
     def ended(self) -> None:
-        """A work in progress has ended, or pauses."""
+        """Note that a work in progress has ended, or pauses."""
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """Note that a queued work has ended or pauses. Return what is due now: a later claim of its partition, or the
-        work itself if messages are left. pauses: it continues after `resumed`."""
+        """Note that a queued work has ended or pauses. Return the works that are due now: a later claim of its
+        partition, or the work itself if messages are left. pauses: the work continues after `resumed`."""
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
         following: list[Work] = []
@@ -193,11 +193,12 @@ class Works:
         return following
 
     def given_up(self, partition: TopicPartition) -> list[PartitionCursor]:
-        """Former claims of a partition; a later claim does not count."""
+        """Return the cursors of former claims of a partition; a later claim does not count."""
         return [each for each in self._works if each.partition == partition and (each.revoking or not each.active)]
 
     def done(self, work: Work, unit: Sequence[Message]) -> None:
-        """These messages, the first ones of a work, are processed. On its own thread, without the lock."""
+        """Note that these messages, the first ones of a work, are processed. Called by the work's worker, without the
+        lock."""
         for _ in unit:
             work.messages.popleft()
         if work.care is not None:
@@ -207,8 +208,8 @@ class Works:
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
     def is_alone(self, work: Work) -> bool:
-        """Whether this work is alone: other works finish their messages, and begin none until this one has been
-        handled."""
+        """Reserve the handler for this work, and return whether no other work is in progress. Other works finish their
+        messages, and begin none until this one's message has been handled."""
         if self.alone is None:
             self.alone = work
         return self.alone is work and self._busy == 1
@@ -216,9 +217,8 @@ class Works:
     # --- what follows a failure: the seconds to pause; None says what the driver does --------------------------------
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Fetch damaged messages again and check them again. Skip a known damaged range, or try for ever: another
-        broker, or a repaired file, may have it intact. Other partitions go on.
-        """
+        """Fetch damaged messages again and check them again. Skip a known damaged range, or try again without end:
+        another broker, or a repaired file, may have the messages intact. Other partitions continue."""
         cursor = work.cursor
         if chunk.damage is None:
             cursor.damaged_at(error.position, work.moves)
@@ -239,7 +239,7 @@ class Works:
         return self._config.retry_max_seconds
 
     def failed_too_early(self, first: Message, error: Exception) -> float:
-        """The message stays and the attempt does not count: brokers may be absent for longer than all attempts take."""
+        """Keep the message and do not count the attempt: brokers may be absent for longer than all attempts take."""
         pause = self._config.retry_max_seconds
         if not isinstance(error, RetryLater):
             log.warning(
@@ -254,8 +254,8 @@ class Works:
     def failed_here(
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
-        """The partition waits for the message. first: of the unit's messages that the handler got. None: it is not to
-        be tried again, so reject it."""
+        """Let the partition wait for the message. Return the seconds to pause; None: no try is left, so reject the
+        message. first: the first message of the unit that the handler got."""
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
             if not isinstance(error, RetryLater):
@@ -275,8 +275,9 @@ class Works:
     def failed_for_now(
         self, work: Work, unit: Sequence[Message], error: Exception, failed: FailedMessages
     ) -> float | None:
-        """None: it goes to another place, so send the work's `leaving`."""
-        if len(unit) > 1:  # it is not known which of them failed, so none counts an attempt
+        """Handle a failure with a Retry. Return the seconds to pause; None: send the work's `leaving` to its next
+        place."""
+        if len(unit) > 1:  # it is unknown which of them failed, so none counts an attempt
             work.take_singly(unit)
             return 0.0
         original = as_original(unit[0])
@@ -300,7 +301,7 @@ class Works:
         return pause
 
     def not_sent(self, leaving: Leaving, error: MetaqError) -> float:
-        """It could not be stored elsewhere."""
+        """Return the seconds to pause before the message is sent again, because it could not be stored."""
         if not leaving.complained:
             leaving.complained = True
             log.warning(

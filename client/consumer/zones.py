@@ -1,4 +1,4 @@
-"""Assignment by zones: what a group agrees on, and who reads which partition. No I/O; one thread at a time."""
+"""Assign partitions by zones: what a group agrees on, and who reads which partition. No I/O; one thread at a time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = get_log(__name__)
 class ByZone:
     """One member's side of the assignment by zones.
 
-    All members must plan with the same zones of brokers, so the group keeps them in a znode, which members write by
-    compare-and-set. If a broker set's leader moves to another zone, its partitions stay with their owners until the new
-    zone has held for `settle_seconds`: a failover and a restart cost no rebalance.
+    All members must plan with the same zones of brokers, so the group keeps the zones in a znode, which members write
+    by compare-and-set. If a broker set's leader moves to another zone, its partitions stay with their owners until the
+    leader has been in the new zone for `settle_seconds`: so a failover and a restart cost no rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may want a new change; None: there is none."""
+        """Seconds until update() may return a new change; None: there is none."""
         self._group = group
         self._settle_seconds = settle_seconds
         self._moved: dict[int, tuple[str, float]] = {}  # by broker: its zone now, and since when
         self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
     def update(self, me: str, zones: GroupZones, registered: Container[int], now: float) -> dict[int, str] | None:
-        """Return the zones that the group should agree on now, if they differ from the agreed ones. registered: ids of
+        """Return the zones that the group should agree on now; None if these are the agreed ones. registered: ids of
         brokers with a master. now: monotonic seconds.
 
         A broker without an agreed zone counts at once, and one that has moved counts later. The first member of the
@@ -57,8 +57,8 @@ class ByZone:
     def share(
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
-        """The partitions of `topic` that `me` should own: by zones, or as "range" while a member has another strategy,
-        because both plans must fit together."""
+        """Return the partitions of `topic` that `me` should own: by zones, or as "range" while a member has another
+        strategy, because both plans must fit together."""
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)
         if others:

@@ -28,10 +28,11 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)
 class Chunk(Records):
-    """Records that are not checked before they are handed out; start and offset move with delivered records.
+    """A run of fetched records. They are not checked before they are handed out; start and offset move with the
+    delivered records.
 
-    end_offset: the position once the chunk is used up; it may be after the last record, because the broker skipped
-    others (tag filter). damage: set if the bytes up to end_offset are damaged, and there is no record.
+    end_offset: the position after the whole chunk. It may be after the last record, because the broker skipped others
+    (tag filter). damage: set if the bytes up to end_offset are damaged; the chunk then has no record.
 
     One thread at a time.
     """
@@ -41,10 +42,10 @@ class Chunk(Records):
     _decoded: Decoded | None = field(default=None, init=False)
     _columns: DecodedColumns | None = field(default=None, init=False)
     _batch: pyarrow.RecordBatch | None = field(default=None, init=False)
-    """The batch of all of `_columns`, if no payload is compressed."""
+    """The record batch of all rows of `_columns`, if no payload is compressed."""
     last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
-    """Delivered messages of `_decoded`, or rows of `_columns`."""
+    """Number of delivered messages of `_decoded`, or of delivered rows of `_columns`."""
 
     @classmethod
     def of(
@@ -59,12 +60,12 @@ class Chunk(Records):
 
     @classmethod
     def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
-        """Return a chunk that stands for damaged bytes from `offset` on, before the data after them."""
+        """Return a chunk for damaged bytes from `offset` on; the data after them become other chunks."""
         return cls(b"", 0, 0, offset, None, offset if damage.end is None else damage.end, damage)
 
     @property
     def bytes_left(self) -> int:
-        """Bytes not delivered yet."""
+        """Number of bytes that are not delivered yet."""
         return self.end - self.start
 
     @property
@@ -82,10 +83,10 @@ class Chunk(Records):
     ) -> list[Message]:
         """Take at most `limit` messages from the front.
 
-        tags: only messages with one of these (the broker compares hashes, so others may be among them). where: only
-        matching messages (not every broker filters by it). check: whether checksums are compared. A cut last record is
-        left out. Good records before a damaged one are returned first; once it is the first one left, raises
-        CorruptRecord.
+        tags: only messages with one of these (the broker compares only hashes, so it may also send messages with other
+        tags). where: only matching messages (not every broker filters by it). check: whether checksums are compared. A
+        record that is cut at the end of the data is left out. Good records before a damaged one are returned first.
+        Once the damaged record is the first one left, this raises CorruptRecord.
         """
         if self.damage is not None:
             raise self.damage
@@ -104,20 +105,23 @@ class Chunk(Records):
 
     @property
     def may_expire(self) -> bool:
-        """Whether a message that `take` gives may have an expiry time."""
+        """Whether a message that `take` returns may have an expiry time."""
         return self._decoded is not None and bool(self._decoded.flags & EXPIRES_FLAG)
 
     @property
     def gives_batches(self) -> bool:
-        """Whether `take_batch` may be called: sizes are known, and no messages were decoded yet."""
+        """Whether `take_batch` may be called: the sizes of the records are known, and no message was decoded yet."""
         return self.sizes is not None and self._decoded is None
 
     def take_batch(
         self, partition: TopicPartition, limit: int, check: bool = True, now_ms: int = 0
     ) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA) without messages expired at `now_ms` (since 1970); it may be
-        empty. `last_id` is then the id of the last message taken for it. Raises CorruptRecord also if the first message
-        left cannot be decompressed; the error then has its end."""
+        """Take as `take` does, and return one record batch (arrow.SCHEMA) without messages expired at `now_ms` (since
+        1970).
+
+        The batch may be empty. `last_id` is then the id of the last message that was taken for it. Raises CorruptRecord
+        also if the first message left cannot be decompressed; that error has an `end`.
+        """
         from ..records.arrow import decode_columns  # pyarrow is an extra
 
         if self._columns is None:
@@ -134,8 +138,8 @@ class Chunk(Records):
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
-        """Return the messages of the last `take` up to the first that cannot be decompressed; put that one and the
-        following back. Raises CorruptRecord if it is the first one."""
+        """Return the messages of the last `take` up to the first that cannot be decompressed; put back that one and the
+        following ones. Raises CorruptRecord if it is the first one."""
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:
                 try:
@@ -148,7 +152,7 @@ class Chunk(Records):
         return taken
 
     def pass_unreadable(self) -> None:
-        """Skip the first message left, for which CorruptRecord was raised because it cannot be decompressed."""
+        """Skip the first message left, which cannot be decompressed and for which CorruptRecord was raised."""
         if self._columns is not None:
             self._pass(1)
             return
@@ -167,13 +171,13 @@ class Chunk(Records):
         self._move(self._columns.end if end else columns.offset[self._taken].as_py())
 
     def _forget_batch(self) -> None:
-        """Drop the columns, because messages are wanted of the rest."""
+        """Drop the columns, because the caller wants the rest as messages."""
         assert self.sizes is not None
         self.sizes = self.sizes[self._taken :]
         self._columns, self._batch, self._taken = None, None, 0
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """Undo the `take` that has just returned these."""
+        """Put back these messages, which the last `take` returned."""
         assert self._decoded is not None
         self._decoded = self._decoded._replace(messages=chain(messages, self._decoded.messages))
         self._taken -= len(messages)

@@ -36,11 +36,11 @@ class NotWhole(RemoteProtocolError):
 
 
 class PullCodec:
-    """One consumer's requests for data, over both protocols.
+    """Encoder and decoder of one consumer's requests for data, over both protocols.
 
-    Messages that wait for another attempt have already passed the filter by tags. is_slave: whether a slave listens at
-    an endpoint, which may hold less than its master did. reads_in_bulk: the consumer processes whole answers at once,
-    so large ones pay.
+    The tag filter is not applied to the group's retry topic: its messages have already passed. is_slave: whether the
+    broker at an endpoint is a slave, which may hold less than its master did. reads_in_bulk: the consumer processes
+    whole answers at once, so large answers are faster.
     """
 
     def __init__(
@@ -54,16 +54,17 @@ class PullCodec:
         self.reads_in_bulk = False
         self._group = group
         self._tags = tuple(sorted(tags or ()))
-        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # The group's retry topic; the name is not checked yet.
         self._where = where
         self._config = config
         self._is_slave = is_slave
-        # A filter leaves out messages before the position, and a follower may not have them yet.
+        # A filter omits messages before the position, and a follower may not have them yet: then ids cannot be
+        # compared.
         self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
-        """Return a function that makes the request's bytes once its opaque is known. unpacks: the broker must be told
-        that compressed messages can be read. takes_where: it filters by content."""
+        """Return a function that makes the request's bytes from the opaque of the request. unpacks: tell the broker
+        that this client can read compressed messages. takes_where: the broker filters by content."""
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
@@ -87,7 +88,8 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Return where an answer ends whose body has not arrived yet, if that is useful."""
+        """Return the offset at which an answer ends whose body has not arrived yet; None if the caller has no use for
+        it."""
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None
         try:
@@ -96,8 +98,8 @@ class PullCodec:
             return None
 
     def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> PullNews:
-        """Return the result of an answer. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and a refusal's
-        error (refusals.py)."""
+        """Decode an answer, and return its chunks. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and the
+        error of a refusal (refusals.py)."""
         chunks: Sequence[Chunk]
         pause = 0.0
         if isinstance(reply, Frame):
@@ -142,7 +144,8 @@ class PullCodec:
         return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
-        """The position is outside the readable bytes: go to the broker's offset, but never back if a slave says so."""
+        """Continue at the broker's offset, because the position is outside the readable bytes. A slave may not move it
+        backwards."""
         cursor, position = request.cursor, request.offset
         if offset < position and self._is_slave(endpoint):
             raise BrokerUnavailable(
@@ -160,19 +163,19 @@ class PullCodec:
                 offset,
                 self._group,
             )
-        elif position or cursor.stood_at_0:  # otherwise 0 is where "earliest" begins
+        elif position or cursor.stood_at_0:  # otherwise "earliest" already begins at 0
             log.warning("%s: position %d is not readable, going on at %d", cursor, position, offset)
         return (Chunk.of(b"", offset, offset),)
 
 
 def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
-    """Read a text answer: a slice of the log whose last record is usually cut."""
+    """Decode a text answer: a slice of the log whose last record is usually cut."""
     complete = 0
     try:
         for header in iter_headers(data):
             complete = header.end
     except RemoteProtocolError:
-        pass  # no header: first the good records before it; then it begins the next answer
+        pass  # no header: deliver the good records before it first; the next answer then begins with it
     if complete:
         request.cursor.whole_records_came()
     elif _begins_damaged(data):

@@ -3,14 +3,14 @@
 | event | method | what comes out |
 |---|---|---|
 | partitions were claimed, lost | `claim`, `lose` | `next_wanting`, `notices` |
-| they are to be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
-| a partition may need a request | `next_wanting` | a cursor; its `next_request(now)` is what to send, to `source` |
-| an answer begins, is there, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to the next one |
-| a lost message may have been read | cursor `take_doubt`, then `looked_into` | what to ask the broker (divergence.py) |
+| partitions will be handed over, or are kept after all | cursor `revoke`, `keep` | `is_out` says whether to wait |
+| a partition may need a request | `next_wanting` | a cursor; send its `next_request(now)` to `source` |
+| an answer begins, has come, will not come | `answer_begins`, `answered`, `found`, `failed` | seconds to wait |
+| a read message may be lost | cursor `take_doubt`, then `looked_into` | what to ask the broker (divergence.py) |
 | the beginnings of partitions were committed | `recorded` | `next_wanting`, `notices` |
 | the user polls | `acknowledge`, `take`, `take_batch` | messages |
-| poll() has returned them | `under_way = False` | |
-| an exception ended the poll | `settle` | they come again |
+| poll() has returned the messages | `under_way = False` | |
+| an exception ended the poll | `settle` | the messages are delivered again |
 | a handler works on a partition | cursor `hold`, `next_messages`, cursor `consumed_to`, `let_go` | messages |
 | the user seeks | cursor `moved_to` | `next_wanting` |
 | the session is doubted, or proved | `in_doubt` | nothing is delivered |
@@ -23,14 +23,14 @@ simulator with a clock of its own, repeat
     while (cursor := core.next_wanting()) is not None:
         if (request := cursor.next_request(now)) is not None:
             send(request)                                   # core.codec makes the bytes; Ask is the kind of request
-    …                                                       # on an answer, or none
+    …                                                       # when an answer has come, or none will
     seconds = core.answered(request, reply, endpoint, now)  # or core.failed(request, error, now)
     if seconds is not None: call_at(now + seconds, core.want, request.cursor)
 
-**Threads.** Any thread may call anything, except for the user's calls: either one thread takes, or several handlers,
-each from its own partitions. `lock` is held while poll() takes, so that the rebalance thread sees all of its messages
-delivered or none. **Interrupts**: as in cursor.py. A cursor enters the queue of `next_wanting` in the same step in
-which it begins to need a request.
+**Threads.** Any thread may call any method, with one exception, the user's calls: either one thread takes messages, or
+several handlers do, each from its own partitions. poll() holds `lock` while it takes, so that the rebalance thread sees
+all of its messages delivered or none. **Interrupts**: as in cursor.py. A cursor enters the queue of `next_wanting` in
+the same step in which it begins to need a request.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ Accept = Callable[[Message], bool]
 
 
 class ConsumerCore:
-    """The core; see the module.
+    """The consumer's core; see the module.
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: another member may own the partitions, so nothing is delivered.
-    under_way: a poll has taken messages and not returned them yet. It is an attribute, because a signal's handler may
-    run when a call returns, but not between an assignment and a return. nearest: chooses other nodes of broker sets to
-    read from; the driver sets it.
+    under_way: a poll has taken messages and has not returned them yet. This is an attribute, because a signal's handler
+    may run when a call returns, but not between an assignment and a return. nearest: chooses other nodes of broker sets
+    to read from; the driver sets it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ConsumerCore:
         reader: ValueReader | None = None,
     ) -> None:
         """accept: the user's filter; refused messages are skipped and count as consumed. `take` propagates exceptions
-        of accept and on_damaged. follow: as in ConnectionPool.follow. reader: of `message.value`."""
+        of accept and on_damaged. follow: as in ConnectionPool.follow. reader: makes `message.value`."""
         self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
@@ -114,7 +114,7 @@ class ConsumerCore:
         self._reader = reader
         self._follow = follow
         self._tags = tags
-        self._retry_topic = f"{RETRY_PREFIX}{group}"  # not checked yet
+        self._retry_topic = f"{RETRY_PREFIX}{group}"  # The group's retry topic; the name is not checked yet.
         self._where = where
         self._accept = accept
         self._on_damaged = config.on_damaged
@@ -123,7 +123,7 @@ class ConsumerCore:
         self._ready: dict[PartitionCursor, None] = {}
         self._ready_lock = threading.Lock()
         self._telling = threading.Lock()  # held while deciding whether the user hears of a partition
-        self._touched: dict[PartitionCursor, None] = {}  # their messages are with the user, or were about to be
+        self._touched: dict[PartitionCursor, None] = {}  # cursors whose messages the user has, or was about to get
 
     # --- ownership --------------------------------------------------------------------------------------------------
 
@@ -139,8 +139,8 @@ class ConsumerCore:
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
         """Own these partitions from now on, beginning at `begins`. stored: the committed offset of each. consumed: the
-        offset that already counts as consumed. recorded: the group need not commit its beginning first; only then does
-        the user hear of a partition. announced: nobody is to be told before messages come."""
+        offset that already counts as consumed. recorded: the group need not commit its beginning first; the user hears
+        of a partition only when this is so. announced: call no callback before messages come."""
         unknown = [None] * len(partitions)
         cursors = [
             PartitionCursor(
@@ -183,27 +183,27 @@ class ConsumerCore:
         self.notices.put(Notice(True, [each.partition for each in cursors], told))
 
     def recorded(self, requests: Iterable[Request]) -> None:
-        """The beginnings of these RECORD were committed: tell the user of the partitions, and read them."""
+        """Tell the user of the partitions of these RECORD requests, whose beginnings were committed, and read them."""
         with self._telling:
             cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
             self._announce(cursors)
         self._wanting.extend(cursors)
 
     def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
-        """Those that the user has heard of, or will hear of: not those revoked before their beginning was recorded.
-        Call it when they are revoked or lost."""
+        """Return the partitions that the user has heard of, or will hear of. Partitions that were revoked before their
+        beginning was recorded are left out. Call it when partitions are revoked or lost."""
         with self._telling:
             return [each.partition for each in cursors if each.recorded]
 
     def lose(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Drop partitions that are not ours any more."""
+        """Drop partitions that this consumer no longer owns."""
         lost = {cursor.partition: cursor for cursor in cursors}
         self.owned = {each: cursor for each, cursor in self.owned.items() if lost.get(each) is not cursor}
         for cursor in lost.values():
             cursor.lose()
 
     def cursor(self, partition: TopicPartition) -> PartitionCursor:
-        """The cursor of an owned partition. Raises NotOwner, TypeError."""
+        """Return the cursor of an owned partition. Raises NotOwner, TypeError."""
         cursor = self.owned.get(partition)
         if cursor is None:
             if not isinstance(partition, TopicPartition):
@@ -212,7 +212,7 @@ class ConsumerCore:
         return cursor
 
     def is_out(self, cursors: Iterable[PartitionCursor]) -> bool:
-        """Whether the user has messages of these."""
+        """Whether the user has messages of these partitions."""
         with self.lock:
             return any(cursor.is_out for cursor in cursors)
 
@@ -223,14 +223,14 @@ class ConsumerCore:
         self._wanting.append(cursor)
 
     def next_wanting(self) -> PartitionCursor | None:
-        """Return a cursor that may need a request; look at its `next_request`."""
+        """Return a cursor that may need a request; its `next_request` says whether it does. None: there is none."""
         try:
             return self._wanting.popleft()
         except IndexError:
             return None
 
     def source(self, request: Request, leader: Endpoint | None, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return which broker to ask. leader: the partition's, as ZooKeeper shows it. down: brokers that cannot be
+        """Return the broker to ask. leader: the partition's, as ZooKeeper shows it. down: brokers that cannot be
         reached. Raises BrokerUnavailable."""
         partition = request.cursor.partition
         if self.nearest is not None and request.ask is Ask.PULL:
@@ -240,19 +240,20 @@ class ConsumerCore:
         return leader
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Read the partitions of a broker set from its newly near nodes."""
+        """Read the partitions of a broker set from other nodes, because its near nodes have changed."""
         for partition, cursor in self.owned.items():
             if partition.broker == broker_id:
                 cursor.ask_anew()
 
     def patience(self, frames: bool) -> float:
-        """Seconds within which a pull is answered, over the framed protocol or the text protocol."""
+        """Return the seconds within which a pull must be answered. frames: over the framed protocol, otherwise the text
+        protocol."""
         wait_ms = self.config.long_poll_ms if frames else 0
         return wait_ms / 1000 + self.config.connection.request_timeout_seconds
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """Take the end of an answer before its body is there. Return the next request, so that the broker works on it
-        while the body arrives and the user consumes."""
+        """Take the header of an answer, which tells where it ends, before its body is there. Return the next request,
+        so that the broker works on it while the body arrives and the user consumes."""
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
 
@@ -283,8 +284,10 @@ class ConsumerCore:
         return self._recovered(request, now, pause)
 
     def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
-        """Take the answer to another request: an offset, or the damage; None: the broker finds no damage. Return as
-        `answered`."""
+        """Take the answer to a request other than a pull. Return as `answered`.
+
+        what: an offset, or the damage; None: the broker finds no damage.
+        """
         cursor = request.cursor
         if not cursor.awaits(request):
             return None
@@ -300,8 +303,8 @@ class ConsumerCore:
                 self.make_ready(cursor)
         else:
             assert isinstance(what, int)
-            # A Java broker answers a position after the end like one at the end: with nothing. After a restart it may
-            # not have opened the partition yet, which its next put does: its end is 0.
+            # For a position after the end a Java broker answers as for one at the end: with nothing. After a restart it
+            # reports the end 0 for a partition until the next put opens it.
             if request.ask is Ask.END and 0 < what < request.offset:
                 log.warning(
                     "%s: the position %d lies behind the end %d, so nothing comes: seek to 'latest', for example",
@@ -313,8 +316,8 @@ class ConsumerCore:
         return self._recovered(request, now, 0.0)
 
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
-        """Note that no answer came, or a wrong one. Return the seconds until its partition needs another request.
-        endpoint: the broker that was asked, if another one may answer."""
+        """Note that no answer came, or a wrong one. Return the seconds until the partition needs another request, None
+        if it needs none. endpoint: the broker that was asked, if another one may answer."""
         cursor = request.cursor
         self._avoid(endpoint, now)
         follows = self._follow(error)
@@ -331,7 +334,8 @@ class ConsumerCore:
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
-        """As `failed`, if no answer came, or an interrupt hit while it was taken, at any line: arrived data stay."""
+        """Do as `failed`, when no answer came or an interrupt hit while it was taken, at any line. Data that have
+        arrived stay."""
         cursor = request.cursor
         cursor.forget_lead()
         if cursor.has_next:
@@ -343,9 +347,12 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Another message is before this position than the one read there. Log it if the read message is lost and
-        others have taken its place: nobody else would know that they are skipped. found: the offset from which they
-        are; None: it is not lost; why that is unknown."""
+        """Log whether read messages are lost, after the broker had another message before this position than the one
+        read there.
+
+        If others have taken the places of lost messages, this consumer skips them, and nobody else would know. found:
+        the first offset of those; None: nothing is lost; an error: why it is unknown.
+        """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
             log.warning("%s: whether it has lost what group %s has read is unknown: %s", place, self.group, found)
@@ -365,8 +372,8 @@ class ConsumerCore:
     # --- whose turn it is -------------------------------------------------------------------------------------------
 
     def make_ready(self, cursor: PartitionCursor) -> None:
-        """Note that a cursor may have something to deliver. It stays ready until the taking thread has found nothing,
-        so that data that may not be delivered now are found later."""
+        """Note that a cursor may have something to deliver. It stays ready until the taking thread has found nothing.
+        So data that may not be delivered now are found later."""
         with self._ready_lock:
             self._ready[cursor] = None
 
@@ -381,15 +388,15 @@ class ConsumerCore:
             self._ready.pop(cursor, None)
 
     def _pass_over(self, cursor: PartitionCursor) -> None:
-        """Let the other cursors go first."""
+        """Move the cursor behind the other ready ones."""
         with self._ready_lock:
             if cursor in self._ready:
                 del self._ready[cursor]
                 self._ready[cursor] = None
 
     def _discard_unless_ready(self, cursor: PartitionCursor) -> None:
-        """Remove a cursor that had nothing. It stays if it has something by now: a single step, which no interrupt
-        divides."""
+        """Remove a cursor that had nothing to deliver, unless it has something by now. This is a single step, which no
+        interrupt divides."""
         with self._ready_lock:
             if not cursor.has_next:
                 self._ready.pop(cursor, None)
@@ -405,7 +412,7 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Count delivered messages as consumed, except those that an exception has kept from the user."""
+        """Count delivered messages as consumed, except those that an exception kept from the user."""
         self.settle()
         if self._touched:
             with self.lock:
@@ -423,9 +430,11 @@ class ConsumerCore:
                 self.under_way = False
 
     def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
-        """Take at most `limit` messages that are there now, chunk by chunk of each partition in turn. unpacks: payloads
-        are decompressed at once, so one that cannot be is damage. Raises CorruptRecord, and exceptions of `accept` and
-        on_damaged."""
+        """Take at most `limit` messages that are there now, chunk by chunk, from the partitions in turn.
+
+        unpacks: decompress payloads at once; one that cannot be decompressed counts as damage. Raises CorruptRecord,
+        and exceptions of `accept` and on_damaged.
+        """
         messages: list[Message] = []
         with self.lock:
             while len(messages) < limit and (found := self._next()) is not None:
@@ -437,7 +446,7 @@ class ConsumerCore:
                     self._damaged(cursor, chunk, error, report=not messages)
                     if messages:
                         break
-                except _Refused as refused:  # first the good messages; the next call asks the filter again
+                except _Refused as refused:  # deliver the good messages first; the next call asks the filter again
                     if messages:
                         break
                     self.under_way = False
@@ -446,10 +455,11 @@ class ConsumerCore:
         return messages
 
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
-        """As `take`, as one record batch (arrow.SCHEMA) of the messages that are there now; it may be empty.
+        """Take as `take` does, and return one record batch (arrow.SCHEMA) of the messages that are there now; it may be
+        empty.
 
-        An answer with record sizes becomes one batch. Messages of smaller answers, or that must pass a filter here, are
-        gathered one by one.
+        An answer with record sizes becomes one batch. Messages are gathered one by one if their answers are smaller or
+        if a filter must be applied here.
         """
         from ..records.arrow import EMPTY, record_batch  # pyarrow is an extra
 
@@ -498,10 +508,12 @@ class ConsumerCore:
             self._pass_over(cursor)
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
-        """Fetch damaged data again and check them again. Skip a known damaged range, or raise it at each poll until
-        the user seeks.
+        """Fetch damaged data again, to check them again. If the damaged range is known, skip it, or raise it at each
+        poll until the user seeks.
+
+        report: nothing else can be returned, so the error may be raised.
         """
-        if report:  # otherwise there are messages, which come again if on_damaged raises
+        if report:  # otherwise messages were taken; they are delivered again if on_damaged raises
             self.under_way = False
         unreadable = chunk.damage is None and error.end is not None  # it arrived exactly as its producer made it
         if chunk.damage is None and not unreadable:
@@ -518,7 +530,7 @@ class ConsumerCore:
     # --- on the thread that takes -----------------------------------------------------------------------------------
 
     def living(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages that have not expired."""
+        """Return the messages that have not expired."""
         now = self._wall_clock()
         return [message for message in messages if not message.has_expired(now)]
 
@@ -533,13 +545,14 @@ class ConsumerCore:
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """The same messages, with a `value` if there is a reader."""
+        """Return the same messages, with a `value` if there is a reader."""
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
-        """Whether to continue after the damage: impossible if its end is not known. Tells the user once, and raises
-        exceptions of on_damaged, but does not call it again then.
+        """Return whether to continue after the damage, which is impossible if its end is not known.
+
+        Call on_damaged once for each damage, and propagate its exceptions.
         """
         passes = self.config.damage == "skip" and damage.end is not None
         if cursor.report(damage.position):
@@ -551,8 +564,8 @@ class ConsumerCore:
 
 
 def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[PartitionCursor, Reached]]]:
-    """Return consumed but unwritten offsets of these, by the ZooKeeper session that must be alive to write them. Report
-    the write to each cursor by `committed_to`."""
+    """Return the consumed offsets of these cursors that are not written yet, grouped by the ZooKeeper session that must
+    be alive to write them. Report each write to its cursor by `committed_to`."""
     changed: dict[int, list[tuple[PartitionCursor, Reached]]] = {}
     for cursor in cursors:
         reached = cursor.to_commit()
@@ -562,7 +575,7 @@ def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[P
 
 
 def _only_moves(reply: Reply) -> bool:
-    """Whether this answer to a pull only has another position, or damage."""
+    """Whether this answer to a pull has no records, but only another position, or damage."""
     if isinstance(reply, Frame):
         return reply.code == ResponseCode.PULL_OFFSET_MOVED
     return isinstance(reply, Result) and reply.code == Status.MOVED

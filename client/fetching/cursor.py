@@ -9,8 +9,8 @@ action or intention. The callers are:
 - the committing thread: `to_commit`, `committed_to`, `may_record`, `begin_recorded`.
 
 Invariants (test_client_cursor.py drives them at random):
-- fetched data are gapless from `position`, or the end of the data being taken, to `fetch_offset`;
-- at most one request is in flight, and one more that was sent ahead while the answer to the first was arriving;
+- fetched data have no gap from `position`, or the end of the data being taken, to `fetch_offset`;
+- at most two requests are in flight; the second was sent ahead, while the answer to the first was arriving;
 - a seek, a step back or the loss begins a new generation, and an answer to a request of an older one changes nothing;
 - `consumed` is never beyond the delivered messages, except after a seek;
 - nothing is fetched before the beginning of the group is recorded.
@@ -42,7 +42,7 @@ __all__ = ["NOWHERE", "UNKNOWN_MESSAGE_ID", "Ask", "PartitionCursor", "Reached",
 
 UNKNOWN_MESSAGE_ID = -1
 NOWHERE = -1
-"""No offset."""
+"""The value that stands for no offset."""
 
 _ROUNDING = 1e-6
 """Tolerance in seconds for a clock that adds up intervals and may be early."""
@@ -58,19 +58,19 @@ class Ask(Enum):
     BEGIN = auto()
     """Find the first position, as `PartitionCursor.locate` does."""
     RECORD = auto()
-    """Ask nothing: the group has no offset here and must write one first (beginnings.py)."""
+    """Send no request: the group has no offset for this partition and must write one first (beginnings.py)."""
     DAMAGE = auto()
     """Find the end of the damage at the offset."""
     END = auto()
-    """Find the end of the partition: nothing has come for long."""
+    """Find the end of the partition, because no data have come for long."""
     NOTHING = auto()
-    """Damaged from here on, to an unknown end."""
+    """Send no request: the data are damaged from here on, and the end of the damage is unknown."""
 
 
 class Request(NamedTuple):
-    """A request to a broker; give it back with its result.
+    """A request to a broker; its driver passes it back with the result.
 
-    verify: the broker must check the record at `offset`. size: bytes to ask for over the text protocol. last_id: id of
+    verify: the broker must check the record at `offset`. size: bytes to request over the text protocol. last_id: id of
     the message before `offset`, so that the broker compares it; UNKNOWN_MESSAGE_ID: no comparison. asked_at: time of
     sending; −inf if it does not matter.
     """
@@ -86,7 +86,8 @@ class Request(NamedTuple):
 
 
 class PartitionCursor:
-    """See the module. Attributes without an underscore may be read on any thread; only methods change them."""
+    """The state of one claim; see the module. Any thread may read attributes without an underscore; only methods change
+    them."""
 
     def __init__(
         self,
@@ -104,8 +105,8 @@ class PartitionCursor:
     ) -> None:
         """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
         the claim to a commit. stored: the committed offset. consumed: the offset already consumed. recorded: whether
-        the group need not commit `begin` before anything is read. announced: whether the user knows of the claim;
-        nothing is delivered before. wanting: gets the cursor whenever it may need a request."""
+        data may be read before the group commits `begin`. announced: whether the user knows of the claim; nothing is
+        delivered before. wanting: the queue to which the cursor is appended whenever it may need a request."""
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
@@ -119,11 +120,11 @@ class PartitionCursor:
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
         reached = consumed or stored
         self.last_id = reached[1] if reached is not None and reached[0] == begin else UNKNOWN_MESSAGE_ID
-        self._proved = False  # the broker has the message before the position, as far as it knows
-        self._doubt: Reached | None = None  # a position before which it has another message
+        self._proved = False  # whether the broker has the message before the position, as far as it knows
+        self._doubt: Reached | None = None  # a position before which the broker has another message than the one read
         self.consumed = consumed
         self.committed = self.claimed_at = stored
-        self._found: Reached | None = None  # where `locate` begins
+        self._found: Reached | None = None  # the position that `locate` found
         self._begins_at_0 = not recorded and begin == 0
         self.asking = False
         self.backoff = Backoff(config.error_min_seconds, config.error_max_seconds, random)
@@ -131,24 +132,25 @@ class PartitionCursor:
         self._generation = 0
         self._chunks: deque[Chunk] = deque()
         self._wanting: deque[PartitionCursor] = deque() if wanting is None else wanting
-        # asking
+        # requests
         self._ask = self._next_ask if self.opened else Ask.BEGIN
         self._not_before = 0.0
-        self._ahead = NOWHERE  # begin of the request that was sent while an answer was arriving
-        self._complaint = ""  # the last logged error, so that one trouble gives one line
+        self._ahead = NOWHERE  # start of the request that was sent while an answer was arriving
+        self._complaint = ""  # the last logged error, so that a repeated error is logged once
         self._led_back_from = NOWHERE
-        # for the text protocol: requests grow while no record fits, and cannot wait at the broker
+        # For the text protocol: requests grow while no record fits in an answer, and the broker does not hold them
+        # open.
         self._get_bytes = config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False  # the last answer only moved the position
-        # with the user
+        # messages that the user has
         self._began: Reached | None = None  # delivered messages begin here …
-        self._handed: Reached | None = None  # … and ends
-        self._held = False  # a handler works on it
+        self._handed: Reached | None = None  # … and end here
+        self._held = False  # a handler works on this partition
         # damage
-        self._suspect = NOWHERE  # fetched data here failed their check: the broker must check them too
+        self._suspect = NOWHERE  # fetched data at this offset failed their check: the broker must check them too
         self._failed_checks = 0  # in a row
-        self._unless: MetaqError | None = None  # the error if nothing is damaged
+        self._unless: MetaqError | None = None  # the error to report if the broker finds no damage
         self.reported = NOWHERE
 
     def __repr__(self) -> str:
@@ -156,7 +158,7 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """The kind of request needed at a known position."""
+        """Return the kind of request that a known position needs."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- position ---------------------------------------------------------------------------------------------------
@@ -172,13 +174,16 @@ class PartitionCursor:
         seeks: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Drop fetched data and pending answers, and continue at `position` (None: the current one). Do nothing if the
-        cursor has moved since there were `moves`. Return whether it was done."""
+        """Drop fetched data and pending answers, and continue at `position` (None: the current one). Return whether
+        this was done.
+
+        moves: the caller's last known number of moves; if the cursor has moved since then, do nothing.
+        """
         empty: deque[Chunk] = deque()
         with self.lock:
             if moves is not None and moves != self.moves:
                 return False
-            self._wanting.append(self)  # in vain if an interrupt comes here; no further call, see the module
+            self._wanting.append(self)  # left there in vain if an interrupt comes here; no further call, see the module
             if position is None:
                 position = self.position
             if last_id is not None:
@@ -202,17 +207,17 @@ class PartitionCursor:
             return True
 
     def moved_to(self, offset: int) -> None:
-        """Move to the user's position: everything before `offset` counts as consumed, delivered messages do not, and
-        damage is reported again."""
+        """Move to the user's position. Everything before `offset` counts as consumed, delivered messages no longer
+        count, and damage is reported again."""
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch again from the position on: messages taken from there come again."""
+        """Fetch again from the position on, so that messages taken from there are delivered again."""
         if self.opened and self.active and not self.revoking:
             self._restart(None)
 
     def offset_found(self, request: Request, offset: int) -> None:
-        """Take the answer to BEGIN, which holds unless the user has sought meanwhile, or to END."""
+        """Take the answer to BEGIN or END. An answer to BEGIN is ignored if the user has sought meanwhile."""
         with self.lock:
             if self.awaits(request):
                 if not self.opened:
@@ -222,21 +227,23 @@ class PartitionCursor:
                 self._ask = self._next_ask
 
     def revoke(self) -> None:
-        """Stop fetching and delivering: another member gets the partition."""
+        """Stop fetching and delivering, because another member gets the partition."""
         with self.lock:
             self.revoking = True
 
     def keep(self) -> None:
-        """Continue: the partition is not handed over after all."""
+        """Continue, because the partition is not handed over after all."""
         if self.revoking:
             self.revoking = False
             self._wanting.append(self)  # it may have no position yet, and must ask for it
             self.again()
 
     def place(self, *, by_commits: bool) -> Reached | None:
-        """Where the next owner should begin: after consumed or committed messages; None if unknown. by_commits:
-        only committed messages count. It may advance after the loss, because the user may still work on delivered
-        messages."""
+        """Return where the next owner should begin: after the consumed messages; None if unknown.
+
+        by_commits: after the committed messages only. The result may advance after the loss, because the user may still
+        work on delivered messages.
+        """
         consumed = None if by_commits else self.consumed
         return consumed or self.committed or self._found
 
@@ -245,7 +252,7 @@ class PartitionCursor:
         self.announced = True
 
     def lose(self) -> None:
-        """Drop all fetched data: the partition is not ours any more."""
+        """Drop all fetched data, because this consumer no longer owns the partition."""
         with self.lock:
             self.active = False
             self._generation += 1
@@ -255,8 +262,8 @@ class PartitionCursor:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def next_request(self, now: float) -> Request | None:
-        """Return the next request, which the caller sends. None: a request is in flight, the pause after one is not
-        over, or enough was fetched."""
+        """Return the next request; the caller sends it. None: a request is in flight, the pause after the last one is
+        not over, or enough data were fetched."""
         with self.lock:
             if (
                 self.asking
@@ -273,7 +280,8 @@ class PartitionCursor:
             return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
-        """Return the request to send already now, because the arriving answer ends at `offset`."""
+        """Return the request to send now, ahead of time, because the arriving answer will end at `offset`; None: no
+        request."""
         with self.lock:
             coming = offset - self.fetch_offset
             if (
@@ -287,11 +295,11 @@ class PartitionCursor:
             return Request(self, self._generation, Ask.PULL, offset)
 
     def awaits(self, request: Request) -> bool:
-        """Whether anybody would use the answer to this request."""
+        """Whether the answer to this request is still needed."""
         return request.generation == self._generation and self.active
 
     def arrived(self, request: Request, chunk: Chunk) -> bool:
-        """Store arrived data. Return False, and drop them, if the partition was lost or moved meanwhile."""
+        """Store arrived data. Return False, and drop the data, if the partition was lost or moved meanwhile."""
         with self.lock:
             if self.revoking or not self.awaits(request):
                 return False
@@ -316,10 +324,10 @@ class PartitionCursor:
         return bool(complaint)
 
     def failed(self, request: Request, now: float, complaint: str) -> tuple[float, bool] | None:
-        """Note a missing or wrong answer. If two requests are in flight, both are dropped for a single new one.
+        """Note a missing or wrong answer. If two requests are in flight, drop both; a single new request replaces them.
 
-        Return the seconds until then, and whether this error differs from the last logged one; None: nobody waits for
-        it.
+        Return the seconds until that request, and whether this error differs from the last logged one. None: the answer
+        is no longer needed.
         """
         pause = self.backoff.next()
         if not self.put_off(request, now, pause):
@@ -328,8 +336,8 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """As `failed`, if the partition itself has no trouble: it is asked again in `pause` seconds. False: nobody
-        waits for it."""
+        """Do as `failed`, for an error that is not the partition's: request again in `pause` seconds. Return False if
+        the answer is no longer needed."""
         with self.lock:
             if not self.awaits(request) or not self.asking:
                 return False
@@ -340,8 +348,8 @@ class PartitionCursor:
         return True
 
     def ask_anew(self) -> None:
-        """Send the request in flight, if any, again at once and drop its answer: it was interrupted, or the partition
-        is read from another broker."""
+        """Send the request in flight, if any, again at once, and drop its first answer: the request was interrupted, or
+        another broker is read from now on."""
         with self.lock:
             self._wanting.append(self)
             self._generation += 1
@@ -353,45 +361,47 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """Note that the broker has another message before the position than the one read there."""
+        """Note that the broker's message before the position is not the one that was read there."""
         self._doubt = request.offset, request.last_id
 
     def take_doubt(self) -> Reached | None:
-        """Return the position of the last `doubt` since the last call, and the id of the message before it."""
+        """Return the position that `doubt` noted since the last call, and the id of the message before it; None if
+        there is none."""
         doubt, self._doubt = self._doubt, None
         return doubt
 
     def was_led_back(self) -> bool:
-        """Note that the broker leads back to the start of the record that contains the position. Return whether it does
-        so again: then read messages would come for ever."""
+        """Note that the broker moves the position back to the start of the record that contains it. Return whether it
+        does so twice in a row: following it again would deliver the same messages endlessly."""
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
 
     def forget_lead(self) -> None:
-        """Forget the broker's lead: its answer was interrupted, so it is unknown whether it was followed."""
+        """Forget the last move back: the answer was interrupted, so it is unknown whether the position was changed."""
         self._led_back_from = NOWHERE
 
     @property
     def stood_at_0(self) -> bool:
-        """Whether the group had committed that it begins at offset 0, before this claim or by a seek."""
+        """Whether the group had committed offset 0 as its beginning, before this claim or by a seek."""
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Note that records came, or over the framed protocol an answer that moves the position."""
+        """Note that records came, or, over the framed protocol, an answer that moves the position."""
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False
 
     def ask_for_more(self, came: int) -> bool:
-        """Text protocol: `came` bytes hold no whole record. Return whether a larger request may help."""
+        """Grow the next request, because an answer of `came` bytes holds no whole record (text protocol). Return False
+        if a larger request cannot help."""
         if came < self._get_bytes or self._get_bytes >= LARGEST_GET_BYTES:
             return False
         self._get_bytes = min(2 * self._get_bytes, LARGEST_GET_BYTES)
         return True
 
     def nothing_came(self) -> float:
-        """Text protocol: note an empty answer. Return the seconds to wait before the next request, which grow, as in
-        1.x."""
+        """Note an empty answer (text protocol). Return the seconds to wait before the next request; the wait grows, as
+        in 1.x."""
         self._empty_gets += 1
         if self._empty_gets == EMPTY_GETS and self.fetch_offset:
             self._ask = Ask.END
@@ -403,14 +413,14 @@ class PartitionCursor:
         return self._idle_ms / 1000
 
     def was_moved(self) -> float:
-        """Note that the answer only moves the position. Return the seconds to wait before asking there. Records are
-        there, unless the broker keeps moving the position."""
+        """Note that an answer only moves the position. Return the seconds to wait before the next request: 0, but a
+        growing pause if the answer before it only moved the position, too."""
         again, self._moved = self._moved, True
         return self._idle() if again else 0.0
 
     def waited_in_vain(self, request: Request, now: float) -> float:
-        """Framed protocol: nothing came, and the position stays. Return the seconds to wait before asking again: those
-        of the text protocol if the broker was asked to wait but did not."""
+        """Note that nothing came and the position stays (framed protocol). Return the seconds to wait before the next
+        request: 0, or the pauses of the text protocol if the broker was asked to wait but did not."""
         if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
             return self._idle()
         self._idle_ms = 0
@@ -420,34 +430,38 @@ class PartitionCursor:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes fetched and not delivered."""
-        return sum(each.bytes_left for each in list(self._chunks))  # any thread: copied in one step
+        """Number of bytes that are fetched and not delivered."""
+        return sum(each.bytes_left for each in list(self._chunks))  # on any thread: list() copies in one step
 
     @property
     def has_next(self) -> bool:
-        """Whether there are fetched data that may be delivered."""
+        """Whether there are fetched data and they may be delivered."""
         return bool(self._chunks) and self.announced and self.active and not self.revoking
 
     def next_chunk(self) -> Chunk | None:
-        """Return the oldest fetched chunk, which stays until `used_up`; None if nothing may be delivered."""
+        """Return the oldest fetched chunk, which stays until `used_up`; None if there is none or it may not be
+        delivered."""
         with self.lock:
             return self._chunks[0] if self.has_next else None
 
     def used_up(self, chunk: Chunk) -> None:
-        """Drop the chunk: nothing of it is left."""
+        """Drop the chunk, because nothing of it is left."""
         with self.lock:
             self._wanting.append(self)
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()
 
     def handing_out(self) -> None:
-        """Note that the polling thread is about to deliver; only its return tells whether it did, and what."""
+        """Note that the polling thread is about to deliver. Whether it did, and what, is only known when it returns."""
         if self._began is None:
             self._began = (self.position, self.last_id)
 
     def handed_out(self, position: int, last_id: int | None = None) -> None:
-        """Everything before `position` is delivered, or filtered out; last_id: of the last message before it, None: as
-        before. It counts as consumed with `acknowledge`."""
+        """Note that everything before `position` is delivered, or filtered out. It counts as consumed with
+        `acknowledge`.
+
+        last_id: id of the last message before `position`; None: unchanged.
+        """
         if last_id is not None:
             self.last_id = last_id
             self._failed_checks = 0
@@ -462,7 +476,7 @@ class PartitionCursor:
         self._began = self._handed = None
 
     def take_back(self) -> None:
-        """Put delivered messages back that did not reach the user: they come again."""
+        """Put back delivered messages that did not reach the user; they are delivered again."""
         began = self._began
         if began is not None and self.active:
             self._restart(began[0], last_id=began[1], takes_back=True)
@@ -470,8 +484,11 @@ class PartitionCursor:
             self._began = self._handed = None
 
     def consumed_to(self, position: int, last_id: int, moves: int) -> None:
-        """A handler has processed everything before `position`: count it as consumed, unless the partition was lost or
-        moved since there were `moves`."""
+        """Count everything before `position` as consumed, because a handler has processed it.
+
+        moves: the caller's last known number of moves; nothing is done if the cursor has moved since then or the
+        partition was lost.
+        """
         with self.lock:
             if self.moves == moves and (self.position, self.last_id) != (position, last_id):
                 self.position, self.last_id = position, last_id
@@ -479,7 +496,7 @@ class PartitionCursor:
                 self._failed_checks = 0
 
     def hold(self) -> bool:
-        """Give the partition to a handler; return False if it is not ours any more."""
+        """Give the partition to a handler; return False if this consumer no longer owns it."""
         with self.lock:
             self._held = self.active and not self.revoking
             return self._held
@@ -490,15 +507,17 @@ class PartitionCursor:
 
     @property
     def is_out(self) -> bool:
-        """Whether the user has messages of it."""
+        """Whether the user has messages of this partition."""
         return self._held or self._handed is not None
 
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
-        """Data fetched at `offset` fail their check: fetch them again, which may be enough, and let the broker check
-        them, too. After some tries ask how far the damage goes; it comes as a chunk of its own. moves: as in
-        consumed_to. anew: the damage was known, and was expected to be repaired.
+        """Fetch the data at `offset` again, because they failed their check, and let the broker check them, too.
+
+        Fetching again may be enough. After DAMAGE_TRIES tries the next request asks how far the damage goes; the damage
+        is then stored as a chunk of its own. moves: as in consumed_to. anew: the damage was known, and was expected to
+        be repaired.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -507,8 +526,8 @@ class PartitionCursor:
             self._unless = None
 
     def not_whole(self, request: Request, error: MetaqError) -> bool:
-        """The broker does not deliver a whole record: ask whether it is damaged. If not, `error` says what is wrong.
-        Return False if the partition was lost or moved meanwhile."""
+        """Ask next whether the record is damaged that the broker does not deliver whole. `error` is reported if it is
+        not damaged. Return False if the partition was lost or moved meanwhile."""
         with self.lock:
             if current := self.awaits(request):
                 self._generation += 1
@@ -519,8 +538,8 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """The broker finds no damage where a record was not whole. Return the error, which is followed by another try;
-        None: a record failed its check here although the broker has it intact."""
+        """Take the answer that the broker finds no damage. Return the error that `not_whole` noted; the record is then
+        requested again. None: a record failed its check here although the broker has it intact."""
         with self.lock:
             if self._unless is not None and self.awaits(request):
                 self._ask = Ask.PULL
@@ -535,14 +554,14 @@ class PartitionCursor:
         return found
 
     def report(self, offset: int) -> bool:
-        """Note that the user is told of damage at `offset`. Return False if that was done before."""
+        """Note that the user is told of damage at `offset`. Return False if the user was told before."""
         former, self.reported = self.reported, offset
         return former != offset
 
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def to_commit(self) -> Reached | None:
-        """Return the offset to write; None if nothing has changed."""
+        """Return the offset to write; None if it has not changed."""
         consumed = self.consumed
         return consumed if self.active and consumed != self.committed else None
 
@@ -551,13 +570,13 @@ class PartitionCursor:
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Whether the offset of RECORD may still be written: not if another member is to get the partition, because it
-        could replace that member's beginning."""
+        """Whether the offset of this RECORD request may still be written. It may not if another member will get the
+        partition: the write could replace that member's beginning."""
         return self.awaits(request) and not self.revoking
 
     def begin_recorded(self, request: Request) -> bool:
-        """The offset of RECORD was written. Return False if the partition was lost or moved meanwhile, or is to be
-        handed over: then the user is not told of it."""
+        """Note that the offset of this RECORD request was written. Return False if the partition was lost or moved
+        meanwhile, or will be handed over: then the user is not told of it."""
         with self.lock:
             self.committed = (request.offset, UNKNOWN_MESSAGE_ID)
             if not self.may_record(request):

@@ -3,12 +3,12 @@
 There is no thread per partition and no request loop. The thread that reads a connection takes the answer to a pull,
 stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker this is the
 thread that waits in poll(), and the next answer arrives in the socket's buffer while the user works. With several
-brokers it is a background thread per broker. Work that must wait for a time (an error's pause, the text protocol's
-empty answers) is on the timer thread. Work that must wait for a broker (to connect, to ask it something else) is on a
-thread of that broker, so that a hung broker blocks no other.
+brokers it is a background thread per broker. Work that must wait for a time (the pause after an error or after an empty
+answer of the text protocol) is on the timer thread. Work that must wait for a broker (connecting, other questions) is
+on a thread of that broker, so that a hung broker blocks no other.
 
 A user's thread may be interrupted at any line (interrupts.py). If it had noted that a request is in flight, the timer
-thread sends that (`_ask_anew`), and the answer to another one, if there is one, is dropped.
+thread sends that request (`_ask_anew`). If the request had been sent already, its answer is dropped.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ log = get_log(__name__)
 
 
 class Fetcher:
-    """Keep the buffers of a consumer's partitions filled, and wake the thread that waits for data. Any thread.
+    """Driver of the requests: keep the buffers of a consumer's partitions filled, and wake the thread that waits for
+    data. Any thread.
 
-    endpoint_of: where a partition is read. record: commits where the group begins in a partition, then calls `go_on`.
+    endpoint_of: returns the broker from which a partition is read. record: commits where the group begins in a
+    partition, then calls `go_on`.
     """
 
     def __init__(
@@ -61,37 +63,38 @@ class Fetcher:
         self._timers = timers
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self._asides: dict[Endpoint, Aside] = {}  # work that may wait for a broker is on a thread of that broker
+        self._asides: dict[Endpoint, Aside] = {}  # work that may wait for a broker runs on a thread of that broker
         self._bell_lock = threading.Lock()
-        self._bell = Bell()  # before it `_rung`
+        self._bell = Bell()  # rung before `_rung` is set
         self._rung = False
         self._waiter: Waiter | None = None
 
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread in poll() to look for data. A waiting thread wakes at the latest at the end of its current
-        system call."""
+        """Wake the thread in poll() to look for data. A waiting thread wakes at the latest when its current system call
+        ends."""
         with self._bell_lock:
             if not self._rung:
-                self._bell.ring()  # first: a needless ring wakes the thread in vain, which does no harm
+                self._bell.ring()  # first: an unneeded ring wakes the thread once too often, which does no harm
                 self._rung = True
             waiter = self._waiter
         if waiter is not None:
             waiter.finish()
 
     def listen(self) -> None:
-        """Forget earlier calls of `wake`; look for data after this, and `wait`, which a later `wake` ends."""
+        """Forget earlier calls of `wake`. Look for data after this call and before `wait`; a later `wake` ends that
+        wait."""
         if self._rung:
             with self._bell_lock:
                 self._rung = False
                 self._bell.wait(0.0)  # an exception may have ended the wait that took the ring
 
     def wait(self, seconds: float) -> None:
-        """Until `wake` was called since `listen`, or `seconds` are over.
+        """Wait until `wake` was called since `listen`, or for `seconds`.
 
-        Meanwhile a single connection is read here, if nobody else does so. Then data arrive on the thread that uses
-        them, which saves the hand-over between two threads and keeps them in that core's cache.
+        Meanwhile this thread reads the connection, if there is a single one and nobody else reads it. Then data arrive
+        on the thread that uses them, which saves the hand-over between two threads and keeps them in that core's cache.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -99,7 +102,7 @@ class Fetcher:
             return
         waiter = self._waiter = _PollWaiter()
         try:
-            if not self._rung:  # it may have rung before the waiter could notice
+            if not self._rung:  # `wake` may have been called before the waiter could notice
                 connections[0].drive(waiter, time.monotonic() + seconds)
         finally:
             self._waiter = None
@@ -107,7 +110,7 @@ class Fetcher:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Send the core's requests."""
+        """Send all requests that the core has ready."""
         try:
             while (cursor := self._core.next_wanting()) is not None:
                 self.ask(cursor)
@@ -116,12 +119,12 @@ class Fetcher:
             raise
 
     def _serve_all(self) -> None:
-        """An interrupt came when a partition had left the queue: ask for each of these."""
+        """Check every owned partition, because an interrupt came after one had left the queue."""
         for cursor in list(self._core.owned.values()):
             self.ask(cursor)
 
     def serve_soon(self) -> None:
-        """As `serve`, on another thread: the caller may hold locks, or must not wait until a broker receives the
+        """Do as `serve`, on another thread: the caller may hold locks, or must not wait until a broker receives the
         request."""
         self._timers.call_later(0, self.serve)
 
@@ -136,8 +139,8 @@ class Fetcher:
             raise
 
     def _ask_anew(self, cursor: PartitionCursor) -> None:
-        """Ask for a partition whose asking thread was interrupted, on another thread and after a pause: if a bug caused
-        the end, it comes again."""
+        """Request again for a partition whose requesting thread was interrupted: on another thread, and after a pause,
+        because a bug may be the cause and would recur."""
 
         def ask() -> None:
             cursor.ask_anew()
@@ -146,12 +149,12 @@ class Fetcher:
         self._timers.call_later(cursor.backoff.next(), ask)
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Read the partitions of a broker set from its newly near nodes. Any thread."""
+        """Read the partitions of a broker set from other nodes, because its near nodes have changed. Any thread."""
         self._core.nearest_changed(broker_id)
         self.serve_soon()
 
     def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
-        """As ConnectionPool.listed."""
+        """Take the list of brokers, as ConnectionPool.listed."""
         self._pool.listed(masters, others)
 
     def _send(self, request: Request) -> None:
@@ -172,7 +175,8 @@ class Fetcher:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
-        """These RECORD were committed, or are to be asked again in `pause` seconds."""
+        """Read the partitions of these RECORD requests, which were committed; or try to commit again in `pause`
+        seconds."""
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
         self.wake()
@@ -184,7 +188,7 @@ class Fetcher:
         return aside
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
-        """Send requests that may wait for the broker; broker's thread."""
+        """Send requests that may have to wait for the broker; on that broker's thread."""
         try:
             if request.cursor.awaits(request):
                 self._then(request, self._asked_here(request, endpoint))
@@ -210,8 +214,8 @@ class Fetcher:
             return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
-        """Start to use a new connection: one thread in poll() can read one connection; several need their reader
-        threads. May be repeated."""
+        """Start to use a new connection. A thread in poll() can read a single connection; several connections need
+        their reader threads. May be repeated."""
         if connection in self._connections:
             return
         connection.expects_bulk = True
@@ -221,7 +225,7 @@ class Fetcher:
                 for each in connections:
                     each.read_in_background()
             self._connections = connections
-        self.wake()  # a thread in poll() must now wait for something else
+        self.wake()  # a thread in poll() now has to wait for something else
 
     def _pull(self, request: Request, connection: Connection) -> None:
         frames = connection.speaks_frames
@@ -234,7 +238,7 @@ class Fetcher:
         )
 
     def _begun(self, request: Request, head: Frame) -> None:
-        """An answer begins; on the thread that reads the connection."""
+        """Take the header of an answer; on the thread that reads the connection."""
         try:
             ahead = self._core.answer_begins(request, head)
             if ahead is not None:
@@ -246,7 +250,7 @@ class Fetcher:
     def _answered(
         self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """An answer is there; on the thread that reads the connection."""
+        """Take a whole answer; on the thread that reads the connection."""
         cursor, core = request.cursor, self._core
         try:
             if reply is not None:
@@ -263,7 +267,7 @@ class Fetcher:
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Broker's thread."""
+        """Find out whether read messages are lost; on the broker's thread."""
         found: int | MetaqError | None
         try:
             found = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, *doubt)
@@ -272,7 +276,7 @@ class Fetcher:
         self._core.looked_into(partition, doubt, found)
 
     def _then(self, request: Request, pause: float | None) -> None:
-        """A request was answered, or not: ask the next one in `pause` seconds."""
+        """Send the partition's next request in `pause` seconds, after the last one was answered or has failed."""
         cursor = request.cursor
         if cursor.has_next:
             self.wake()

@@ -17,12 +17,12 @@ from ..transport.metadata import parse_address
 __all__ = ["Nearby", "NearestNodes"]
 
 AVOIDED_SECONDS = 2.0
-"""Seconds for which a node that refused a pull, or is gone, is not asked again; the zone's other nodes and the leader
-are."""
+"""Seconds without requests to a node after it refused a pull, or is gone. The zone's other nodes and the leader are
+asked meanwhile."""
 
 
 class NearestNodes:
-    """The choice, without I/O. Any thread; each change is a single assignment. now: monotonic seconds."""
+    """The choice of a node, without I/O. Any thread; each change is a single assignment. now: monotonic seconds."""
 
     def __init__(self, zone: str) -> None:
         self._zone = zone
@@ -44,7 +44,8 @@ class NearestNodes:
     def choose(
         self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint], now: float
     ) -> Endpoint | None:
-        """Choose where to read a partition. leader: as ZooKeeper shows it. down: nodes that cannot be reached."""
+        """Return where to read a partition; None if nothing is known of its set. leader: as ZooKeeper shows it. down:
+        nodes that cannot be reached."""
         near = self._near.get(partition.broker, ())
         if not near or leader in near:
             return leader
@@ -53,7 +54,7 @@ class NearestNodes:
 
 
 class Nearby:
-    """Keep a consumer's NearestNodes current. look() on one thread, close() on any."""
+    """Watcher that keeps a consumer's NearestNodes current. look() on one thread, close() on any."""
 
     def __init__(self, session: ZkSession, zone: str, on_change: Callable[[int], None]) -> None:
         """on_change: called with the id of a broker set whose near nodes have changed, on the session's event
@@ -64,7 +65,7 @@ class Nearby:
         self._watchers: dict[int, DataWatcher] = {}
 
     def look(self, broker_ids: Collection[int]) -> None:
-        """Watch the sets of these brokers, if they are sets."""
+        """Watch the broker sets among these brokers."""
         for each in broker_ids:
             if each not in self._watchers:
                 self._watchers[each] = watch_set(self._session, each, self._seen)

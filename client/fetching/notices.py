@@ -1,4 +1,4 @@
-"""Calls of a user's callbacks about partitions: assigned, revoked or lost."""
+"""Pending calls of a user's callbacks about partitions: assigned, revoked or lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 class Notice:
-    """Partitions that were assigned, or that are revoked. left: partitions of which the user has not been told yet.
+    """Partitions that were assigned, or that are revoked. left: partitions that the user has not been told of yet.
 
-    told: called with the partitions after the user's callback, on its thread; it may be repeated.
+    told: called with the partitions after the user's callback, on the same thread; it may be called again.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Notice:
         self._told = told
 
     def done(self, partitions: Sequence[TopicPartition]) -> None:
-        """The user was told of these."""
+        """Note that the user was told of these partitions."""
         self.left = [each for each in self.left if each not in partitions]
         self._told(partitions)
 
 
 class Notices:
-    """The queue of notices. Any thread puts, the polling thread tells. waiting: not empty while there is something to
-    tell. on_assigned, on_revoked: the user's callbacks.
+    """Queue of notices. Any thread puts, the polling thread tells. waiting: not empty while a notice waits.
+    on_assigned, on_revoked: the user's callbacks.
 
     A notice stays until the user's callback has returned, or has raised an exception of its own. So after an interrupt
     (interrupts.py) it is told again.
@@ -54,10 +54,10 @@ class Notices:
         self.waiting.append(notice)
 
     def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
-        """Call the user's callbacks, in order for each partition. Raises their exceptions.
+        """Call the user's callbacks; notices of the same partition in order. Raises the callbacks' exceptions.
 
         is_busy: whether a handler still works for a former claim of a revoked partition. Then this notice and later
-        ones of the same partition wait; others do not.
+        ones of the same partition wait; other notices do not.
         """
         busy: set[TopicPartition] = set()
         for notice in list(self.waiting):

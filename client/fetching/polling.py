@@ -1,4 +1,4 @@
-"""poll(): the common part of a Consumer and a PartitionReader."""
+"""The common part of a Consumer and a PartitionReader: poll()."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Taken = TypeVar("Taken", bound=Sized)
 
 
 class Poller(Closing):
-    """Take messages from a core on the polling thread. Use one thread at a time; close() may be called from another.
-    In a forked process every call raises ClientError, except close(), which does not affect the parent's.
-    """
+    """Base of clients with poll(): take messages from a core on the polling thread. Use one thread at a time; close()
+    may be called from another. In a forked process every call raises ClientError, except close(), which does not affect
+    the parent's client."""
 
     def __init__(self, core: ConsumerCore, fetcher: Fetcher) -> None:
         self._core = core
@@ -55,9 +55,11 @@ class Poller(Closing):
         return messages
 
     def poll_arrow(self, max_messages: int = 65_536, timeout: Duration = 1.0) -> pyarrow.RecordBatch:
-        """As `poll`, but as one pyarrow.RecordBatch (schema: `metaq.client.records.arrow.SCHEMA`); it may be empty.
+        """Return the next messages as `poll` does, but as one pyarrow.RecordBatch
+        (`metaq.client.records.arrow.SCHEMA`).
 
-        With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode runs per message.
+        It may be empty. With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode
+        runs per message.
         """
         from ..records.arrow import EMPTY  # pyarrow is an extra
 
@@ -68,16 +70,16 @@ class Poller(Closing):
         return batch
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages for ever, until close(). Each counts as consumed when the next one is requested."""
+        """Yield messages until close(). Each counts as consumed when the next one is requested."""
         while not self._closed:
             yield from self.poll(1, 1.0)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        """Return the result of `take` as soon as it is not empty, None if it stays so."""
+        """Return the result of `take` as soon as it is not empty; None if it is still empty after `timeout` seconds."""
         self._check_open()
         if self._polling:
             raise ClientError(NOT_ALONE)
-        # No lock: a signal handler may raise when acquire() returns, and nobody would release the lock.
+        # No lock: a signal handler may raise when acquire() returns, and then nobody would release the lock.
         self._polling = True
         try:
             core = self._core
@@ -94,23 +96,23 @@ class Poller(Closing):
                 if now >= deadline or self._closed:
                     return None
                 self._wait(deadline - now)
-                # an empty (filtered out) range may have been passed: the user has nothing of it
+                # an empty (filtered out) range may have been skipped: the user has no message of it
                 core.acknowledge()
         finally:
             self._polling = False
 
     def _attend(self) -> None:
-        """Called before each look for messages."""
+        """Do pending work of the polling thread; called before each look for messages."""
         self._fetcher.listen()
 
     def _wait(self, seconds: float) -> None:
-        """Wait until there may be messages, at most `seconds`."""
+        """Wait until there may be messages, for at most `seconds`."""
         self._fetcher.wait(seconds)
 
     def _settle(self) -> None:
-        """Set the positions back to those of the user, if an exception ended the last poll."""
+        """Set the positions back to the user's, if an exception ended the last poll."""
         self._guard.check()
-        if not self._polling:  # otherwise a filter or a handler asks
+        if not self._polling:  # otherwise the call comes from a filter or a handler
             self._core.settle()
 
     def _check_open(self) -> None:
@@ -128,7 +130,7 @@ class Poller(Closing):
 
 
 def _checked(max_messages: int, timeout: Duration) -> float:
-    """The seconds of `timeout`. Raises ConfigError, WrongDuration."""
+    """Return `timeout` in seconds. Raises ConfigError, WrongDuration."""
     if type(max_messages) is not int or not 1 <= max_messages <= INT32_MAX:
         if isinstance(max_messages, float | timedelta):
             raise ConfigError("max_messages", max_messages, f"choose a whole number, or write timeout={max_messages!r}")

@@ -61,11 +61,11 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_SEPARATORS = ("\x01", "\x02")  # of the record's properties
+_SEPARATORS = ("\x01", "\x02")  # separators within the record's properties
 
 
 class SendOptions(TypedDict, total=False):
-    """Options of a message, or of all messages of a batch. Producer.send describes each."""
+    """Options of a message, or of all messages of a batch. Producer.send describes them."""
 
     tag: str | None
     keys: Sequence[str] | None
@@ -81,13 +81,13 @@ class SendOptions(TypedDict, total=False):
 
 
 class OwnOptions(SendOptions, total=False):
-    """Options that include those of metaq itself. reserved: properties by their full names."""
+    """Options of a send including metaq's internal ones. reserved: properties by their full names."""
 
     reserved: Mapping[str, str] | None
 
 
 def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
-    """Return the items of a batch. Raises TypeError: one message is no batch."""
+    """Return the items of a batch as a list. Raises TypeError for a single message instead of a batch."""
     if isinstance(payloads, Iterable) and not isinstance(payloads, str | bytes | bytearray | memoryview):
         return list(payloads)
     raise TypeError(f"{what} of a batch are a list or another iterable, not {type(payloads).__name__}")
@@ -98,7 +98,7 @@ def build_message(
 ) -> Outgoing:
     """Build one message. packer: compresses its payload.
 
-    Raises TypeError (no bytes, attributes that are no texts, or an option that there is not),
+    Raises TypeError (a payload that is not bytes, attributes that are no texts, or an unknown option),
     LocalProtocolError (too large, keys with blanks).
     """
     if type(payload) is not bytes:
@@ -125,7 +125,7 @@ def build_half(
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
-    """Make one message of the result of `build_body` or `build_half`."""
+    """Build one message from the result of `build_body` or `build_half`."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message = payload
     if options:
@@ -166,11 +166,11 @@ def build_batch(
     options: SendOptions,
     packer: Packer | None = None,
 ) -> OutgoingBatch:
-    """Build messages that stay together. The options apply to every payload; a Message keeps its own. Its payload is
-    decompressed if this producer does not compress, because the topic may not allow compression.
+    """Build messages that are kept together. The options apply to every payload; a Message keeps its own. A Message's
+    payload is decompressed if this producer does not compress, because the topic may not allow compression.
 
     items: owned by this call, which replaces payloads that are not bytes by their bytes. Raises as `build_message`, and
-    LocalProtocolError if a frame cannot hold them.
+    LocalProtocolError if a frame cannot hold the messages.
     """
     flag, text = _encode(**options)
     if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
@@ -257,7 +257,7 @@ def _encode_more(
     priority: int = 0,
     **own: Any,
 ) -> tuple[int, bytes]:
-    """As `_encode`, for rare options."""
+    """Encode as `_encode` does, with rare options."""
     reserved = _own_properties(**own) if own else None
     if keys is None:
         keys = ()
@@ -274,7 +274,7 @@ def _encode_more(
 
 @lru_cache(maxsize=64, typed=True)
 def _encode_delay(delay: Duration) -> tuple[int, bytes]:
-    """As `_encode`, for a delay alone: programs use few different ones."""
+    """Encode as `_encode` does, if the delay is the only option. Cached, because programs use few different delays."""
     return _encode(delay=delay)
 
 
@@ -289,7 +289,8 @@ def _half_properties(terms: HalfTerms) -> Mapping[str, str]:
 
 @lru_cache(maxsize=64)
 def _encode_half(terms: HalfTerms) -> tuple[int, bytes]:
-    """As `_encode`, for a half message's options alone: programs use few different ones."""
+    """Encode as `_encode` does, if a half message's terms are the only options. Cached, because programs use few
+    different ones."""
     return _encode(reserved=_half_properties(terms))
 
 
@@ -310,7 +311,7 @@ def _own_properties(
     reserved: Mapping[str, str] | None = None,
     **unknown: object,
 ) -> Mapping[str, str]:
-    """Return the properties of metaq's own. Raises TypeError, ConfigError, LocalProtocolError."""
+    """Return the properties that metaq itself defines. Raises TypeError, ConfigError, LocalProtocolError."""
     for name in unknown:
         raise _no_option(name)
     own = dict(reserved or {})
@@ -331,7 +332,7 @@ def _own_properties(
 
 
 def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | None, own: Mapping[str, str]) -> None:
-    """Check that the time to live is not over at delivery, because nobody would get the message. Raises
+    """Check that the time to live is not over before delivery: then nobody would get the message. Raises
     LocalProtocolError."""
     wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
     if ttl * 1000 <= wait_ms:
@@ -349,8 +350,8 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """Return the keys by which a message sent with `key` is found; none if `key` is not a text that a record can hold
-    as keys."""
+    """Return the lookup keys of a message sent with `key`; none if `key` is not a text that a record can hold as
+    keys."""
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
     except UnicodeDecodeError:
@@ -359,7 +360,7 @@ def _words(key: str | bytes) -> list[str]:
 
 
 def _check_options(tag: object, keys: object, attribute: object, properties: Any) -> None:
-    """Raises TypeError for an option of a wrong type, with its name, its value and the right form."""
+    """Check the types of options. Raises TypeError with the option's name, its value and the right form."""
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
@@ -387,9 +388,10 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
-    """Check a body above MAX_BODY_BYTES: properties added by metaq do not count, up to MAX_RECORD_BODY_BYTES.
+    """Check the size of a body above MAX_BODY_BYTES: properties added by metaq do not count, up to
+    MAX_RECORD_BODY_BYTES.
 
-    topic: "" for a user's topic. A message to a topic of metaq's was accepted before as a user's message, and its
+    topic: "" for a user's topic. A message to a topic of metaq's own was accepted before as a user's message, and its
     attribute may have become properties. Raises LocalProtocolError.
     """
     size = len(body) - own_bytes(body, flag)

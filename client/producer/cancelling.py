@@ -30,7 +30,7 @@ Connect = Callable[[str, int, float], Connection]
 
 
 def cancel_at(connection: Asked, partition: TopicPartition, message_id: int, timeout: float | None = None) -> Cancelled:
-    """Ask one broker. Raises the broker's refusal, BrokerUnavailable, RequestTimedOut."""
+    """Ask one broker to cancel a message. Raises the broker's refusal, BrokerUnavailable, RequestTimedOut."""
     ext = CancelDelayedRequest(partition.topic, partition.partition, message_id).to_ext()
     reply = ask(connection, RequestCode.CANCEL_DELAYED, ext, partition, timeout)
     return Cancelled(CancelDelayedReply.from_ext(reply.ext).state)
@@ -44,7 +44,7 @@ def cancel_delayed(
     clock: Callable[[], float],
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """As Producer.cancel."""
+    """Cancel a delayed message, as Producer.cancel. connect: see Connect. follow: as in ConnectionPool.follow."""
     if not isinstance(result, SendResult):
         raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
     if result.due is None:

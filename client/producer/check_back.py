@@ -1,8 +1,9 @@
-"""Transactions with check-back: a half message, local work, and the outcome. Brokers ask for a missing outcome.
+"""Run transactions with check-back: a half message, local work, and the outcome. Brokers ask for a missing outcome.
 
-A thread that waits for its transaction sends the half message, does the work and tells the outcome itself. Otherwise
-the half message goes like every asynchronous send. The reader of its answer hands it to the threads of LocalWork, which
-do the work and tell the outcome (ending_halves.py). The reader of that answer ends the future.
+A thread that waits for its transaction sends the half message, does the work and sends the outcome itself. Otherwise
+the half message is sent like every asynchronous message. The thread that reads its answer hands the transaction to the
+threads of LocalWork, which do the work and send the outcome (ending_halves.py). The thread that reads the outcome's
+answer ends the future.
 
 Local work does not begin once a broker may have asked another producer of the group, which would have answered that
 nothing is committed (`check_age`).
@@ -46,8 +47,8 @@ __all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
-"""Local work may always begin within this time after its send: brokers ask other producers HALF_GRACE_SECONDS (3) later
-than this one. The rest allows for clocks at different speeds."""
+"""Seconds after its send in which local work may always begin. Brokers ask other producers HALF_GRACE_SECONDS (3) later
+than this one; the difference allows for clocks at different speeds."""
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
@@ -56,9 +57,9 @@ Execute = Callable[[Message], bool | HalfOutcome | None]
 class TransactionResult(NamedTuple):
     """The result of a transaction with check-back.
 
-    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN: `execute` did not know, or the broker could not be told; the broker
-    asks later. half: of the half message. sent: of the message that consumers see; None unless committed. cause: why
-    the broker could not be told; None if it was told, or there was nothing to tell.
+    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN (`execute` did not know, or the broker could not be told); after UNKNOWN
+    the broker asks later. half: result of the half message. sent: result of the message that consumers see; None unless
+    committed. cause: why the broker could not be told; None if it was told, or there was nothing to tell.
     """
 
     outcome: HalfOutcome
@@ -71,7 +72,7 @@ class HalfSends(Protocol):
     """The methods of a producer's Driver that send half messages."""
 
     def send_and_wait(self, outgoing: Outgoing) -> SendResult:
-        """As Driver.send_and_wait."""
+        """Send a message and wait, as Driver.send_and_wait."""
 
     def take_over(
         self,
@@ -84,21 +85,23 @@ class HalfSends(Protocol):
         on_delivery: OnDelivery,
         options: SendOptions,
     ) -> object:
-        """As Driver.take_over."""
+        """Accept a message for which no thread blocks, as Driver.take_over."""
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """As Driver.half_check_seconds."""
+        """Return the seconds to a broker's first check, as Driver.half_check_seconds."""
 
     def keep(self, size: int) -> None:
-        """As ProducerCore.keep."""
+        """Keep a message's room in the buffer, as ProducerCore.keep."""
 
     def let_go(self, messages: int, size: int) -> None:
-        """As Driver.let_go."""
+        """Free the room of kept messages, as Driver.let_go."""
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
-    """Return the error if a half message's local work must not begin so many `seconds` after the call; None if it may.
-    check_after: seconds; None: the broker does not announce it."""
+    """Return the error if a half message's local work must not begin `seconds` after the call; None if it may.
+
+    check_after: seconds until the broker's first check; None: the broker does not announce it.
+    """
     if check_after is None or seconds < (limit := max(check_after, _LEAST_LIMIT_SECONDS)):
         return None
     what = f"{half.partition.topic} {half.partition}, half message {half.message_id}"
@@ -106,9 +109,9 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """A transaction for which nobody blocks. end: the end of its future. check, check_after: the call's arguments.
-    began: clock time of the call. seconds: for the outcome. number: of the half message in flight. too_late: why its
-    local work does not begin. has_caller: False: the call has raised an exception."""
+    """A transaction for which no thread blocks. end: sets its future. check, check_after: the call's arguments. began:
+    clock time of the call. seconds: time limit for the outcome. number: of the half message in flight. too_late: why
+    its local work does not begin. has_caller: false if the call has raised an exception."""
 
     __slots__ = (
         "began",
@@ -160,11 +163,12 @@ class _Transaction(Telling):
 
     @property
     def is_refused(self) -> bool:
-        """Whether its local work must not begin: it is rolled back."""
+        """Whether the local work must not begin, so that the transaction is rolled back."""
         return self.too_late is not None or not self.has_caller
 
     def sent(self, error: Exception | None, half: SendResult | None) -> None:
-        """Take the half message's answer. On the thread that reads it, or that gives the message up."""
+        """Take the answer to the half message. Called on the thread that reads the answer, or that gives up the
+        message."""
         if half is None:
             self.owner.not_sent(self)
             self.end.settle(error, None)
@@ -178,12 +182,13 @@ class _Transaction(Telling):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of buffer that it occupies, from the answer of its half message to its end."""
+        """Bytes of the buffer that the transaction occupies, from the answer to its half message to its end."""
         return HEADER_BYTES + len(self.body)
 
 
 class _Asynchronous:
-    """A producer's transactions for which nobody blocks. Any thread. It does not keep the producer alive."""
+    """A producer's transactions for which no thread blocks. Any thread. This object does not keep the producer
+    alive."""
 
     def __init__(
         self,
@@ -201,18 +206,18 @@ class _Asynchronous:
         self._working: dict[_Transaction, None] = {}
 
     def not_sent(self, transaction: _Transaction) -> None:
-        """End a transaction whose half message has no answer, and gets none."""
+        """End a transaction whose half message has no answer, and will get none."""
         self._own.not_sent(transaction.number, transaction.topic, transaction.body)
 
     def work(self, transaction: _Transaction) -> None:
-        """Begin: its half message waits at the broker."""
+        """Queue the local work of a transaction, because its half message waits at the broker."""
         self._own.sent(transaction.number, transaction.half_id)
         self._sends.keep(transaction.kept_bytes)
         if not self._work.add(transaction):
             self._drop(transaction)
 
     def _execute(self, transaction: _Transaction) -> None:
-        """Do its local work, and tell its outcome."""
+        """Do the local work of a transaction, and send its outcome."""
         half, check_after = transaction.half, transaction.check_after
         if check_after is None:
             check_after = self._sends.half_check_seconds(half.partition.broker)
@@ -224,7 +229,7 @@ class _Asynchronous:
             try:
                 message = _message(half, transaction.flag, transaction.body)
                 transaction.outcome = outcome_of(transaction.execute(message), "execute")
-            except BaseException as error:  # SystemExit, too: it goes to the future
+            except BaseException as error:  # also SystemExit: it goes to the future
                 self._left_open(transaction)
                 self._end(transaction, error, None)
                 return
@@ -238,7 +243,7 @@ class _Asynchronous:
         self._ender.gather(transaction)
 
     def told(self, transactions: Sequence[_Transaction]) -> None:
-        """The broker has answered, or could not be told."""
+        """End transactions whose outcome the broker has answered, or could not be told."""
         self._own.decided([each.half_id for each in transactions if each.reply is not None])
         with Callbacks():
             for each in transactions:
@@ -256,7 +261,7 @@ class _Asynchronous:
         self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
     def _left_open(self, transaction: _Transaction) -> None:
-        """Leave it open: its broker does not know the outcome, and nothing more is done for it."""
+        """Leave a transaction open: its broker does not know the outcome, and nothing more is done for it here."""
         answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
         self._own.left_open(transaction.half_id, answer)
 
@@ -266,12 +271,12 @@ class _Asynchronous:
         self._sends.let_go(1, transaction.kept_bytes)
 
     def _drop(self, transaction: _Transaction) -> None:
-        """Drop it, because the producer was closed."""
+        """Drop a transaction, because the producer was closed."""
         closed = ClientError("the producer was closed before the local work of this transaction was begun")
         self._end(transaction, closed, None)
 
     def close(self, seconds: float) -> None:
-        """End all transactions. Wait at most so long for running local work."""
+        """End all transactions. Wait at most `seconds` for running local work."""
         for each in self._work.close(seconds):
             self._drop(each)
         for each in list(self._working):
@@ -281,7 +286,7 @@ class _Asynchronous:
 
 
 class HalfTransactions:
-    """The state that a producer's transactions with check-back share. Any thread."""
+    """The part of a producer for its transactions with check-back. Any thread."""
 
     def __init__(
         self,
@@ -298,13 +303,13 @@ class HalfTransactions:
         self._sends = sends
         self._ender = ender
         self._group = group
-        self._terms: HalfTerms | None = None  # the last ones: a loop passes the same for each message
+        self._terms: HalfTerms | None = None  # the last terms: a loop passes the same ones for each message
         self._packer = packer
         self._clock = clock
         self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
 
     def group(self, given: str | None) -> str:
-        """The producer group. Raises ConfigError, InvalidName, TypeError."""
+        """Return the producer group of a call. Raises ConfigError, InvalidName, TypeError."""
         if given is not None:
             return check_zookeeper_group(given)
         if self._group is None:
@@ -324,7 +329,8 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> TransactionResult:
-        """As Producer.send_in_transaction. seconds: for the half message, and once more for its outcome."""
+        """Run a transaction, as Producer.send_in_transaction. seconds: for the half message, and once more for its
+        outcome."""
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction()"
@@ -379,7 +385,7 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
-        """As Producer.send_in_transaction_async. The arguments are those of `run`."""
+        """Begin a transaction, as Producer.send_in_transaction_async. The arguments are those of `run`."""
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction_async()"
@@ -389,7 +395,7 @@ class HalfTransactions:
         try:
             self._sends.take_over(topic, payload, flag, body, timing, began + seconds, transaction.sent, options)
         except BaseException:
-            transaction.has_caller = False  # first: if the half message has gone nevertheless, its work does not begin
+            transaction.has_caller = False  # first: if the half message was sent nevertheless, its work does not begin
             self.checker.own.not_sent(number, topic, body)
             raise
         return SendFuture(transaction.end)
@@ -405,8 +411,11 @@ class HalfTransactions:
         check_after: float | None,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
-        """Return the payload, and flag, body and timing of the half message; the check answers from now on. call: for
-        errors. Raises TypeError, ConfigError, InvalidName, LocalProtocolError."""
+        """Return the payload, and flag, body and timing of the half message. From now on, `check` answers brokers'
+        questions.
+
+        call: the method's name, for errors. Raises TypeError, ConfigError, InvalidName, LocalProtocolError.
+        """
         check_call_back("execute", execute)
         if check is not None:
             check_call_back("check", check)
@@ -427,19 +436,19 @@ class HalfTransactions:
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 
     def close(self, seconds: float) -> None:
-        """End all transactions. Brokers ask other producers for outcomes that have not been told. Wait at most so long
-        for running local work."""
+        """End all transactions. Brokers ask other producers for outcomes that have not been sent. Wait at most
+        `seconds` for running local work."""
         self._asynchronous.close(seconds)
         self._ender.close()
 
 
 def _message(half: SendResult, flag: int, body: bytes) -> Message:
-    """The message that `execute` gets."""
+    """Return the message that `execute` gets."""
     return Message(half.partition, -1, half.message_id, flag & ~DELAYED_FLAG, body)
 
 
 def _result(half: SendResult, telling: Telling) -> TransactionResult:
-    """The result of a transaction whose broker was told. Raises HalfDecided."""
+    """Return the result of a transaction whose outcome the broker was told. Raises HalfDecided."""
     outcome, reply = telling.outcome, telling.reply
     if reply is None:
         log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, telling.error)
@@ -455,7 +464,7 @@ def _result(half: SendResult, telling: Telling) -> TransactionResult:
 
 
 def _check_after(given: Duration) -> float:
-    """In seconds. Raises WrongDuration, LocalProtocolError."""
+    """Return the option `check_after` in seconds. Raises WrongDuration, LocalProtocolError."""
     seconds = seconds_of("check_after", given)
     if not 0 <= seconds <= MAX_CHECK_AFTER_SECONDS:  # also false for NaN
         raise LocalProtocolError(f"check_after={given}: choose 0 to {MAX_CHECK_AFTER_SECONDS} seconds")

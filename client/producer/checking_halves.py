@@ -1,7 +1,7 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-One thread for each broker waits for its questions, on connections of its own, so that no send waits behind them. These
-threads call the producer's checks, one call at a time. The producer knows more of its own half messages than a check
+One thread for each broker waits for its questions, on connections of its own, so that no send waits for them. These
+threads call the producer's checks, one call at a time. The producer knows more about its own half messages than a check
 can find out (own_halves.py).
 """
 
@@ -52,7 +52,7 @@ def outcome_of(answer: object, function: str) -> HalfOutcome:
 
 
 class Checker:
-    """Answers the questions for one producer. Any thread."""
+    """One producer's answers to brokers' questions. Any thread."""
 
     def __init__(
         self, metadata: Metadata, pool: Callable[[], ConnectionPool], config: ProducerConfig, clock: Callable[[], float]
@@ -75,8 +75,8 @@ class Checker:
         self._closed = False
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
-        """Answer questions for this group and topic. check: replaces the previous one; None: keeps it, and without a
-        previous one the group's other producers answer."""
+        """Answer questions for this group and topic with `check`, which replaces the previous one. None: keep the
+        previous one; without one, the group's other producers answer."""
         if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
         with self._lock:
@@ -84,13 +84,13 @@ class Checker:
                 self._pool = self._make_pool()
                 self._watcher = BackgroundThread(self._watch, "metaq-checks")
             is_new = (group, topic) not in self._checks
-            self._checks[group, topic] = check  # last: if an interrupt comes before, the next call repeats everything
+            self._checks[group, topic] = check  # last: after an interrupt before this line, the next call repeats all
         if is_new:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Stop asking. Wait at most so long for a running check; its result is not reported to the broker, which asks
-        another producer. Idempotent."""
+        """Stop answering. Wait at most `seconds` for a running check; its result is not reported to the broker, which
+        asks another producer. Idempotent."""
         with self._lock:
             self._closed = True
             watcher, pool = self._watcher, self._pool
@@ -129,7 +129,7 @@ class Checker:
         return {topic for _, topic in list(self._checks)}
 
     def endpoint(self, broker: int) -> Endpoint | None:
-        """The broker's current endpoint; None: nobody publishes a topic there."""
+        """Return the broker's current endpoint; None if it publishes none of the topics now."""
         for topic in self._all_topics():
             found = self._metadata.view(topic).endpoints.get(broker)
             if found is not None:
@@ -148,23 +148,23 @@ class Checker:
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     def follow(self, error: NotLeader) -> float:
-        """Return the seconds until the leading node can be asked."""
+        """Return the seconds to wait until the new leading node can be asked."""
         assert self._pool is not None
         pause = self._pool.follow(error)
         return tuning.CHECK_PAUSE_SECONDS[0] if pause is None else pause
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Forget the connection: the broker is elsewhere now."""
+        """Forget the connection, because the broker has another address now."""
         if self._pool is not None:
             self._pool.forget(endpoint)
 
     def topics(self, group: str) -> frozenset[str]:
-        """The topics that have a check."""
+        """Return the topics of a group that have a check."""
         return frozenset(topic for each, topic in list(self._checks) if each == group)
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
-        """Wait so many seconds for questions, at most `limit`, and answer them. Return the seconds that each took, 0.0
-        without any. Raises as `check_halves`."""
+        """Wait at most `wait` seconds for at most `limit` questions, and answer them. Return the seconds per question,
+        0.0 if none came. Raises as `check_halves`."""
         timeout = wait + self._config.connection.request_timeout_seconds
         halves = check_halves(connection, group, broker, limit, wait, timeout, self.topics(group), self.producer)
         began = self._clock()
@@ -205,7 +205,7 @@ class Checker:
 
 
 class _Asker:
-    """A thread that waits for one group's questions at one broker."""
+    """Thread that waits for one group's questions at one broker."""
 
     def __init__(self, checker: Checker, group: str, broker: int) -> None:
         self._checker = checker
@@ -217,14 +217,14 @@ class _Asker:
         low, high = tuning.CHECK_PAUSE_SECONDS
         self._backoff = Backoff(low, high)
         self._connection: Connection | None = None
-        self._limit = 1  # until check durations are known; a producer that asks too rarely counts as gone
+        self._limit = 1  # until the duration of a check is known; a producer that asks too rarely counts as gone
         self.topics: frozenset[str] = frozenset()
-        """Topics named by the last question, or an earlier one."""
+        """The topics that the waiting request names, or that an earlier one named."""
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
 
     def close(self, seconds: float) -> None:
-        """Note that the checker is closed."""
+        """Note that the checker is closed, and wait at most `seconds` for the thread."""
         self._bell.ring()
         if not self._thread.is_current:
             self._thread.join(seconds)
@@ -241,7 +241,7 @@ class _Asker:
             self.has_ended = True
 
     def _step(self) -> float | None:
-        """Return the seconds until the next step; None: the broker is gone."""
+        """Ask once. Return the seconds until the next step; None: the broker is gone."""
         try:
             endpoint = self._checker.endpoint(self._broker)
             if endpoint != self._endpoint and self._endpoint is not None:
@@ -268,7 +268,8 @@ class _Asker:
         return 0.0
 
     def ask_now(self) -> None:
-        """Ask again, which ends the waiting question that no longer names all topics; on the watching thread."""
+        """Ask again now: the new request ends the waiting one, which does not name all topics any more. On the watching
+        thread."""
         connection = self._connection
         if connection is not None and not connection.closed:
             self._checker.ask(connection, self._group, self._broker, 1, 0.0)

@@ -1,8 +1,9 @@
-"""Encode a flight's requests, and decode the answers about its messages; both protocols. No I/O.
+"""Encode a flight's requests, and decode the answers about its messages, in both protocols. No I/O.
 
-A driver (client/producer/sending.py) makes the requests of a flight, sends each under as many opaques as it has
-`answers`, and has every answer `read`. A Landing, once there is one, has the outcome of the request's turns. The core
-learns it first, then the Landing's `give` gives the messages their results.
+A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) makes the
+requests of a flight, sends each under as many opaques as it has `answers`, and passes every answer to `read`. When the
+outcome of the request's turns is known, `read` returns a Landing. The driver reports it to the core first; then the
+Landing's `give` gives the messages their results.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ __all__ = [
 
 
 class Landing(NamedTuple):
-    """The outcome of a request's turns. give: gives the messages of stored turns their results, and returns those whose
-    threads have parked, to be finished together."""
+    """The outcome of a request's turns. give: gives the messages of stored turns their results, and returns those
+    messages whose threads have parked, to be finished together."""
 
     stored: Sequence[Turn]
     failed: Sequence[FailedTurn]
@@ -70,25 +71,25 @@ class FlightRequest(Protocol):
 
     turns: Sequence[Turn]
     counted: bool
-    """Whether the request has the numbers of its turns."""
+    """Whether the request contains the numbers of its turns."""
 
     @property
     def answers(self) -> int:
-        """The number of answers, and so of the opaques it needs."""
+        """The number of answers that the request gets; it needs as many opaques."""
 
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
         """Encode the request."""
 
     def result_alone(self, reply: Reply | None) -> object:
-        """Return the result of the request's only message if the answer has nothing else; otherwise None."""
+        """Return the result of the request's only message if the answer holds only that; otherwise None."""
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        """Take the answer to the opaque `index`, or the error instead. None: other answers are to come. May be
+        """Take the answer to the opaque `index`, or the error instead. None: other answers will come. May be
         repeated."""
 
 
 class Speaks(Protocol):
-    """The properties of a Connection on which requests to its broker depend."""
+    """Properties of a Connection that determine the form of requests to its broker."""
 
     endpoint: Endpoint
     speaks_frames: bool
@@ -97,7 +98,7 @@ class Speaks(Protocol):
 
 
 class Able(Protocol):
-    """The properties of a Connection on which it depends what its broker can be given at all."""
+    """Properties of a Connection that determine which messages its broker accepts."""
 
     endpoint: Endpoint
     peer_version: str
@@ -107,22 +108,22 @@ class Able(Protocol):
 
 
 class FlightCodec:
-    """Makes the requests of one producer's flights."""
+    """Encoder of the requests of one producer's flights."""
 
     def __init__(self, producer: int = 0, packs: bool = False) -> None:
-        """producer: its number, if its requests are numbered. packs: it compresses payloads."""
+        """producer: its number, 0 if its requests are not numbered. packs: whether it compresses payloads."""
         self._producer = producer
         self._packs = packs
         self._headers = SendHeaders()
         self._counted = SendHeaders(producer)
 
     def check(self, broker: Able) -> None:
-        """Raises CompressionUnknown if this broker would not understand the payloads."""
+        """Raise CompressionUnknown if this broker would not understand the payloads."""
         if self._packs and not broker.knows_compressed:
             raise CompressionUnknown(broker.endpoint)
 
     def refused(self, turns: Sequence[Turn], broker: Able) -> Sequence[FailedTurn]:
-        """Return the turns whose messages must wait at a broker that cannot keep them."""
+        """Return the turns with delayed or half messages, if this broker cannot keep such messages."""
         if broker.takes_delays and broker.takes_halves:
             return ()
         refused: list[FailedTurn] = []
@@ -154,7 +155,7 @@ class FlightCodec:
 
 
 class FrameRequest:
-    """One frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
+    """A request in one frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
 
     __slots__ = ("_endpoint", "_headers", "_now", "_producer", "counted", "turns")
 
@@ -209,7 +210,7 @@ class FrameRequest:
     def _rows(self, reply: Reply | None) -> tuple[PartRows, Sequence[int]]:
         """Return the outcome of each part, and its replicas (0: unknown).
 
-        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded; in the latter case the
+        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. In the latter case the
         frame must never be sent again.
         """
         turns = self.turns
@@ -222,7 +223,7 @@ class FrameRequest:
         try:
             if len(turns) > 1:
                 return decode_rows(reply.body, len(turns)), decode_replicas(reply.body, len(turns))
-            sent = CopiedReply.from_ext(reply.ext)  # a newer broker's: parse_sent_reply knows all others
+            sent = CopiedReply.from_ext(reply.ext)  # only a newer broker sends this; parse_sent_reply knows all others
         except RemoteProtocolError as wrong:
             raise _unreadable(self._endpoint, wrong) from wrong
         return PartRows([sent.message_id], [sent.offset], [sent.partition], [0]), [sent.replicas]
@@ -253,8 +254,8 @@ class FrameRequest:
 class PutRequests:
     """A turn as pipelined puts of the text protocol, answered one by one, for brokers that do not speak frames.
 
-    A Java broker may append pipelined puts in another order (wire.md §5); messages with a key therefore go one at a
-    time (`PartitionQueue.take`).
+    A Java broker may append pipelined puts in another order (wire.md §5), so messages with a key are sent one at a time
+    (`PartitionQueue.take`).
     """
 
     counted = False
@@ -287,7 +288,7 @@ class PutRequests:
             return None
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        with self._lock:  # for the reader, and the thread that ends the connection
+        with self._lock:  # against the reader and the thread that ends the connection
             if index in self._missing:
                 if error is None:
                     try:
@@ -320,8 +321,8 @@ class PutRequests:
 
 
 def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
-    """Return the result of a put of the text protocol. Raises RemoteProtocolError (not such an answer), and a refusal's
-    error."""
+    """Return the result of a put of the text protocol. Raises RemoteProtocolError (not such an answer), and the error
+    of a refusal."""
     if not isinstance(reply, Result):
         raise _unreadable(endpoint, repr(reply))
     if reply.code != Status.SUCCESS:
@@ -334,7 +335,7 @@ def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoin
 
 
 def no_halves(broker: Able) -> RequestRefused:
-    """The error if a transaction with check-back goes to a broker without them."""
+    """Return the error for a transaction with check-back at a broker that does not support them."""
     return RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         f"{broker.endpoint} keeps no half messages (its version, {broker.peer_version!r}, does not say "
@@ -351,14 +352,14 @@ def _no_delays(broker: Able) -> RequestRefused:
 
 
 def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
-    """Not retriable: the message may be stored, and each further try would store it again."""
+    """Return an error that is not retriable: the message may be stored, and each further try would store it again."""
     return RemoteProtocolError(
         f"{endpoint} answered a send with something else ({why}): it may or may not be stored, and is not sent again"
     )
 
 
 def _age_ms(queue: PartitionQueue, now: float) -> int:
-    """Milliseconds, rounded up, since a repeated request was first sent."""
+    """Return the milliseconds, rounded up, since a repeated request was first sent."""
     return max(0, math.ceil((now - queue.sent_at) * 1000))
 
 
@@ -385,7 +386,8 @@ def batch_frame(
     sequence: int = 0,
     repeat_ms: int = -1,
 ) -> Sequence[Buffer]:
-    """Return a SEND_BATCH frame. producer: 0 = no number. repeat_ms: time since it was first sent, -1 = just now."""
+    """Return a SEND_BATCH frame. producer: 0 = no number. repeat_ms: time since it was first sent, -1 = not sent
+    before."""
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
     number = (producer, sequence, repeat_ms) if producer else ()
@@ -437,7 +439,7 @@ def give_results(
     parked: list[Waiter],
 ) -> None:
     """Give each message of `batch` its result: ids count up from `first_id`, records are adjacent from `offset` on.
-    Delayed and half messages have no offset yet: `offset` is -1, and so is the offset of each.
+    Delayed and half messages have no offset yet: `offset` is -1, and so is each message's.
 
     Messages whose threads have parked are added to `parked`, to be finished together.
     """
@@ -460,5 +462,5 @@ def give_results(
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
-    """Note the partition that the broker has chosen for senders without a choice of their own."""
+    """Return the partition that the broker has chosen for messages that left the choice to it."""
     return partition if partition.partition >= 0 else partition._replace(partition=number)

@@ -1,14 +1,14 @@
-"""The messages that a producer has accepted, and their ways: a core without threads, sockets and timers.
+"""The messages that a producer has accepted, up to their outcomes: a core without threads, sockets and timers.
 
-**Natural batching.** An idle partition's message goes out at once. While its request is in flight, further messages
-wait in the partition's queue; the answer lets them all go as one batch. A broker that takes SEND_MANY has at most
-`max_requests_in_flight` requests in flight. Partitions that become ready meanwhile go together in the next request,
-even with few messages each. So requests grow exactly as far as the broker needs, without a delay at low rates, and
-order within a partition holds across retries.
+**Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
+wait in the partition's queue; after the answer all of them are sent as one batch. A broker that takes SEND_MANY has at
+most `max_requests_in_flight` requests in flight. Partitions that become ready meanwhile share the next request, even
+with few messages each. So requests grow exactly as far as the broker needs, without a delay at low rates, and order
+within a partition holds across retries.
 
 **Numbers.** A partition's requests are numbered. While it is unknown whether a request is stored, it is repeated
-unchanged with its number; the broker then stores it once. Only messages that are certainly not stored may go elsewhere,
-leave the batch or be joined by others.
+unchanged with its number; the broker then stores it once. Only messages that are certainly not stored may be sent to
+another partition, leave the batch or be joined by others.
 
 **A driver** reports events to the core and executes the returned actions:
 
@@ -17,9 +17,9 @@ leave the batch or be joined by others.
 3. it sends the flights that it gets, each to the broker of its partitions (codec.py makes the bytes), and ends the
    reported messages; it confirms the `ended` ones with `forget`.
 
-The threads of `Producer` are one driver. For an event loop or a simulator this suffices: it keeps a clock, looks at
-`wake_at` and `expire_at` after each event, and calls all of this in one thread. Where a thread would wait for room
-`add` returns None, and the driver tries again after the next `release` or `forget`.
+The threads of `Producer` are one driver. An event loop or a simulator can be one, too: it keeps a clock, checks
+`wake_at` and `expire_at` after each event, and makes all calls in one thread. Where a thread would wait for room `add`
+returns None, and the driver tries again after the next `release` or `forget`.
 
 All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of
 buffered messages. It is never held during I/O, or while a user's selector chooses.
@@ -56,8 +56,8 @@ __all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
-    """The driver's next actions. flights: to send. ended: messages to tell, and then to forget. late: messages to tell,
-    whose request still has their places."""
+    """The driver's next actions. flights: to send. ended: messages whose callers must be told, and then to `forget`.
+    late: messages whose callers must be told, but whose request still occupies their room."""
 
     flights: Sequence[Flight] = ()
     ended: Sequence[GivenUp] = ()
@@ -65,11 +65,11 @@ class Actions(NamedTuple):
 
 
 class ProducerCore:
-    """All accepted messages whose driver has not been told yet that they may be forgotten.
+    """All accepted messages that the driver has not confirmed with `forget` or `release`.
 
     interruptible: whether an exception may interrupt the caller's thread at any line
-    (coordination/runtime/interrupts.py).
-    Messages that would have to leave in several steps then leave by a `wake`, which the driver calls on another thread.
+    (coordination/runtime/interrupts.py). Then messages that need several steps to be sent are left to a `wake`, which
+    the driver calls on another thread.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProducerCore:
         self._clock = clock
         self._interruptible = interruptible
         self._max_bytes = config.max_batch_bytes
-        self._max_joined = min(config.max_batch_bytes, MAX_RECORD_BODY_BYTES)  # others refuse a larger message
+        self._max_joined = min(config.max_batch_bytes, MAX_RECORD_BODY_BYTES)  # a larger message is sent alone
         self._max_records = config.max_batch_records
         self._max_flights = config.max_requests_in_flight
         self._max_buffered = config.max_buffered_bytes
@@ -98,14 +98,14 @@ class ProducerCore:
         self._closed = False
         self._all = Queues(config.max_requests_in_flight, config.max_batch_bytes, config.max_batch_records)
         self._queues = self._all.by_partition
-        self._gathering: dict[Hashable, PartitionQueue] = {}  # by `where`: the queue of the last plain message
+        self._gathering: dict[Hashable, PartitionQueue] = {}  # by `where`: the queue of the last message without a key
         self._keys = KeyOrder(self._queues, places.partitions_for_keys)
         self._failures = Failures(config, places, clock, random, follow)
         self._rerouting = Rerouting(self._all, self._keys, places, self._failures, clock)
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work for `wake`, a heap by time; None: everything. A driver only sees whether it is empty."""
+        """The work for `wake`, a heap by time; None: all queues. A driver only checks whether it is empty."""
         self._numbers = itertools.count()
         self.expire_at = math.inf
         """When to call `expire`."""
@@ -126,7 +126,7 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether `release` may have more work than counting."""
+        """Whether `release` may have to do more than count."""
         return bool(self._keys.moving)
 
     # --- messages come ----------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Accept a message into the open batch of `where`, a topic or a partition; return where its future looks. None:
-        there is no such batch, or it cannot take this message: `add` a GatheredBatch.
+        """Add a message to the open batch of `where`, a topic or a partition; return where its future looks. None:
+        there is no such batch, or it cannot take this message; then `add` a GatheredBatch.
 
         This function determines the cost of a message: the limits of bench's `produce-128` and `futures-128` depend on
         it.
@@ -159,7 +159,7 @@ class ProducerCore:
                 batch.put_flag(flag)
             if batch.runs[-1][1] is not on_delivery:
                 batch.put_report(on_delivery)
-            # The only call from here on is the last: an interrupt finds all or nothing done.
+            # The last call is the only one from here on, so an interrupt finds all steps done or none.
             self._buffered += size
             self._messages += 1
             batch.size += size
@@ -167,7 +167,7 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """The partition for a topic's next message without a key, unless there is a reason for another one."""
+        """Return the partition for a topic's next message without a key; None if a partition must be chosen."""
         with self._lock:
             queue = self._gathering.get(where)
             if queue is None or not queue.sticks or self._is_full(queue):
@@ -175,16 +175,16 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """A partition for which a message of the topic was accepted; None if there was none."""
+        """Return a partition for which a message of the topic was accepted; None if there was none."""
         return self._all.first.get(topic)
 
     def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether `add` would not return None."""
-        with self._lock:  # so that a change after this look finds somebody waiting
+        """Whether `add` has room for the message."""
+        with self._lock:  # so that a change after this check finds the waiting thread
             return self._closed or not self._is_too_much(outgoing)
 
     def no_room(self) -> RequestTimedOut:
-        """The error of a call that has waited for room until its deadline."""
+        """Return the error of a call that has waited for room until its deadline."""
         return RequestTimedOut(
             f"{self._messages} messages of {self._buffered} bytes wait for the brokers already, "
             f"max_buffered_messages={self._max_messages}, max_buffered_bytes={self._max_buffered}: they take "
@@ -201,8 +201,8 @@ class ProducerCore:
         """Accept a message. Return its partition's queue and the flights that the caller must send now, usually one or
         none. If the call is interrupted, `outgoing.flights` has them. None: there is no room for the message now.
 
-        partition: None = the current partition of its key; the queue is None if it must wait for earlier messages of
-        its key. Raises ClientError (closed), NoPartition.
+        partition: None = the current partition of its key; the returned queue is None if the message must wait for
+        earlier messages of its key. Raises ClientError (closed), NoPartition.
         """
         with self._lock:
             if self._closed:
@@ -215,7 +215,7 @@ class ProducerCore:
             if outgoing.deadline < self.expire_at and outgoing.report is not None:
                 self.expire_at = min(self.expire_at, max(outgoing.deadline, self._last_look + tuning.LOOK_SECONDS))
             if by_key and (waiting := self._keys.behind(outgoing)) is not None:
-                self._buffered += outgoing.size  # and no call before the next, as below
+                self._buffered += outgoing.size  # and no call before the next statement, as below
                 self._messages += 1
                 waiting.append(outgoing)
                 return None, ()
@@ -226,7 +226,7 @@ class ProducerCore:
                 batch = [outgoing]
                 flight = Flight(broker, [Turn(queue, batch)])
                 weight = outgoing.weight
-                # No call from here on: an interrupt (interrupts.py) finds all or nothing done.
+                # No call from here on: an interrupt (interrupts.py) finds all steps done or none.
                 queue.busy = True
                 queue.under_way = batch
                 queue.sequence += 1
@@ -242,11 +242,11 @@ class ProducerCore:
     # --- flights end ------------------------------------------------------------------------------------------------
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        """As `landed` for a flight of one message. Return the messages that have gathered meanwhile, for the caller to
-        send; None, with nothing done, while keys move or a partition is avoided.
+        """Do as `landed` for a flight of one message. Return the gathered messages, which the caller must send; None,
+        with nothing done, while keys move or a partition is avoided.
 
         If a thread blocks for the message, this is `release` as well: nobody else waits for its result. An interrupt
-        cannot divide it; on an interruptible thread gathered messages are a reason for None, too.
+        cannot divide this step. On an interruptible thread gathered messages are a reason for None, too.
         """
         if self._places.avoids_any:
             return None
@@ -260,7 +260,7 @@ class ProducerCore:
             gathered = queue.queue or broker.ready
             if gathered and self._interruptible():
                 return None
-            # no call from here on, until all is done
+            # no call from here on until all steps are done
             queue.failures = 0
             queue.answered = count
             queue.busy = False
@@ -282,12 +282,12 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """Take the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages leave;
-        messages to retry wait before them for `wake`.
+        """Take the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages are sent
+        next; messages to retry wait before them for `wake`.
 
-        answered: whether the broker has said so. Otherwise it is unknown whether messages are stored if the flight may
-        have left. Finished messages count as buffered until `release`. Not on an interruptible thread. May be repeated,
-        because a flight that an interrupt has ended otherwise is reported again.
+        answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
+        whether its messages are stored. Finished messages count as buffered until `release`. Not on an interruptible
+        thread. May be repeated, because a flight that an interrupt has ended otherwise is reported again.
         """
         broker = flight.broker
         if self._places.avoids_any:
@@ -316,7 +316,7 @@ class ProducerCore:
             return Actions(self._depart(broker) if broker.ready else (), ended)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
-        """Note that the messages of these turns have their results. Return the actions that are now possible. May be
+        """Note that the messages of these turns have their results. Return the flights that can be sent now. May be
         repeated."""
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
@@ -330,27 +330,27 @@ class ProducerCore:
             return self._freed(ended) if self._keys.moving else ()
 
     def keep(self, size: int) -> None:
-        """Count a message of so many bytes as buffered after its release, until `let_go`: a part of it is still in
-        flight."""
+        """Count a message of `size` bytes as buffered after its release, until `let_go`: it is not finished yet."""
         with self._lock:
             self._buffered += size
             self._messages += 1
 
     def let_go(self, messages: int, size: int) -> None:
-        """So many kept messages, of so many bytes together, have ended."""
+        """Stop counting `messages` kept messages, of `size` bytes together, because they have ended."""
         with self._lock:
             self._buffered -= size
             self._messages -= messages
 
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
-        """Note that these were told their ends. Return the actions that are now possible."""
+        """Note that the callers of these messages were told. Return the flights that can be sent now."""
         with self._lock:
             return self._forget([outgoing for outgoing, _ in ended])
 
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Act on ended linger times and pauses. Routes again, so it may call a user's selector."""
+        """Act on linger times and pauses that are over. This chooses partitions again, so it may call a user's
+        selector."""
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
         with self._lock:
@@ -367,12 +367,12 @@ class ProducerCore:
         return self._try_again(paused, flights)
 
     def hurry(self) -> None:
-        """Let all lingering messages leave with the next `wake`, at once."""
+        """Make the next `wake` send all lingering messages, at once."""
         with self._lock:
             self._wake_at(-math.inf, None)
 
     def view_changed(self, topics: Iterable[str]) -> Actions:
-        """The partitions of these topics, or their brokers, have changed: end the waits for them."""
+        """Try again what waits for these topics, because their partitions or brokers have changed."""
         changed = set(topics)
         with self._lock:
             paused = []
@@ -384,14 +384,13 @@ class ProducerCore:
         return self._try_again(paused, [])
 
     def expire(self, now: float) -> Actions:
-        """End expired messages for which no thread blocks: queued ones, and those in flight, which keep their place
-        and room until their request ends. O(messages), once in LOOK_SECONDS at most.
-        """
+        """End expired messages for which no thread blocks: queued messages, and messages in flight, which keep their
+        place and room until their request ends. O(messages), once in LOOK_SECONDS at most."""
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
         with self._lock:
             if now < self.expire_at:
-                return Actions()  # an earlier look has done it
+                return Actions()  # an earlier call has done it
             for each in self._queues.values():
                 under_way += [outgoing for outgoing in each.under_way if expired(outgoing, now)]
                 queued += each.take_expired(now)
@@ -407,12 +406,12 @@ class ProducerCore:
         )
 
     def stop_trying(self) -> None:
-        """Try no failed message again, because `close` follows."""
+        """Stop retrying failed messages, because `close` follows."""
         self._failures.closing = True
 
     def close(self) -> Actions:
-        """Accept and retry nothing any more. Messages without an outcome end: queued ones, and, as late, those in
-        flight."""
+        """Accept and retry nothing any more, and end all messages without an outcome: queued messages as ended,
+        messages in flight as late."""
         with self._lock:
             self._closed = self._failures.closing = True
             unknown = [outgoing for each in self._queues.values() for outgoing in each.give_up_repeat()]
@@ -422,11 +421,11 @@ class ProducerCore:
         return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """The error of a message at its deadline."""
+        """Return the error of a message at its deadline."""
         return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
-        """Route all queued messages of these partitions again."""
+        """Choose partitions again for all queued messages of these queues."""
         ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
@@ -438,7 +437,7 @@ class ProducerCore:
             with self._lock:
                 if not queue.paused:
                     continue
-                if self._closed:  # which has ended all others
+                if self._closed:  # `close` has ended all other messages
                     queue.under_way = ()
                     ended += [(outgoing, Closed()) for outgoing, _ in placed]
                 else:
@@ -448,7 +447,7 @@ class ProducerCore:
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _put(self, outgoing: Outgoing, queue: PartitionQueue) -> Sequence[Flight]:
-        """Put a message behind all others. Return the actions that are now possible."""
+        """Put a message at the end of a queue. Return the flights that can be sent now."""
         count, weight = outgoing.count, outgoing.weight
         if queue.open is not None:
             queue.close()
@@ -456,8 +455,8 @@ class ProducerCore:
         if gathered is not None:
             gathered.most = min(max(tuning.LEAST_GATHERED, queue.queued_records), self._max_records)
             if queue.gathers_for != gathered.where and self._gathering.get(queue.gathers_for) is queue:
-                del self._gathering[queue.gathers_for]  # messages bound to a partition and others never share a batch
-        # The only call from here on is the last, and not `put`: see `add`.
+                del self._gathering[queue.gathers_for]  # messages bound to a partition never share a batch with others
+        # The last call is the only one from here on, and it is not `put`: see `add`.
         self._buffered += outgoing.size
         self._messages += weight
         if gathered is None:
@@ -490,8 +489,8 @@ class ProducerCore:
         heapq.heappush(self.due, (when, next(self._numbers), what))
 
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
-        """Choose the partition of a message with a key. Raises NoPartition if neither it nor any of
-        the topic was ever known."""
+        """Choose the partition of a message with a key. Raises NoPartition if the key's partition is unknown and no
+        partition of the topic was ever known."""
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:
             raise no_partition(outgoing.topic)
@@ -510,7 +509,7 @@ class ProducerCore:
         return self._freed(ended)
 
     def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
-        """Let messages leave that waited for these. Return the actions that are now possible."""
+        """Queue the messages that waited for these ended ones. Return the flights that can be sent now."""
         freed: dict[TopicPartition, PartitionQueue] = {}
         for outgoing in self._keys.settled(ended):
             partition = self._by_key(outgoing)

@@ -1,4 +1,4 @@
-"""Delayed messages: from the options of a send to the record, and the results."""
+"""Convert the delay options of a send into the record, and make the results of delayed messages."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ _DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK
 
 
 class Timing(IntEnum):
-    """The timing that a record states. A batch has only records of one kind (protocol/delays.py)."""
+    """When the record's message is delivered, as the record states it. A batch has only records of one kind
+    (protocol/delays.py)."""
 
     NOW = 0
     DUE = 1
     DELAY = 2
     HALF = 3
-    """Waits for the outcome of its transaction (protocol/half_messages.py); the broker chooses the time of its first
-    check."""
+    """The message waits for the outcome of its transaction (protocol/half_messages.py); the broker chooses the time of
+    its first check."""
     CHECKED_HALF = 4
-    """Waits for the outcome, and the record has the time of the first check. In a batch with both kinds the ids would
-    not be known."""
+    """The message waits for the outcome, and the record has the time of the first check. In a batch with both kinds the
+    ids would not be known."""
 
     @property
     def is_half(self) -> bool:
@@ -53,12 +54,12 @@ class Timing(IntEnum):
 
 
 NOW = Timing.NOW
-"""For per-message code: a look-up in the enumeration costs a Python call."""
+"""Timing.NOW for per-message code: a look-up in the enumeration costs a Python call."""
 
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
-"""Beginning of a property list that only states the timing."""
+"""First bytes of a property list that only states the timing."""
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
@@ -74,7 +75,7 @@ def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Map
             raise LocalProtocolError(
                 f"deliver_at={deliver_at} has no time zone: write datetime.now(UTC) + …, or add .astimezone()"
             )
-        due = -((_EPOCH - deliver_at) // _MS)  # rounded up, so that it is never early
+        due = -((_EPOCH - deliver_at) // _MS)  # rounded up, so that the message is never early
         if deliver_at - datetime.now(UTC) > timedelta(seconds=MAX_DELAY_SECONDS):
             raise _too_late(f"deliver_at={deliver_at}")
         if due <= EPOCH_MS:
@@ -121,19 +122,19 @@ def timing_of(flag: int, body: Buffer) -> Timing:
 
 
 def due_at(pending_id: int) -> datetime:
-    """Return when the message is due."""
+    """Return when the delayed message is due."""
     return _EPOCH + timedelta(milliseconds=due_ms(pending_id))
 
 
 class DelayedResults(Sequence[SendResult]):
-    """The results of one batch of waiting messages, computed on access."""
+    """The results of one batch of delayed or half messages, computed on access."""
 
     __slots__ = ("_first_id", "_ids", "_waits", "partition", "replicas")
 
     def __init__(
         self, first_id: int, partition: TopicPartition, waits: Sequence[int], replicas: int | None = None
     ) -> None:
-        """waits: protocol.delays.wait_of each."""
+        """waits: protocol.delays.wait_of of each message."""
         self.partition = partition
         self.replicas = replicas
         self._first_id = first_id

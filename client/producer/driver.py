@@ -1,4 +1,4 @@
-"""The threads, timers and connections around a producer's core."""
+"""The threads, timers and connections that drive a producer's core."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ log = get_log(__name__)
 
 
 class Driver:
-    """Report events to the core and execute its actions. A caller's own thread sends, and reads its answer (see
-    client/transport/connection.py); threads of timers retry and watch deadlines. Any thread.
+    """Driver of a producer's core: it reports events and executes the core's actions. A caller's own thread sends, and
+    reads the answer (see client/transport/connection.py); threads of timers retry and watch deadlines. Any thread.
 
-    store: of undelivered messages, if there is one.
+    store: the store of undelivered messages, if there is one.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: messages without a key may go to the partition of the previous one; otherwise a selector is asked
-        for each."""
+        """gathers: whether messages without a key may go to the partition of the previous one; otherwise a selector is
+        asked for each."""
         self._config = config
         self._metadata = metadata
         self._pool = pool
@@ -69,10 +69,11 @@ class Driver:
         self.core = ProducerCore(config, router, clock, random, may_be_interrupted, pool.follow)
         self._timers = Timers("metaq-producer-retry", clock)
         self._answers = Timers("metaq-producer-answers", clock)
-        self._deadlines = Timers("metaq-producer-deadlines", clock)  # not behind a retry, which may have to connect
+        # not on the retry thread, which may have to connect
+        self._deadlines = Timers("metaq-producer-deadlines", clock)
         self._arming = threading.Lock()
         self._wake_armed = self._look_armed = math.inf
-        self._freed = Bells()  # for threads that wait for room, or for the end of all messages
+        self._freed = Bells()  # wakes threads that wait for room, or for the end of all messages
         self._sender = Sender(
             self.core,
             metadata,
@@ -86,7 +87,7 @@ class Driver:
             packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
-        """An entry for each thread that is telling the ends of messages. Messages in flight may leave the core
+        """An entry for each thread that is telling callers the ends of messages. Messages in flight may leave the core
         meanwhile, when their answer comes."""
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
@@ -98,14 +99,14 @@ class Driver:
         metadata.on_change(self._view_changed)
 
     def start(self) -> None:
-        """Start background work, as Resender.begin."""
+        """Start the background work, as Resender.begin does."""
         if self._undelivered is not None:
             self._undelivered.begin()
 
     # --- accepting --------------------------------------------------------------------------------------------------
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
-        """As Producer.send_stored."""
+        """Send a stored message, as Producer.send_stored."""
         from ..records.local_store import StoredMessage  # not imported without a store
 
         if not isinstance(message, StoredMessage):
@@ -126,7 +127,7 @@ class Driver:
         try:
             try:
                 if self._undelivered is not None and outgoing.storable and self._router.is_away(outgoing):
-                    raise no_partition(outgoing.topic)  # kept until somebody publishes the topic
+                    raise no_partition(outgoing.topic)  # raised once some broker publishes the topic
                 _, flights = self._accept(outgoing)
             except MetaqError as error:
                 if self._undelivered is None or not outgoing.storable or not error.retriable:
@@ -151,7 +152,7 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message for which no thread blocks; return where its future looks if on_delivery is ASKED.
+        """Accept a single message for which no thread blocks. Return where its future looks if on_delivery is ASKED.
         flag, body, timing: of its record."""
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
@@ -178,9 +179,9 @@ class Driver:
         return outcome, None
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
-        """Send, and wait for the answer: a SendResult, or one for each message of a batch."""
+        """Send a message and wait for the answer: a SendResult, or one for each message of a batch."""
         refuse_in_callback("a blocking send")
-        try:  # accepting is inside, because an interrupt may come where a function begins
+        try:  # accepting is inside, because an interrupt may come when a function begins
             queue, flights = self._accept(outgoing)
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
@@ -196,8 +197,8 @@ class Driver:
         return outgoing.result
 
     def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
-        """Accept, waiting for room until the message's deadline. Raises RequestTimedOut (no room), ClientError (closed,
-        or no room in a callback), NoPartition, and exceptions of a selector."""
+        """Accept a message; wait for room until its deadline. Raises RequestTimedOut (no room), ClientError (closed, or
+        no room in a callback), NoPartition, and exceptions of a selector."""
         core = self.core
         partition = self._route(outgoing)
         while (accepted := core.add(outgoing, partition)) is None:
@@ -209,13 +210,13 @@ class Driver:
         return accepted
 
     def _recover(self, outgoing: Outgoing) -> None:
-        """Finish an accept or send that was interrupted, on another thread."""
+        """Finish, on another thread, an accept or send that was interrupted."""
         self._sender.lose_untaken(outgoing.flights)
         self.core.hurry()
         self._arm()
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Choose where to queue a message: as Router.route, or None: by its key, which the outbox does in order.
+        """Choose where to queue a message, as Router.route. None: by its key, which the core does in order.
 
         A known topic may be absent: its only broker restarts, or its ZooKeeper session has just ended. Its messages are
         queued, at most until their deadlines.
@@ -251,12 +252,12 @@ class Driver:
             outgoing.park_until_done(outgoing.deadline, self._clock)
         if not outgoing.done:
             outgoing.error = self.core.overdue(outgoing)
-            outgoing.done = True  # other holders now drop it
+            outgoing.done = True  # other threads with this message drop it from now on
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything has its outcome, also in the store; return False at the deadline."""
+        """Wait until all messages have their outcome, also in the store; return False at the deadline."""
         if not self._wait_for_all(deadline):
             return False
         if self._undelivered is not None:
@@ -265,21 +266,21 @@ class Driver:
 
     @property
     def rests(self) -> bool:
-        """Whether there is nothing to deliver, or to put into the store. Takes no lock."""
+        """Whether there is no message to deliver or to put into the store. Takes no lock."""
         keeps = self._undelivered is not None and self._undelivered.is_writing
         return not (self.core.buffered_messages or self._telling or keeps)
 
     def _wait_for_all(self, deadline: float) -> bool:
         self.core.hurry()
-        self._arm()  # lingering messages do not leave here, which may have to connect
+        self._arm()  # lingering messages are not sent on this thread, because that may have to connect
         return self._freed.wait_for(self._has_told_all, lambda: deadline - self._clock())
 
     def _has_told_all(self) -> bool:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Flush; end the rest after `timeout` seconds, and accept nothing any more. No interrupts here, nor in the
-        methods that follow."""
+        """Flush; end the remaining messages after `timeout` seconds, and accept nothing any more. No interrupt comes
+        here, nor in the methods that follow."""
         deadline = self._clock() + timeout
         try:
             if self._undelivered is not None:
@@ -287,13 +288,13 @@ class Driver:
             self._wait_for_all(deadline)
         finally:
             self.core.stop_trying()
-            # Callbacks run on this thread. On another one, a blocking callback would keep later messages from the count
-            # of losses, and from the store, which ends soon.
+            # Callbacks run on this thread. On another thread, a blocking callback would keep later messages from the
+            # count of losses, and from the store, which ends soon.
             self._do(self.core.close())
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """As `end`, for a process that ends. Return the losses."""
+        """Do as `end`, for a process that ends, and return the losses."""
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -301,7 +302,7 @@ class Driver:
         return self._lost_at_exit.take()
 
     def close(self, left: TimeLeft) -> None:
-        """After `end`: end the threads, the connections and the store."""
+        """End the threads, the connections and the store. Call it after `end`."""
         self._deadlines.close(min(1.0, left.part(0.2)))
         self._timers.close(min(1.0, left.part(0.2)))
         self._answers.close(min(1.0, left.part(0.2)))
@@ -312,9 +313,9 @@ class Driver:
     # --- executing the core's actions -------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
-        """Execute actions. No interrupts here."""
+        """Execute the core's actions. No interrupt comes here."""
         self._sender.transmit_all(actions.flights)
-        self._telling.append(actions)  # before an outcome is decided, which may empty the core
+        self._telling.append(actions)  # before an outcome is decided, because that may empty the core
         try:
             for outgoing, error in actions.late:
                 if not self._keeps(outgoing):  # otherwise it may still be acknowledged, and would be sent twice
@@ -332,17 +333,17 @@ class Driver:
     def _tell(self, tell: Callable[[Outgoing, Exception], None], outgoing: Outgoing, error: Exception) -> None:
         try:
             tell(outgoing, error)
-        except Exception:  # a log handler's, for example: tell the others nevertheless
+        except Exception:  # for example of a log handler: tell the other callers nevertheless
             log.exception("telling what a message ended with failed")
 
     def _arm(self) -> None:
-        """Set the timers to the core's times."""
+        """Set the timers to the times that the core wants."""
         with self._arming:
             when = self.core.wake_at
             if when < self._wake_armed:
                 self._timers.call_later(
                     max(0.0, when - self._clock()), self._wake
-                )  # first: a needless look does no harm
+                )  # first: an unneeded call does no harm
                 self._wake_armed = when
             when = self.core.expire_at
             if when < self._look_armed:
@@ -356,13 +357,13 @@ class Driver:
         self._do(self.core.wake(self._clock()))
 
     def _expire(self) -> None:
-        """End overdue futures, regardless of what their messages wait for; deadlines' thread."""
+        """End overdue futures, regardless of what their messages wait for; on the thread of deadlines."""
         with self._arming:
             self._look_armed = math.inf
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """React to a new view; any thread. A view lists all registered brokers, not only those of its topic."""
+        """Take a new view of a topic; any thread. A view lists all registered brokers, not only those of its topic."""
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
         self._pool.listed(self._metadata.view(topic).endpoints)
@@ -370,7 +371,7 @@ class Driver:
             self._undelivered.send_soon()
 
     def _try_changed(self) -> None:
-        """Retry after a change; retry thread."""
+        """Retry messages after a change of the view; retry thread."""
         topics: set[str] = set()
         while self._changed_topics:
             topics.add(self._changed_topics.pop())
@@ -383,24 +384,24 @@ class Driver:
             self._freed.ring()
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """As Sender.half_checks."""
+        """Return the seconds until a broker's first check of a half message, as Sender.half_checks."""
         return self._sender.half_checks.get(broker)
 
     def keep(self, size: int) -> None:
-        """As ProducerCore.keep."""
+        """Keep a message's room in the buffer, as ProducerCore.keep."""
         self.core.keep(size)
 
     def let_go(self, messages: int, size: int) -> None:
-        """As ProducerCore.let_go."""
+        """Free the room of kept messages, as ProducerCore.let_go, and wake waiting threads."""
         self.core.let_go(messages, size)
         self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:
-        """Do work that an interrupt must not divide on a thread that no signal reaches."""
+        """Run, on a thread that no signal reaches, an action that an interrupt must not divide."""
         self._answers.call_later(0.0, action)
 
     def _give_up(self, outgoing: Outgoing, error: Exception) -> None:
-        """Give a message up: the caller gets the error, or the store the message."""
+        """Give up a message: its caller gets the error, or the store gets the message."""
         keeps = self._keeps(outgoing) and not outgoing.done
         if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:
             self._undelivered.keep(outgoing, error)
@@ -413,7 +414,7 @@ class Driver:
         outgoing.fail(error)
 
     def _keeps(self, outgoing: Outgoing) -> bool:
-        """Whether a store for undelivered messages takes it."""
+        """Whether the message goes to the store for undelivered messages."""
         return self._undelivered is not None and outgoing.storable and outgoing.report is not None
 
     def _send_again(self, message: StoredMessage) -> SendResult:

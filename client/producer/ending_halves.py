@@ -1,9 +1,9 @@
 """Send outcomes of transactions with check-back to brokers. While one request to a partition is in flight, further
-outcomes gather, and go together in the next one.
+outcomes gather, and the next request takes them together.
 
-A waiting thread sends the first one at once; others linger for a moment, or until no local work is left to begin. The
-thread that takes an answer sends the next request. Outcomes of a failed request go again, before the others, until
-their deadlines: a broker decides a half message once, even if it is told several times.
+A waiting thread sends the first outcome at once; others linger for a moment, or until no local work is left to begin.
+The thread that takes an answer sends the next request. Outcomes of a failed request are sent again, before the others,
+until their deadlines: a broker decides a half message once, even if it is told several times.
 
 **Interrupts** (interrupts.py). If a thread is interrupted while it sends, another one continues its work (`_go_on`). An
 answer that concerns other threads than its reader is taken where no interrupt comes.
@@ -36,8 +36,8 @@ _PAUSE_SECONDS = 0.1
 
 
 class Telling(Waiter):
-    """The outcome of one half message, to be told until `deadline` (clock time). Once it is done it has a reply or an
-    error."""
+    """The outcome of one half message, which must reach the broker before `deadline` (clock time). Once it is done it
+    has a reply or an error."""
 
     __slots__ = ("cause", "connection", "deadline", "error", "half_id", "outcome", "partition", "reply")
 
@@ -53,16 +53,16 @@ class Telling(Waiter):
         self.reply: EndHalfReply | None = None
         self.error: MetaqError | None = None
         self.cause: MetaqError | None = None  # why the last try failed
-        self.connection: Connection | None = None  # which its thread drives
+        self.connection: Connection | None = None  # the connection that its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """These outcomes of its kind, including itself, are done, and no thread waits for them. Called on a thread that
-        reads answers, so it must not block."""
+        """Called when these outcomes of its kind, including itself, are done, and no thread waits for them. It runs on
+        a thread that reads answers, so it must not block."""
 
 
 class _Place:
-    """The state of a partition. batch: the outcomes in flight, or about to be sent on behalf of `sender`; None:
-    nothing. request: the batch's request, from just before it is sent. paused: a try has failed, and the timers' thread
+    """The state of a partition. batch: the outcomes in flight, or about to be sent for `sender`; None: nothing.
+    request: the batch's request, from just before it is sent. paused: a try has failed, and the timers' thread
     continues. lingers: gathered outcomes wait for more."""
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
@@ -78,7 +78,7 @@ class _Place:
 
 
 class Ender:
-    """Sends the outcomes of one producer. Any thread."""
+    """Sender of the outcomes of one producer. Any thread."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Ender:
         self._closed = False
 
     def tell(self, telling: Telling) -> EndHalfReply:
-        """Tell an outcome and wait for the answer. Raises the reason why the result is unknown, RequestTimedOut among
+        """Send an outcome and wait for the answer. Raises the reason why the result is unknown, RequestTimedOut among
         others."""
         try:
             place = self._place(telling.partition)
@@ -130,8 +130,8 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Tell an outcome together with those that come before the next `hurry`, which is soon. Nobody blocks for it.
-        No interrupts here."""
+        """Queue an outcome, to be sent with those that come before the next `hurry`, which is soon. No thread blocks
+        for it. No interrupt comes here."""
         place = self._place(telling.partition)
         with self._lock:
             if not self._closed:
@@ -147,7 +147,7 @@ class Ender:
         self._finish((telling,))
 
     def hurry(self) -> None:
-        """Send gathered outcomes where nothing is in flight. No interrupts here."""
+        """Send gathered outcomes to partitions without a request in flight. No interrupt comes here."""
         while self._lingering:
             with self._lock:
                 if not self._lingering:
@@ -159,7 +159,7 @@ class Ender:
                 self._transmit(place)
 
     def close(self) -> None:
-        """Stop telling: outcomes without an answer end with ClientError."""
+        """Stop sending: outcomes without an answer end with ClientError."""
         with self._lock:
             self._closed = True
             left = [each for place in self._places.values() for each in _all_of(place)]
@@ -177,7 +177,7 @@ class Ender:
         return self._places.setdefault(partition, _Place(partition)) if found is None else found
 
     def _take(self, place: _Place, sender: object) -> bool:
-        """Take the next batch, with the lock held. False: there is none now."""
+        """Take the next batch; call with the lock held. Return False if there is none now."""
         place.request = place.batch = None
         while place.gathered and not place.paused:
             batch = [each for each in place.gathered[:MAX_ENDED_HALVES] if not each.done]
@@ -188,8 +188,8 @@ class Ender:
         return False
 
     def _transmit(self, place: _Place, connection: Connection | None = None, caller: Telling | None = None) -> None:
-        """connection: to the broker, if there is one. caller: the outcome whose thread this is; the thread drives the
-        connection if nothing else is in the batch."""
+        """Send the batch. connection: to the broker, if there is one. caller: the outcome whose thread this is; the
+        thread drives the connection if nothing else is in the batch."""
         batch, partition = place.batch, place.partition
         assert batch is not None
         now = self._clock()
@@ -211,7 +211,7 @@ class Ender:
         connection.send((request,), buffers)
 
     def _go_on(self, partition: TopicPartition, sender: object) -> None:
-        """The thread of this sender was interrupted: send the rest."""
+        """Send the remaining outcomes, because the thread of this sender was interrupted."""
         place = self._place(partition)
         with self._lock:
             if place.batch is None:
@@ -249,7 +249,7 @@ class Ender:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        if place.batch is not batch:  # an interrupt has come after that
+        if place.batch is not batch:  # an interrupt came after the batch had ended
             self._finish(batch)
             self._go_on(place.partition, batch)
             return
@@ -267,8 +267,8 @@ class Ender:
         self._pass_on(place, batch, connection)
 
     def _pass_on(self, place: _Place, batch: Sequence[Telling], connection: Connection | None = None) -> None:
-        """These have ended. Gathered outcomes go at once on an open connection, otherwise from the timers' thread,
-        because it may have to connect."""
+        """End a batch. Gathered outcomes are sent at once on an open connection, otherwise on the timers' thread,
+        because that may have to connect."""
         with self._lock:
             if place.batch is not batch:
                 return
@@ -298,7 +298,7 @@ class Ender:
         with self._lock:
             if place.batch is not batch:
                 return
-            self._timers.call_later(pause, partial(self._resume, place))  # first, because it waits for the lock
+            self._timers.call_later(pause, partial(self._resume, place))  # first, because `_resume` waits for the lock
             place.gathered[:0] = left
             place.paused = True
             place.batch = None
@@ -315,7 +315,7 @@ class Ender:
     # --- the end of each ----------------------------------------------------------------------------------------------
 
     def _finish(self, tellings: Sequence[Telling]) -> None:
-        """Tell the waiters of those that have ended. A thread may be woken twice; others are told once."""
+        """Wake the threads of ended outcomes. A thread may be woken twice; other callers are told once."""
         tellings = [each for each in tellings if each.reply is not None or each.error is not None]
         with self._lock:
             ended = [each for each in tellings if not each.blocks and not each.done]
@@ -330,12 +330,12 @@ class Ender:
             ended[0].told(ended)
 
     def _arm(self, deadline: float) -> None:
-        """Set the timer for the earliest deadline; with the lock held."""
+        """Set the timer for the earliest deadline; call with the lock held."""
         self._look_at = deadline
         self._timers.call_later(max(0.0, deadline - self._clock()), self._look)
 
     def _look(self) -> None:
-        """End overdue outcomes for which nobody blocks; timers' thread."""
+        """End overdue outcomes for which no thread blocks; timers' thread."""
         now = self._clock()
         with self._lock:
             left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]

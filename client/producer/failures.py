@@ -29,7 +29,8 @@ __all__ = ["Closed", "Failures"]
 
 
 class Failures:
-    """Decide by a request's error, by whether it may be stored, and by its messages' deadlines.
+    """Decisions about failed requests, by the error, by whether the request may be stored, and by its messages'
+    deadlines.
 
     closing: nothing is retried any more.
     """
@@ -52,18 +53,18 @@ class Failures:
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
         """Pause the partition until its `retry_at`. Return the messages that are not retried.
 
-        unknown: whether the request may have reached the broker with its number, and the broker has not answered it.
-        sent_at: when it was sent, monotonic seconds.
+        unknown: the request may have reached the broker with its number, and the broker has not answered it. sent_at:
+        when it was sent, monotonic seconds.
         """
         queue, batch = turn
-        if queue.repeat is not None:  # a node that does not lead knows nothing of the request that this one repeats
+        if queue.repeat is not None:  # a node that does not lead cannot know the request that this one repeats
             unknown = unknown or isinstance(error, NotLeader)
         if (unknown and error.retriable) or isinstance(error, NotSafe):
             return self._keep(queue, batch, error, sent_at)
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """The error of a message at its deadline. Any thread."""
+        """Return the error of a message at its deadline. Any thread."""
         cause = outgoing.cause
         if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
             return NoPartition(
@@ -75,20 +76,20 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Whether a kept request is still to be repeated."""
+        """Whether a kept request may still be repeated."""
         now = self._clock()
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
-        """It is unknown whether a numbered request is stored. Repeat it unchanged while one of its messages has time
-        left; otherwise all of them end."""
+        """Keep a numbered request that may be stored, to repeat it unchanged while one of its messages has time left.
+        If none has, return all of them."""
         now = self._clock()
         follows = self._note(batch, error, now)
         if queue.repeat is None:
             queue.repeat_until = now + tuning.REPEAT_SECONDS
             queue.sent_at = sent_at
-        # another list: if this flight is reported again, it must not find its own
+        # a new list: if this flight is reported again, it must not find its own list here
         queue.under_way = queue.repeat = list(batch)
         self._pause(queue, follows, now)
         if follows is None:
@@ -100,7 +101,8 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """The request is not stored: put messages to retry back at the front of the queue; the others end."""
+        """Put the messages to retry back at the front of the queue, because the request is not stored; return the
+        others."""
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
         now = self._clock()
@@ -124,7 +126,8 @@ class Failures:
         return ended
 
     def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
-        """Note the error in the messages. Return the pause if merely another node leads, which is no failure."""
+        """Note the error in the messages. Return the pause if only another node leads, which is no failure; otherwise
+        None."""
         follows = self._follow(error)
         for outgoing in batch:
             outgoing.attempts += follows is None
@@ -151,7 +154,7 @@ class Failures:
 
 
 class Closed(ClientError):
-    """The producer was closed; another one may send the message."""
+    """Error of a closed producer; another producer may send the message."""
 
     retriable = True
 
@@ -168,8 +171,8 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Which error explains a failed message: not its own deadline that cut a try short, and rather an earlier error of
-    the broker than that the broker is no longer registered."""
+    """Return the error that explains a failed message. The message's own deadline that ended a try does not; and an
+    earlier error of the broker explains more than that the broker is no longer registered."""
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):
         return error

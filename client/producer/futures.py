@@ -1,6 +1,6 @@
 """A concurrent.futures.Future that shares its state with the futures of its batch.
 
-A plain Future makes a Condition and an RLock for every message, and is set one by one. A SendFuture is a place in an
+A plain Future makes a Condition and an RLock for every message, and is set one by one. A SendFuture is an index into an
 Outcome. An Outcome is settled once for all messages of a batch; only futures with a waiter or callbacks are notified.
 Results are made on access.
 
@@ -8,10 +8,10 @@ It relies on CPython's own attributes of a Future: `_state`, `_result`, `_except
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
-The thread that settles an Outcome reads for everybody, so nothing may block it. A thread that waits in `result` has a
-bell of its own. An interrupt (interrupts.py) may leave the locks of a condition, and of the standard library's `wait`
-and `as_completed`, locked for ever. The settling thread waits for them at most half a second, and leaves the rest to
-another thread.
+The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
+`result` has a bell of its own. An interrupt (interrupts.py) may leave the locks of a condition, and of the standard
+library's `wait` and `as_completed`, locked permanently. The settling thread waits for them at most half a second, and
+leaves the remaining work to another thread.
 
 Why no wake-up is lost or duplicated: a watched future is in its Outcome's `watched`, which changes only under the lock
 that also guards the settling. A future with a condition has its own state, which changes only with the condition held,
@@ -46,17 +46,17 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The state of this process's unfinished futures. Those of its parent have another object, which is equal."""
+"""The state of this process's unfinished futures. Futures of the parent process have another object, which is equal."""
 
 
 class _Tellers:
-    """Runs jobs in order on its own thread; if one never ends, another thread runs the others."""
+    """Thread that runs jobs in order; if a job never ends, another thread runs the following ones."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: BackgroundThread | None = None
-        self._since = 0.0  # when the thread began its current job; 0: it waits
+        self._since = 0.0  # when the thread began its current job; 0: it waits for one
 
     def tell(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -70,7 +70,7 @@ class _Tellers:
         while True:
             action = self._todo.get()
             with self._lock:
-                if self._thread is None or not self._thread.is_current:  # it was stuck: another one works
+                if self._thread is None or not self._thread.is_current:  # it was stuck, and another thread works now
                     self._todo.put(action)
                     return
                 self._since = time.monotonic()
@@ -101,7 +101,7 @@ _thread = _Thread()
 
 
 def refuse_in_callback(what: str) -> None:
-    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so waiting for one here
+    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so a wait for one here
     would never end."""
     if _thread.runs_callbacks:
         raise ClientError(
@@ -118,7 +118,7 @@ def refuse_in_handler(what: str, producer: object) -> None:
         if folder != _FOLDER:
             continue
         if file == "futures.py":
-            inside = depth == 0  # otherwise it waits, and holds nothing
+            inside = depth == 0  # otherwise that call waits, and holds no lock
         else:
             inside = file in ("transaction.py", "xa.py") or frame.f_locals.get("self") is producer
         if inside:
@@ -141,7 +141,7 @@ class Callbacks:
 
 
 class Outcome:
-    """The shared end of the messages of one send, or of several that went together. Any thread.
+    """The shared outcome of the messages of one send, or of several sends that went together. Any thread.
 
     state: RUNNING, then FINISHED. result: a sequence for futures with a place, otherwise the result of the only future.
     """
@@ -152,32 +152,32 @@ class Outcome:
         self.state = _running
         self.result: Any = None
         self.error: BaseException | None = None
-        self.watched: list[SendFuture[Any]] | None = None  # few have any
+        self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Settle once; a later result or error changes nothing (an answer after the deadline)."""
+        """Set the result or error once; a later one changes nothing (an answer after the deadline)."""
         with _making:
             if self.state == FINISHED:
                 return
             self.result, self.error, self.state = result, error, FINISHED
         for future in self.watched or ():
             future._settled()
-        self.watched = None  # it would keep them and this object alive for each other
+        self.watched = None  # the list and this object would keep each other alive
 
 
 class SendFuture(Future[T]):
     """A future that is running from the start: `cancel()` always returns False, because the message may be in flight.
 
-    place: index of its message in the Outcome; None: it has the whole result.
+    place: index of its message in the Outcome; None: the future has the whole result.
     """
 
     # Few futures have these, so they are set only where needed.
     _is_watched = False
     _made_condition: threading.Condition | None = None
-    _own_state: str | None = None  # of a future with a condition
+    _own_state: str | None = None  # set for a future with a condition
     _made_waiters: list[Any] | None = None
     _made_callbacks: list[Callable[[Future[Any]], object]] | None = None
-    _bells: Bells | None = None  # of the threads that wait for the end
+    _bells: Bells | None = None  # wakes the threads that wait for the end
 
     def __init__(self, outcome: Outcome | None = None, place: int | None = None) -> None:
         self.outcome = outcome or Outcome()
@@ -243,11 +243,11 @@ class SendFuture(Future[T]):
         return self.outcome.state == FINISHED
 
     def set_result(self, result: T) -> None:
-        """Set the result once, for a future with its own Outcome: as Outcome.settle."""
+        """Set the result, of a future with its own Outcome, once; as Outcome.settle."""
         self.outcome.settle(None, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """As set_result."""
+        """Set the error once, as set_result."""
         self.outcome.settle(exception, None)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -257,12 +257,12 @@ class SendFuture(Future[T]):
         self._made_callbacks.append(fn)
         self._watch()
         if self.outcome.state == FINISHED:
-            self._run_callbacks(Exception)  # others belong to this thread: an interrupt, or its end
+            self._run_callbacks(Exception)  # other exceptions belong to this thread: an interrupt, or its end
 
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Register for notification of the end, if it has not come. May be repeated."""
+        """Register for notification of the end, unless it has come. May be repeated."""
         outcome = self.outcome
         with _making:
             if not self._is_watched and outcome.state != FINISHED:
@@ -273,8 +273,8 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Wait for the end. Raises TimeoutError. Works without the condition, which an interrupt of the waiting thread
-        may leave locked."""
+        """Wait for the end. Raises TimeoutError. This works without the condition, which an interrupt of the waiting
+        thread may leave locked."""
         outcome = self.outcome
         if timeout is None or timeout > 0:
             refuse_in_callback(what)
@@ -291,7 +291,7 @@ class SendFuture(Future[T]):
             raise TimeoutError
 
     def _settled(self) -> None:
-        """Notify after the Outcome is settled. May be repeated."""
+        """Notify waiting threads and callbacks after the Outcome is settled. May be repeated."""
         condition = self._made_condition
         if condition is not None and not self._end_with(condition, tuning.CONDITION_SECONDS):
             _tellers.tell(partial(self._end_late, condition))
@@ -299,10 +299,11 @@ class SendFuture(Future[T]):
             self._bells.ring()
         if self._made_callbacks:
             with Callbacks():
-                self._run_callbacks(BaseException)  # SystemExit, too: it would end this thread's work for others
+                self._run_callbacks(BaseException)  # also SystemExit: it would end this thread's work for others
 
     def _end_with(self, condition: threading.Condition, seconds: float) -> bool:
-        """End if its lock becomes free within `seconds`; return whether it did."""
+        """Set the final state with the condition held, if its lock becomes free within `seconds`; return whether it
+        did."""
         if not condition.acquire(timeout=seconds):
             return False
         try:
@@ -312,8 +313,9 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """End a future whose lock was not free. `wait` on very many futures holds all locks while it counts unfinished
-        ones: a future that ended without its lock would not be counted, and `wait` would return too early."""
+        """Set the final state of a future whose lock was not free. `wait` on very many futures holds all locks while it
+        counts unfinished ones: a future that ended without its lock would not be counted, and `wait` would return too
+        early."""
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
             self._end()  # the thread that locked it was interrupted, and never unlocks it
 
@@ -324,7 +326,7 @@ class SendFuture(Future[T]):
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
-        """Notify the waiters of concurrent.futures.wait and as_completed, whose locks an interrupt may leave locked,
+        """Notify the waiters of concurrent.futures.wait and as_completed. An interrupt may leave their locks locked,
         too."""
         for waiter in waiters:
             if self.outcome.error is not None:
@@ -333,7 +335,7 @@ class SendFuture(Future[T]):
                 waiter.add_result(self)
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
-        """Run callbacks. Each is popped, so it runs once, on the setter's or the adder's thread."""
+        """Run the callbacks. Each is removed first, so it runs once, on the thread of the setter or of the adder."""
         callbacks = self._made_callbacks
         while callbacks:
             try:

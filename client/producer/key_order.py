@@ -1,10 +1,10 @@
-"""The order of a key while the partitions of its topic change.
+"""Keep the order of a key's messages while the partitions of its topic change.
 
 The list of a topic's partitions determines the partition of a key. When a broker goes or comes, the list changes, and
 earlier messages of a key may still wait, or be in flight, for its previous partition. Later messages of that key are
 held back until each earlier one has its outcome. Then they go to the key's current partition. So no message of a key is
-sent before the outcome of an earlier one that was sent elsewhere. Keys whose partition does not change are not held
-back.
+sent before the outcome of an earlier one that was sent to another partition. Keys whose partition does not change are
+not held back.
 
 `ProducerCore._lock` guards everything here.
 """
@@ -23,8 +23,8 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""Return the partitions from which keys of a topic choose now, empty if nobody publishes it. Never blocks for a topic
-that was asked for before. Raises NoPartition if the list cannot be known."""
+"""Returns the partitions from which keys of a topic choose now; empty if no broker publishes the topic. Never blocks
+for a topic that was asked for before. Raises NoPartition if the list cannot be known."""
 
 
 class _Move:
@@ -33,12 +33,12 @@ class _Move:
     __slots__ = ("before", "waiting")
 
     def __init__(self, before: set[Outgoing]) -> None:
-        self.before = before  # messages without an outcome, at the previous partition
+        self.before = before  # number of messages without an outcome, at the previous partition
         self.waiting: deque[Outgoing] = deque()
 
 
 class KeyOrder:
-    """Decide where messages with a key go. queues: all queues; read when a topic's partitions have changed.
+    """Choice of partitions for messages with a key. queues: all queues; read when a topic's partitions have changed.
 
     Invariant: messages of a key without an outcome are in one queue, except for those that wait here.
     """
@@ -52,8 +52,8 @@ class KeyOrder:
         """Not empty while messages wait for earlier ones of their keys. An attribute, because each send reads it."""
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return the partition of a message's key, or its last one if nobody publishes the topic now; None if it was
-        never known. Handles a change like `look`. Raises NoPartition."""
+        """Return the partition of a message's key; if no broker publishes the topic now, its last partition; None if it
+        was never known. Handles a change as `look` does. Raises NoPartition."""
         topic, key = outgoing.topic, outgoing.key
         assert key is not None
         known = self._lists.get(topic)
@@ -63,10 +63,9 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """Handle a change of the topic's partitions. All messages with a key must be in their queues, or in flight
-        from there: messages in a caller's hand are not found. O(1), O(messages of the topic) after a change. Raises
-        NoPartition.
-        """
+        """Handle a change of the topic's partitions. All messages with a key must be in their queues, or in flight from
+        there; a message that a caller still holds is not found. O(1); O(messages of the topic) after a change. Raises
+        NoPartition."""
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
         if now is not known and now:
@@ -75,20 +74,22 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """As `place`, at the time of the last `look`."""
+        """Return as `place`, for the partitions at the last `look`."""
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """Return the message behind which a new one must wait, to keep its key's order; None if it need not wait."""
+        """Return the held back messages after which a new one must wait, to keep its key's order; None if it need not
+        wait."""
         if not self._moves or outgoing.key is None:
             return None
         move = self._moves.get((outgoing.topic, key_bytes(outgoing.key)))
         return None if move is None else move.waiting
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
-        """These have their outcome. Return the messages that waited for that, in their order; place them."""
+        """Note that these messages have their outcome. Return the messages that waited for this, in their order; the
+        caller places them."""
         if not self._moves:
             return []
         free: list[Outgoing] = []
@@ -105,7 +106,7 @@ class KeyOrder:
         return free
 
     def waiting(self) -> Iterator[deque[Outgoing]]:
-        """The held back messages, by key."""
+        """Yield the held back messages, by key."""
         return (move.waiting for move in self._moves.values())
 
     def take_all(self) -> list[Outgoing]:
@@ -115,7 +116,7 @@ class KeyOrder:
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Find the keys whose messages are elsewhere than their new partition. May be repeated, if interrupted."""
+        """Find the keys whose messages are not in their new partition. May be repeated after an interrupt."""
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}
         for queue in self._queues.values():
@@ -133,6 +134,6 @@ class KeyOrder:
         for name, before in moved.items():
             move = self._moves.get(name)
             if move is None:
-                self._moves[name] = _Move(before)  # never a move without earlier messages: it would not end
+                self._moves[name] = _Move(before)  # a move without earlier messages would never end
             else:
                 move.before.update(before)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class LocalWork(Generic[T]):
-    """The local work of one producer. Any thread."""
+    """Queue and threads of the local work of one producer. Any thread."""
 
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
@@ -28,11 +28,11 @@ class LocalWork(Generic[T]):
         self._todo: SimpleQueue[T | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[BackgroundThread] = []
-        self._idle = 0  # threads without work; irrelevant once all threads exist
+        self._idle = 0  # number of threads without work; irrelevant once all threads exist
         self._closed = False
 
     def add(self, item: T) -> bool:
-        """Add work; False: it is closed. Does not block. No interrupts here."""
+        """Add work; return False if this is closed. Does not block. No interrupt comes here."""
         with self._lock:
             if self._closed:
                 return False
@@ -45,7 +45,7 @@ class LocalWork(Generic[T]):
         return True
 
     def close(self, seconds: float) -> list[T]:
-        """Begin no more work; return the work not begun. Wait at most so long for running work."""
+        """Begin no more work; return the items that were not begun. Wait at most `seconds` for running work."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)

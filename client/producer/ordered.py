@@ -1,4 +1,4 @@
-"""A producer whose messages keep their order within a partition, also while that partition is away."""
+"""A producer that keeps the order of messages within a partition, even while the partition is unavailable."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class OrderedProducer(Closing):
-    """Send each message to one of the CONFIGURED partitions of its topic, or keep it in a local store until that is
-    possible.
+    """A producer that sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store
+    until that is possible.
 
     The choice of a partition never depends on the present brokers, so a key stays in its partition. A message is saved
     if its partition is not registered now, is closed, or still has messages in the store. A thread per partition sends
     saved messages in order: when a message is sent to the partition, when brokers come or go, and every
-    recover_interval_seconds. Messages of an earlier process go first. So if one `send` to a partition returned before
-    another was called, its message comes first. Any thread.
+    recover_interval_seconds. Messages of an earlier process are sent first. So if one `send` to a partition returned
+    before another was called, its message comes first. Any thread.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class OrderedProducer(Closing):
         **moved: Unpack[MovedProtocol],
     ) -> None:
         """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
-        ever write the topic must have the same. store: for this producer alone; closed with it. selector: chooses among
-        the configured partitions for messages without a key (default: each in turn). save_failed: if a broker did not
-        accept a message for another reason, and a retry is allowed, save the message instead of raising; if only the
-        answer was lost, the message is then stored twice. The rest: as for Producer.
+        ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
+        chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
+        broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
+        if only the answer was lost, the message is then stored twice. The other arguments: as for Producer.
 
         Raises ConfigError; CoordinationUnavailable.
         """
-        refuse_patched()  # before anything is waited for
+        refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")
         self._aside = Aside("metaq-ordered-close")
         self._configured = {topic: _listed(topic, counts) for topic, counts in partitions.items()}
@@ -119,8 +119,8 @@ class OrderedProducer(Closing):
         """Send one message, or save it; the result of a saved message is `pending`, with message id 0. Arguments as
         Producer.send.
 
-        Raises NoPartition (the topic is not configured, or the partition is not); LocalStoreFull, LocalStoreError;
-        otherwise as Producer.send: the broker is registered but could not be reached in time, or refused it.
+        Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; otherwise as
+        Producer.send: the broker is registered but could not be reached in time, or refused the message.
         """
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -154,14 +154,14 @@ class OrderedProducer(Closing):
         return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:
-        """Number of saved messages of a partition."""
+        """Return the number of saved messages of a partition."""
         return self._store.count(_queue(partition))
 
     @property
     def failures(self) -> Mapping[TopicPartition, MetaqError]:
         """Why the last try to send a partition's first saved message failed.
 
-        A message that a broker refuses for good blocks its partition, as in 1.x: remove it from the store.
+        A message that a broker refuses permanently blocks its partition, as in 1.x: remove it from the store.
         """
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
@@ -178,8 +178,8 @@ class OrderedProducer(Closing):
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. If
-        something hangs, takes at most twice END_SECONDS more. Idempotent. In a signal handler that has interrupted a
+        """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. If a
+        step hangs, this takes at most twice END_SECONDS more. Idempotent. In a signal handler that has interrupted a
         call of this producer, raises ClientError and closes nothing.
 
         In a forked process it only closes that process's copies of the sockets.
@@ -193,11 +193,11 @@ class OrderedProducer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupts here."""
+        """Close. No interrupt comes here."""
         left = TimeLeft(timeout, self._clock)
         self._resender.close(left.seconds)
         self._producer.close(left.seconds)
-        self._resender.close(max(left.seconds, END_SECONDS))  # the producer's end ends its sends
+        self._resender.close(max(left.seconds, END_SECONDS))  # the producer's end also ends the sends of the resender
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -225,8 +225,8 @@ class OrderedProducer(Closing):
         return chosen
 
     def _may_send(self, partition: TopicPartition) -> bool:
-        """Whether the partition is there and no saved message is before this one. Wait for a few earlier ones, but not
-        for more."""
+        """Whether the partition is available and no saved message must be sent before this one. Wait for a few earlier
+        messages, but not for more."""
         if not self._is_available(partition):
             return False
         queue = _queue(partition)
@@ -247,7 +247,7 @@ class OrderedProducer(Closing):
         queue = _queue(partition)
         self._store.append(queue, [message])
         if self._is_available(partition):
-            self._resender.trigger(queue)  # it may just have looked for the last time
+            self._resender.trigger(queue)  # it may just have found the queue empty for the last time
         return SendResult(0, partition, -1)
 
 

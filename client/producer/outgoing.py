@@ -1,4 +1,4 @@
-"""Messages in flight: the messages of one call of send(), send_async() or send_batch()."""
+"""Messages on their way to a broker: the messages of one call of send(), send_async() or send_batch()."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
 """Called with (None, result) for a stored message, (error, None) for a failed one: confluent-kafka's order."""
 OnSent = Callable[[Exception | None, Any], object]
-"""The same for all messages of one call."""
+"""Called with (None, result) or (error, None) for all messages of one call together."""
 
 _deciding = threading.Lock()
 
@@ -61,11 +61,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResult | None) -> None:
-    """Call a user's on_delivery. No interrupts here."""
+    """Call a user's on_delivery. No interrupt comes here."""
     with Callbacks():
         try:
             on_delivery(error, result)
-        except BaseException:  # SystemExit, too: it would end this thread's work for others
+        except BaseException:  # also SystemExit: it would end this thread's work for others
             log.exception(ON_DELIVERY_FAILED)
 
 
@@ -80,15 +80,16 @@ def check_on_delivery(given: _Report) -> _Report:
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """The OnDelivery of messages whose futures look at their batch's Outcome themselves; never called."""
+    """The OnDelivery of messages whose futures read their batch's Outcome themselves; it is never called."""
 
 
 class Outgoing(Waiter):
-    """One message. The calling thread owns it until it is enqueued, then the holder of its partition's turn.
+    """One message on its way. The calling thread owns it until it is queued, then the thread that sends its partition's
+    messages.
 
     size: bytes of its record (header and body). report: None if a thread is blocked for it; that thread sets `driver`
-    to the connection it will drive. result/error: set once, before `done`. once: it is tried only once. timing: the
-    common timing of its records.
+    to the connection it will drive. result/error: set once, before `done`. once: whether it is tried only once. timing:
+    the common timing of its records.
     """
 
     __slots__ = (
@@ -114,9 +115,10 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """Its share of max_buffered_messages: a batch built as one counts as one object, regardless of its size."""
+    """Number of objects that count for max_buffered_messages: a batch built as one counts as one, regardless of its
+    size."""
     is_single = True
-    """Whether it is a single message, which a SEND can carry."""
+    """Whether this is a single message, which a SEND frame can carry."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = self.answered = False
@@ -137,15 +139,16 @@ class Outgoing(Waiter):
         self.message: Any = None
         self.once = False
         self.driver: Connection | None = None
-        self.flights: Sequence[Any] = ()  # Flights that its thread must send; other threads do so after an interrupt
+        # Flights that its thread must send; after an interrupt other threads send them
+        self.flights: Sequence[Any] = ()
         self.report: OnSent | None = None
         self.result: Any = None
         self.error: Exception | None = None
 
     @property
     def storable(self) -> bool:
-        """Whether a store for undelivered messages can take it. Not a half message: its producer would not know of
-        it."""
+        """Whether a store for undelivered messages can take it. A half message cannot be stored: its producer would not
+        know of the later send."""
         return not self.timing.is_half
 
     @property
@@ -154,7 +157,7 @@ class Outgoing(Waiter):
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
-        """Set the result, unless it has ended: at its deadline, or because its caller has given up."""
+        """Set the result, unless the message has ended before: at its deadline, or because its caller has given up."""
         if self.report is not None:
             if self._decide():
                 self.result = result
@@ -164,7 +167,7 @@ class Outgoing(Waiter):
             self.finish()
 
     def fail(self, error: Exception) -> None:
-        """As succeed."""
+        """Set the error, unless the message has ended before."""
         if self.report is not None:
             if self._decide():
                 self.error = error
@@ -174,8 +177,8 @@ class Outgoing(Waiter):
             self.finish()
 
     def _decide(self) -> bool:
-        """Whether the calling thread decides the end, and must tell it: True only once. An answer may come while the
-        deadlines' thread, or a close, ends the message."""
+        """Return True for the one thread that decides the end and must tell the caller. An answer may come while the
+        thread of deadlines, or a close, ends the message."""
         with _deciding:
             decides, self.done = not self.done, True
         return decides
@@ -198,15 +201,16 @@ class Outgoing(Waiter):
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """Return `wait_of` each record of a waiting message."""
+        """Return `wait_of` for each record of a delayed or half message."""
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
-        """All messages that `records` returned were put, in this order."""
+        """Take the results of all messages that `records` returned, in this order."""
         self.succeed(results[0])
 
     def keep(self, results: list[SendResult | None]) -> None:
-        """Some messages that `records` returned were put and some (None) were not: send only the latter again."""
+        """Keep the results of the messages that were put; send only those without a result (None) again. They are in
+        the order of `records`."""
 
 
 GivenUp = tuple[Outgoing, Exception]
@@ -249,11 +253,12 @@ class OutgoingBatch(Outgoing):
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Compute the result of `encoded` now, on this thread, so that it is ready at the partition's turn."""
+        """Make the bytes that `encoded` returns now, on this thread, so that they are ready when the partition can
+        send."""
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
-        """Return the records as stored, with message id 0, in one buffer; large ones are not copied."""
+        """Return the records as stored, with message id 0, in one buffer; large records are not copied."""
         if self._encoded is not None:
             return self._encoded
         length = len(self.bodies[0])
@@ -263,7 +268,7 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Return the table of records of one size, which numpy fills without a step for each."""
+        """Return the table of record sizes, if all are equal; numpy fills it without a step for each."""
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
         headers["length"], headers["checksum"], headers["id"], headers["flag"] = length, self.checksums, 0, self.flags
@@ -280,7 +285,7 @@ class OutgoingBatch(Outgoing):
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
 
     def seal(self) -> None:
-        """Close the batch: compute its common data. Before encoding; may be repeated."""
+        """Close the batch and compute its common data. Call it before encoding; may be repeated."""
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
         sizes.extend(self.sizes.tolist())
@@ -318,10 +323,10 @@ class GatheredBatch(OutgoingBatch):
 
     A message is only an index into the columns: `bodies`; `flags`, one for all or a list; and `runs`, the indexes where
     another OnDelivery begins. `ProducerCore.join` appends to them, with the core's lock held, as long as this is its
-    queue's open batch. All its futures share `outcome`.
+    queue's open batch. The futures of all messages share `outcome`.
 
     where: as in `ProducerCore.join`. most: the most messages. latest: the latest deadline of a message that may join.
-    All end at the batch's deadline, which is the first message's.
+    All messages end at the batch's deadline, which is that of the first message.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -337,7 +342,7 @@ class GatheredBatch(OutgoingBatch):
     ) -> None:
         Outgoing.__init__(self, topic, flag, 0, body, deadline)
         self.where = where
-        self.report = ASKED  # nobody blocks for it; `succeed` and `fail` tell
+        self.report = ASKED  # no thread blocks for it; `succeed` and `fail` tell the callers
         self.bodies: list[Buffer] = [body]
         self.flags: list[int] | int = flag
         self.message = self.bodies
@@ -365,14 +370,15 @@ class GatheredBatch(OutgoingBatch):
         return len(self.bodies) == 1
 
     def put_flag(self, flag: int) -> None:
-        """Set the flag of the next message, if it differs from all before. May be repeated."""
+        """Note the flag of the next message, if it differs from all before. May be repeated."""
         count = len(self.bodies)
         if isinstance(self.flags, int):
             self.flags = [self.flags] * count
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Set the report of the next message, if it differs from the last run's. May be repeated. Raises TypeError."""
+        """Note the callback of the next message, if it differs from the last run's. May be repeated. Raises
+        TypeError."""
         run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):
             self.runs = list(self.runs)
@@ -435,7 +441,7 @@ class GatheredBatch(OutgoingBatch):
             self._tell(error, repeat(None))
 
     def _tell(self, error: Exception | None, results: Iterator[SendResult | None]) -> None:
-        """Call the callback of each message, or note the losses of a run. No interrupts here."""
+        """Call the callback of each message, or count the losses of a run. No interrupt comes here."""
         ends = [start for start, _ in self.runs[1:]] + [len(self.bodies)]
         with Callbacks():
             for (start, on_delivery), end in zip(self.runs, ends, strict=True):
@@ -451,7 +457,7 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """Return the arguments of `pending_ids` for each record (flag, body); all are of this kind."""
+    """Return the arguments of `pending_ids` for each record (flag, body); all records have this timing."""
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
@@ -462,5 +468,5 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    """Join in one buffer, unless they are large."""
+    """Join buffers into one, unless they are large."""
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts

@@ -1,4 +1,4 @@
-"""Compressing payloads before they are sent."""
+"""Compress payloads before they are sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Packer"]
 
 
 class Packer:
-    """Compress payloads as ProducerConfig.compression says. Any thread."""
+    """Compressor of payloads, as ProducerConfig.compression says. Any thread."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self._level = config.compression_level
@@ -25,7 +25,8 @@ class Packer:
         return None if config.compression is None else cls(config)
 
     def pack(self, payload: bytes) -> tuple[int, bytes]:
-        """Return the payload to send, and its flag: compressed if that makes it smaller. Raises LocalProtocolError."""
+        """Return the payload to send, and its flag. The payload is compressed if that makes it smaller. Raises
+        LocalProtocolError."""
         if len(payload) < self._least:
             return 0, payload
         if len(payload) > MAX_PAYLOAD_BYTES:

@@ -1,4 +1,4 @@
-"""The producer API for users, and the handling of messages whose broker fails."""
+"""The producer API for users."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .packing import Packer
 from .routing import PartitionSelector, Router, check_selector
 from .undelivered import AtExit, Losses
 
-if TYPE_CHECKING:  # rarely used modules are imported at their first use
+if TYPE_CHECKING:  # rarely used modules are imported when they are first used
     from ..questions.zookeeper_metadata import ZooKeeperMetadata
     from ..records.local_store import LocalMessageStore, StoredMessage
     from ..records.message import Message
@@ -63,8 +63,8 @@ T = TypeVar("T")
 
 
 class Producer(Closing):
-    """Send messages. Safe to share between threads. A forked process must create its own producer: there every call
-    raises ClientError, except close(), which does not affect the parent's producer.
+    """A client that sends messages. Safe to share between threads. A forked process must create its own producer: there
+    every call raises ClientError, except close(), which does not affect the parent's producer.
 
     At least once: a message whose answer is lost (its broker died, the request timed out) is sent again and may then be
     stored twice. Messages of one thread with the same key or partition keep their order.
@@ -90,10 +90,11 @@ class Producer(Closing):
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
-        asynchronous message waits for others to share its batch. default_topic: while nobody publishes a message's
+        asynchronous message waits for others to share its batch. default_topic: while no broker publishes a message's
         topic, the message goes to this topic's partitions under its own topic (brokers with a pattern in server.ini
         publish a topic with its first message). undelivered: a store for asynchronous messages that could not be
-        delivered in time; they are sent again every recover_interval_seconds. For this producer alone, closed with it.
+        delivered in time; they are sent again every recover_interval_seconds. The store is only for this producer,
+        which closes it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -135,7 +136,7 @@ class Producer(Closing):
             self._config, self._metadata, self._pool, self._router, undelivered, clock, random, gathers=selector is None
         )
         self._core = self._driver.core
-        # A producer that compresses builds each payload, and none joins a batch unchanged.
+        # A producer that compresses builds each payload, so no message joins a batch unchanged.
         self._join = self._core.join if self._packer is None else _join_none
         self._closing = False
         self._aside = Aside("metaq-producer-close")
@@ -161,10 +162,10 @@ class Producer(Closing):
     ) -> Self:
         """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
 
-        address: `host:port`, also with 1.x's `meta://` in front. partitions: the number of partitions per topic; for
+        address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions per topic; for
         other topics the broker chooses one for each message, and `key`, `partition` and transactions are not possible.
-        broker_id: the broker's id in the names of partitions; only for you. The rest: as for Producer. Raises
-        ConfigError.
+        broker_id: the broker's id in the names of partitions, for your own use. The other arguments: as for Producer.
+        Raises ConfigError.
         """
         return cls(
             selector=selector,
@@ -186,21 +187,22 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
 
-        Options, of every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
+        Options, for every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
         `attribute` is metaq 1.x's. `properties` are your own values by name: str, int (64 bits), float (finite), bool
-        or bytes. Messages with the same `key` go to the same partition; its words become keys for lookups, too, if it
-        is a text (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with a time zone, or
+        or bytes. Messages with the same `key` go to the same partition; if it is a text, its words become keys for
+        lookups, too (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with a time zone, or
         `delay`, in seconds after the broker accepts the message: not delivered before that time, at most 366 days
         ahead; the result is `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock,
-        after which no consumer gets the message; must exceed a delay. `content_type`: of the payload, for readers;
-        `typed` sets it. timeout: seconds for everything, including tries on other brokers (default
+        after which no consumer gets the message; must exceed a delay. `content_type`: the type of the payload, for
+        readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
         delivery_timeout_seconds).
 
-        Raises NoPartition (nobody publishes the topic; a topic that was sent to before is waited for), RequestTimedOut
-        (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it), InvalidName,
-        LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError (another
-        argument of a wrong type: no bytes, attributes that are no texts, a partition that is a number),
-        RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and is not sent again).
+        Raises NoPartition (no broker publishes the topic; if messages were sent to it before, the send waits for it),
+        RequestTimedOut (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it),
+        InvalidName, LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError
+        (another argument of a wrong type: a payload that is not bytes, attributes that are no texts, a partition that
+        is a number), RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and is
+        not sent again).
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -214,18 +216,19 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
-        """As `send`, but return a future at once. It ends with the result or error of `send`, at most 0.25 s after the
-        deadline.
+        """Send as `send` does, but return a future at once. It ends with the result or error of `send`, at most 0.25 s
+        after the deadline.
 
-        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (if nobody publishes
+        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (if no broker publishes
         it, with further looks for the words of the error, and for up to 3 s while a broker set has no leader), and
-        while max_buffered_bytes are waiting (then raises RequestTimedOut). It does not block if a topic that was sent
-        to before is absent now: its messages are queued. Callbacks of the future run on the thread that reads the
-        answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError there.
+        while max_buffered_bytes are waiting (then raises RequestTimedOut). It does not block if a topic is absent now
+        that messages were sent to before: new messages are queued. Callbacks of the future run on the thread that reads
+        the answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError
+        there.
 
         With a store for `undelivered` messages a temporary error is not raised and does not end the future with an
-        error. Instead the result is `pending`, without an id, and the message is sent again later, after others sent
-        since.
+        error. Instead the result is `pending`, without an id, and the message is sent again later, after messages sent
+        since then.
         """
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
@@ -244,7 +247,7 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """As `send_async`, for loops of single sends: it makes no future, and is the cheapest way to send.
+        """Send as `send_async` does, for loops of single sends: it makes no future, and is the cheapest way to send.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
         `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the thread of future
@@ -265,7 +268,7 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Send many messages to one partition in one frame (text protocol: pipelined puts); wait for all.
+        """Send many messages to one partition in one frame (text protocol: pipelined puts), and wait for all.
 
         tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results are
         in order and computed on access. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch is
@@ -286,10 +289,10 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Sequence[SendResult]]:
-        """As `send_batch`, but return a future at once; it ends with the result or error of `send_batch`.
+        """Send as `send_batch` does, but return a future at once; it ends with the result or error of `send_batch`.
 
-        For bulk: the next batch is built while the broker stores the previous one. Batches of one thread to one
-        partition keep their order. Blocks as `send_async` does; does not use a store for `undelivered` messages.
+        For large amounts: the next batch is built while the broker stores the previous one. Batches of one thread to
+        one partition keep their order. Blocks as `send_async` does; does not use a store for `undelivered` messages.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -322,7 +325,7 @@ class Producer(Closing):
 
         Replies come on one partition of ProducerConfig.reply_topic. The first request starts a thread that reads it,
         and blocks until the partition's end is known. Callbacks of the futures run on this thread: keep them short.
-        Raises NoPartition (nobody has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
+        Raises NoPartition (no broker has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
         """
         self._guard.check()
         from ..serializers.base import deserializers
@@ -353,7 +356,7 @@ class Producer(Closing):
 
     @property
     def late_replies(self) -> int:
-        """Replies that came too late for their requests, including duplicates."""
+        """Number of replies that came too late for their requests, including duplicates."""
         return 0 if self._requester is None else self._requester.late
 
     def _make_requester(self) -> Requester:
@@ -370,7 +373,7 @@ class Producer(Closing):
             return self._requester
 
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
-        """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = one try only.
+        """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = only one try.
 
         Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and any other error of the try.
         """
@@ -378,7 +381,8 @@ class Producer(Closing):
         return self._driver.send_stored(message, self._deadline(timeout), retry)
 
     def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
-        """Return the same producer for values, which `serializer` turns into payloads. Raises ConfigError."""
+        """Return a view of this producer that sends values, which `serializer` turns into payloads. Raises
+        ConfigError."""
         from .typed import TypedProducer
 
         return TypedProducer(self, serializer)
@@ -416,16 +420,16 @@ class Producer(Closing):
         then an operator decides (`metaq halves`). So `execute` must store the outcome for `check` together with the
         work.
 
-        check: answers such questions from now on, as with `check_transactions`; None: keeps the previous one.
+        check: answers the broker's questions from now on, as with `check_transactions`; None: keeps the previous one.
         `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet, because another process may
         still work. group: default ProducerConfig.producer_group. timeout: seconds for the half message, and again for
         its outcome. Options as for `send`, except deliver_at and delay.
 
-        The result's `outcome` is UNKNOWN if `execute` returned that or, with a warning, nothing, or the broker could
-        not be told in time: `cause` says why, and the broker asks. Raises HalfDecided (an earlier check of another
-        process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned something else),
-        ConfigError (no group). TransactionTooLate (`check_after` has passed meanwhile; the message is rolled back) and
-        errors of `send` mean that `execute` was not called.
+        The result's `outcome` is UNKNOWN if `execute` returned that or, with a warning, nothing. It is also UNKNOWN if
+        the broker could not be told in time: `cause` says why, and the broker asks. Raises HalfDecided (an earlier
+        check of another process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned
+        something else), ConfigError (no group). TransactionTooLate (`check_after` has passed meanwhile; the message is
+        rolled back) and errors of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -444,28 +448,28 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[TransactionResult]:
-        """As `send_in_transaction`, but return a future at once; it ends with the same result or error.
+        """Send as `send_in_transaction` does, but return a future at once; it ends with the same result or error.
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
-        this producer (4), so several are called at the same time, in any order, and may block. Its exception only ends
-        the future. If it waits for the future of another transaction, it keeps a thread from the others.
+        this producer (4). So several calls run at the same time, in any order, and may block. An exception of `execute`
+        only ends the future. If it waits for the future of another transaction, it keeps a thread from the others.
 
         Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. When its
-        timeout is over, close() ends running transactions: with ClientError if `execute` was not called yet, which then
-        never happens, otherwise with an UNKNOWN outcome, and the broker asks. Blocks, raises at once and calls
-        callbacks of the future as `send_async` does. `cancel()` of the future is always False.
+        timeout is over, close() ends running transactions: with ClientError if `execute` was not called yet (it never
+        will be), otherwise with an UNKNOWN outcome, and the broker asks. Blocks, raises at once and calls callbacks of
+        the future as `send_async` does. `cancel()` of the future always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
         return self._transacting().halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
-        """From now on answer the questions of all brokers of these topics about transactions of this group, including
+        """Answer, from now on, the questions of all brokers of these topics about transactions of this group, including
         those of its other producers. A process that sends nothing may do so, too.
 
         check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If it
         raises, the error is logged, and the broker asks again. A further call for the same group and topic replaces it.
-        If the call that began a transaction had a check, that one answers. group: default
+        If the call that began a transaction had a check of its own, that check answers for it. group: default
         ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()
@@ -495,8 +499,8 @@ class Producer(Closing):
         return XaResource(calls, topics, qualifier, seconds, self)
 
     def _transacting(self) -> Transacting:
-        """Return the transactions' part. Any thread, and perhaps interrupted: a second one that was made concurrently
-        is dropped."""
+        """Return the part for transactions. Any thread, and perhaps interrupted: a second part that was made
+        concurrently is dropped."""
         if self._made is None:
             from .transacting import Transacting
 
@@ -506,7 +510,7 @@ class Producer(Closing):
                 *(pool, self._clock),
             )
             kept: Transacting = vars(self).setdefault("_made", made)
-            if self._closing:  # close() may have looked for it before
+            if self._closing:  # close() may have read the attribute before it was set
                 kept.close(TimeLeft(0.0, self._clock))
             return kept
         return self._made
@@ -515,13 +519,13 @@ class Producer(Closing):
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
 
     def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
-        """Cancel a message that was sent with `deliver_at` or `delay`. Return True once that is as safe as the message
-        was; False if the message was already due: it is delivered.
+        """Cancel a message that was sent with `deliver_at` or `delay`. Return False if the message was already due: it
+        is delivered. Return True once the cancellation is stored as safely as the message was.
 
-        result: of its send; any producer may cancel it. timeout: seconds, by default delivery_timeout_seconds; an
-        absent broker is asked again. Raises MessageNotFound (the broker does not know the message: it is of another
-        cluster, or was cancelled long ago), ConfigError (the message was not delayed), RequestTimedOut, RequestRefused,
-        BrokerUnavailable.
+        result: the result of its send; any producer may cancel it. timeout: seconds, by default
+        delivery_timeout_seconds; an absent broker is asked again. Raises MessageNotFound (the broker does not know the
+        message: it is of another cluster, or was cancelled long ago), ConfigError (the message was not delayed),
+        RequestTimedOut, RequestRefused, BrokerUnavailable.
         """
         self._guard.check()
         refuse_in_callback("cancel()")
@@ -537,9 +541,12 @@ class Producer(Closing):
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: Duration | None = None) -> None:
-        """Wait until all messages sent so far are answered. Raises RequestTimedOut after `timeout` seconds; ClientError
-        in a callback of a send, and in a signal handler that has interrupted a call of this producer; DeliveryFailed if
-        messages of `produce` without an on_delivery could not be delivered since the last call."""
+        """Wait until all messages sent so far are answered.
+
+        Raises RequestTimedOut after `timeout` seconds; ClientError in a callback of a send, and in a signal handler
+        that has interrupted a call of this producer; DeliveryFailed if messages of `produce` without an on_delivery
+        could not be delivered since the last call.
+        """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
         refuse_in_callback("flush()")
@@ -549,7 +556,7 @@ class Producer(Closing):
         self._tell_losses()
 
     def _tell_losses(self) -> None:
-        """Raises DeliveryFailed, once for each loss."""
+        """Raise DeliveryFailed, once for each loss."""
         if losses := self._unreported.take():
             raise DeliveryFailed(losses)
 
@@ -576,14 +583,14 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Called when all accepted messages are delivered, or have failed at their own times. Losses are reported when
-        the program ends."""
+        """Close the dropped producer. Called when all accepted messages are delivered, or have failed at their own
+        times. Losses are reported when the program ends."""
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupts here: an omitted step would leave futures, threads or a session behind."""
+        """Close. No interrupt comes here: an omitted step would leave futures, threads or a session open."""
         if self._closing:
             return
         left = TimeLeft(timeout, self._clock)
@@ -629,13 +636,14 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """As ProducerCore.join without a batch to join."""
+    """Return None, as ProducerCore.join does without a batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
-    """Return the cluster as seen in ZooKeeper, started in a `try`, so that an interrupt leaves no session."""
+    """Return the cluster as seen in ZooKeeper. It is started in a `try`, so that an interrupt leaves no session
+    open."""
     from ..questions.zookeeper_metadata import (
         ZooKeeperMetadata,
-    )  # not imported with other metadata, so kazoo is not needed
+    )  # not imported with other metadata, so kazoo is not needed then
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)

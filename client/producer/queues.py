@@ -1,5 +1,6 @@
 """Messages waiting for one broker: the partitions' queues, their turns, and shared flights.
 
+A turn is the messages of one partition in a request; a flight is the turns that go to one broker together.
 `ProducerCore._lock` guards everything here.
 """
 
@@ -21,17 +22,17 @@ __all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "T
 
 
 class PartitionQueue:
-    """The queue of one partition. Either idle; or lingering or ready (in its broker's list); or busy (a request is in
+    """The queue of one partition. It is idle; or lingering or ready (in its broker's list); or busy (a request is in
     flight, or its sender is preparing it); or paused until `retry_at`, because its last request failed. under_way: the
-    messages of its request, or those that are being routed again.
+    messages of its request, or those whose partition is being chosen again.
 
     open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records count it once it
-    is closed. gathers_for: the `where` of the last opened batch. sticks: messages without a key go here, until the
-    queue is full, leaves or fails.
+    is closed. gathers_for: the `where` of the last opened batch. sticks: whether messages without a key go here, until
+    the queue is full, leaves or fails.
 
     sequence: number of the last request's messages. repeat: the messages of that request, if it is unknown whether they
-    are stored: they go again before all others, unchanged and with the same number, until `repeat_until` (monotonic
-    seconds). Meanwhile they count as in flight. sent_at: when they were first sent (monotonic seconds).
+    are stored: they are sent again before all others, unchanged and with the same number, until `repeat_until`
+    (monotonic seconds). Meanwhile they count as in flight. sent_at: when they were first sent (monotonic seconds).
     """
 
     __slots__ = (
@@ -72,7 +73,7 @@ class PartitionQueue:
         self.failures = 0  # in a row
         self.follows = False  # paused because another node leads its broker set
         self.retry_at = 0.0  # while it is paused
-        self.answered = 0  # messages of the last request
+        self.answered = 0  # number of messages of the last request
         self.under_way: Sequence[Outgoing] = ()
         self.sequence = 0
         self.repeat: list[Outgoing] | None = None
@@ -87,18 +88,18 @@ class PartitionQueue:
         self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
-        """Put messages back in front, in their order."""
+        """Put messages back at the front, in their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
 
     def stop_gathering(self) -> None:
-        """Let the next message without a key go elsewhere."""
+        """Send the next message without a key to another partition."""
         self.sticks = False
         self.close()
 
     def close(self) -> None:
-        """Close the queued batch: no more messages join it."""
+        """Close the open batch: no more messages join it."""
         batch = self.open
         if batch is not None:
             size, count = batch.size, batch.count
@@ -119,7 +120,7 @@ class PartitionQueue:
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
         """Take the next request's messages: at least one, then as many as fit.
 
-        Over the text protocol a message with a key goes alone: a Java broker may append pipelined puts in any order.
+        Over the text protocol a message with a key is sent alone: a Java broker may append pipelined puts in any order.
         """
         queue = self.queue
         self.sequence += 1
@@ -141,7 +142,7 @@ class PartitionQueue:
             count = following.count
             if size + following.size > max_bytes or records + count > min(max_records, queued - left):
                 break
-            if following.timing is not first.timing:  # delayed messages are never in a batch with others
+            if following.timing is not first.timing:  # delayed messages never share a batch with others
                 break
             size += following.size
             records += count
@@ -151,15 +152,15 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Return how many messages the next request leaves to the one after it.
+        """Return how many messages this request leaves to the next one.
 
-        A sender with a limited number of messages in flight fills that number up during a request. If nearly all of
-        them went in one request, sender and broker would wait for each other in turn; halves keep both busy.
+        A sender with a limited number of messages in flight reaches that number again during a request. If nearly all
+        of them were in one request, sender and broker would wait for each other in turn; halves keep both busy.
         """
         return max(0, self.queued_records - self.answered) // 2
 
     def give_up_repeat(self) -> list[Outgoing]:
-        """Stop repeating the waiting messages; do nothing if their request is in flight."""
+        """Stop repeating the waiting messages, and return them; do nothing if their request is in flight."""
         if self.repeat is None or self.busy:
             return []
         batch, self.repeat = self.repeat, None
@@ -186,11 +187,11 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that go to one broker together. missing: turns without an outcome. taken: the sender has begun, at
-    `sent_at` (monotonic seconds). request: of the last turn, or of all, from just before it is sent. counted: it may
-    have left with the numbers of its turns. failed: it could not be sent. landed, settled: turns already reported as
-    such to the outbox (an interrupted handler is called again). elsewhere: its answer, and all later steps, are
-    processed on the thread that no signal reaches."""
+    """Turns that go to one broker together. missing: number of turns without an outcome. taken: the sender has begun,
+    at `sent_at` (monotonic seconds). request: the last turn's, or the common one, from just before it is sent. counted:
+    it may have been sent with the numbers of its turns. failed: it could not be sent. landed, settled: turns already
+    reported to the core as such (an interrupted handler is called again). elsewhere: its answer, and all later steps,
+    are processed on the thread that no signal reaches."""
 
     __slots__ = (
         "broker",
@@ -220,7 +221,8 @@ class Flight:
         self.request: Exchange | None = None
 
     def deadline(self, now: float, request_seconds: float) -> float:
-        """Until when its answer is awaited: as long as a request may take, but not longer than its messages may."""
+        """Return the time until which its answer is awaited: as long as a request may take, but not longer than its
+        messages may."""
         turns = self.turns
         if len(turns) == 1 and len(turns[0].batch) == 1:
             last = turns[0].batch[0].deadline
@@ -229,7 +231,8 @@ class Flight:
         return min(now + request_seconds, last)
 
     def needs_reader(self, connection: Connection) -> bool:
-        """Whether some of its messages have no blocked thread that reads this connection."""
+        """Whether no blocked thread of some of its messages reads this connection, so that a reader thread is
+        needed."""
         for _, batch in self.turns:
             for outgoing in batch:
                 if outgoing.driver is not connection:
@@ -238,7 +241,7 @@ class Flight:
 
     @property
     def has_gone(self) -> bool:
-        """Whether it has its outcome, or will have it, although its sender was interrupted."""
+        """Whether it has its outcome, or will get it, although its sender was interrupted."""
         if self.failed or self.missing <= 0:
             return True
         return self.request is not None and self.request.taken
@@ -248,7 +251,7 @@ class BrokerQueue:
     """All partitions of one broker.
 
     gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and queues
-    that become ready meanwhile go together.
+    that become ready meanwhile are sent together.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
@@ -256,7 +259,7 @@ class BrokerQueue:
     def __init__(self) -> None:
         self.connection: Connection | None = None  # the connection of the last send
         self.gathers = False
-        self.flights = 0  # in flight
+        self.flights = 0  # number of flights in flight
         self.ready: deque[PartitionQueue] = deque()
         self.lingering: list[PartitionQueue] = []
 
@@ -266,23 +269,23 @@ class BrokerQueue:
         self.gathers = connection.takes_many
 
     def is_open(self, max_flights: int) -> bool:
-        """Whether another flight may leave now."""
+        """Whether another flight may be sent now."""
         return self.flights < max_flights or not self.gathers
 
     def call(self, queue: PartitionQueue) -> None:
-        """Let a queue go with the next flight, if it may."""
+        """Mark a queue as ready for the next flight, if it may be sent."""
         if not queue.ready:
-            self.ready.append(queue)  # first: twice in the list does no harm
+            self.ready.append(queue)  # first: a second entry in the list does no harm
             queue.ready = True
 
     def call_lingering(self) -> None:
-        """Let lingering messages go along with a leaving flight: waiting longer would save no request."""
+        """Send lingering messages with the flight that is about to be sent: waiting longer would save no request."""
         for queue in self.lingering:
             self.call(queue)
         self.lingering.clear()
 
     def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
-        """Return the flights that may leave now; their partitions are busy from here on."""
+        """Return the flights that may be sent now; their partitions are busy from here on."""
         flights: list[Flight] = []
         while self.ready and self.is_open(max_flights):
             turns = self._board(max_bytes, max_records)
@@ -292,8 +295,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Choose partitions in the order in which they became ready, until the request is full or holds the only one it
-        may."""
+        """Choose partitions in the order in which they became ready, until the request is full; without `gathers`, only
+        one."""
         turns: list[Turn] = []
         size = records = 0
         if self.lingering:
@@ -328,7 +331,7 @@ class Queues:
     """All queues of one producer. first: by topic, a partition for which a message was accepted."""
 
     def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
-        """max_flights: in flight to one broker. max_bytes, max_records: of one flight."""
+        """max_flights: most flights to one broker at a time. max_bytes, max_records: limits of one flight."""
         self.by_partition: dict[TopicPartition, PartitionQueue] = {}
         self.first: dict[str, TopicPartition] = {}
         self._brokers: dict[int, BrokerQueue] = {}
@@ -346,7 +349,7 @@ class Queues:
         return queue
 
     def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Let those with queued messages go. Return the flights that may leave now."""
+        """Mark the queues with messages as ready. Return the flights that may be sent now."""
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
             if each.queue or each.repeat:
@@ -355,7 +358,7 @@ class Queues:
         return [flight for broker in brokers for flight in self.depart(broker)]
 
     def depart(self, broker: BrokerQueue) -> list[Flight]:
-        """Return the broker's flights that may leave now."""
+        """Return the broker's flights that may be sent now."""
         return broker.depart(*self._limits)
 
 
@@ -368,7 +371,7 @@ def _count(messages: Sequence[Outgoing]) -> int:
 
 
 def expired(outgoing: Outgoing, now: float) -> bool:
-    """Whether a message is overdue, and no blocked thread checks that itself."""
+    """Whether a message is overdue, and no blocked thread checks its deadline itself."""
     return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
 
 

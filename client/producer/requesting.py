@@ -1,10 +1,10 @@
-"""Requests and replies: a message that asks for an answer, and the answer.
+"""Requests and replies: a message that asks for a reply, and the reply.
 
 A request states in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
-topic, and the tag of the reply, which is this producer's own. `metaq.correlation` numbers the requests of an inbox, and
-the reply repeats it. The requester reads that partition from its end before the first request, with a tag filter and
-long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py), also after the broker restarts or another node
-leads it. It joins no group and leaves no trace in ZooKeeper.
+topic, and the tag of the reply, which only this producer uses. `metaq.correlation` numbers the requests of an inbox,
+and the reply repeats it. The requester reads that partition from its end before the first request, with a tag filter
+and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py), also after the broker restarts or another
+node leads it. It joins no group and leaves no trace in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = ["ReplyTo", "Requester", "reply_options"]
 log = get_log(__name__)
 
 _TAKEN = 1000
-"""Replies given to their futures at once."""
+"""Most replies that are taken at once."""
 _RETRY_SECONDS = 1.0
-"""Longest pause before a partition whose broker is absent is read again: its replies have deadlines."""
+"""Longest pause in seconds before a partition whose broker is absent is read again: its replies have deadlines."""
 _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
 
@@ -62,14 +62,14 @@ class ReplyTo(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ReplyTo:
-        """Raises ValueError."""
+        """Return the parsed text of `metaq.reply-to`. Raises ValueError."""
         topic, place, inbox = text.split(" ")
         return cls(TopicPartition.parse(topic, place), inbox)
 
 
 def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnOptions]:
-    """Return where the reply to `request` goes, and its options. Raises ClientError (it is no request), ConfigError,
-    TypeError."""
+    """Return where the reply to `request` goes, and its options. Raises ClientError (the message is no request),
+    ConfigError, TypeError."""
     if not hasattr(request, "attributes"):
         raise TypeError(f"{request!r:.80} is no Message: give the request that a consumer has handed out")
     own = request.attributes.reserved
@@ -84,7 +84,8 @@ def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnO
 
 
 class _Request(Outgoing):
-    """An outgoing request; not for a store of undelivered messages, because nobody would wait for the answer."""
+    """An outgoing request. A store of undelivered messages does not take it, because nobody would wait for the
+    answer."""
 
     __slots__ = ()
     storable = False
@@ -145,7 +146,7 @@ class Requester:
     def request(
         self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
     ) -> SendFuture[Message]:
-        """Send a request. Blocks only for the first connection to the broker of the replies. reader: of the reply's
+        """Send a request. Blocks only for the first connection to the broker of the replies. reader: makes the reply's
         value. Raises as Producer.request."""
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
@@ -160,7 +161,7 @@ class Requester:
         future: SendFuture[Message] = SendFuture()
         self._pending[correlation] = _Pending(future, deadline, topic, reader)
         if len(self._pending) == 1:
-            self._fetcher.wake()  # it watches deadlines from now on
+            self._fetcher.wake()  # so that its thread watches the deadline from now on
         if self._closed:
             self._fail_all(ClientError("this producer is closed"))
         try:
@@ -178,8 +179,8 @@ class Requester:
     # --- where replies are read -------------------------------------------------------------------------------------
 
     def _opened(self, deadline: float) -> TopicPartition:
-        """Return the partition for replies to the next request, and read it from before the request on. One thread at a
-        time; no interrupts here."""
+        """Return the partition for replies to the next request. Its reading begins before the request is sent. One
+        thread at a time; no interrupt comes here."""
         from ..questions.partition_bounds import max_offset
 
         with self._lock:
@@ -267,7 +268,7 @@ class Requester:
             pending.future.outcome.settle(error, None)
 
     def close(self, timeout: float = END_SECONDS) -> None:
-        """Fail pending requests, and end the thread and the connections. No interrupts here. Idempotent."""
+        """Fail pending requests, and end the thread and the connections. No interrupt comes here. Idempotent."""
         self._closed = True
         self._fetcher.wake()
         self._fail_all(ClientError("the producer was closed before the reply came"))
@@ -279,5 +280,5 @@ class Requester:
         self._pool.close(timeout / 4)
 
     def close_elsewhere(self) -> None:
-        """In a forked process: close that process's copies of the sockets."""
+        """Close a forked process's copies of the sockets."""
         self._pool.close()

@@ -1,4 +1,4 @@
-"""Route the messages of a paused partition again, without changing their order.
+"""Choose partitions again for the messages of a paused partition, without changing their order.
 
 Three steps: `drain` and `resume` with `ProducerCore._lock` held, and `choose` between them without it, because it may
 call a user's selector. Meanwhile the messages count as in flight in their partition, where KeyOrder finds them.
@@ -21,11 +21,11 @@ from .routing import Routes, key_bytes
 __all__ = ["Rerouting"]
 
 Rerouted = tuple[Outgoing, TopicPartition | None]
-"""The new partition of a message; None: by its key."""
+"""A message and its new partition; None: chosen by its key."""
 
 
 class Rerouting:
-    """For one paused partition at a time, on one thread."""
+    """Rerouter of one paused partition at a time, on one thread."""
 
     def __init__(
         self, queues: Queues, keys: KeyOrder, places: Routes, failures: Failures, clock: Callable[[], float]
@@ -37,8 +37,8 @@ class Rerouting:
         self._clock = clock
 
     def drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
-        """Take all queued messages for routing, and messages to repeat whose time is over. The partition stays paused
-        until `resume`."""
+        """Take all queued messages for a new choice, and the messages to repeat whose time is over. The partition stays
+        paused until `resume`."""
         if not queue.paused:
             return (), ()
         overdue: Sequence[Outgoing] = ()
@@ -49,7 +49,7 @@ class Rerouting:
         return drained, overdue
 
     def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
-        """Return where these messages of `queue` go, and those that end."""
+        """Return the new partitions of these messages of `queue`, and the messages that end."""
         placed: list[Rerouted] = []
         ended: list[GivenUp] = []
         for outgoing in drained:
@@ -63,21 +63,23 @@ class Rerouting:
                 try:
                     placed.append((outgoing, self._places.route(outgoing)))
                 except NoPartition:
-                    placed.append((outgoing, queue.partition))  # nobody publishes the topic now: it waits here
-                except Exception as error:  # a user's selector: the message gets its error
+                    # no broker publishes the topic now: the message waits here
+                    placed.append((outgoing, queue.partition))
+                except Exception as error:  # of a user's selector: the message gets its error
                     ended.append((outgoing, error))
         return placed, ended
 
     def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
-        """Put these into their queues, before later messages, and end the pause. Return the queues."""
+        """Put these messages into their queues, before later ones, and end the pause. Return the queues."""
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
-            # before anything leaves its place: a concurrent look would not find messages in no queue
+            # before any message leaves its place: a concurrent look would not find messages outside of queues
             self._keys.look(here.topic)
         placed = [*placed, *((each, None if each.goes_by_key else here) for each in queue.take_all())]
         queue.under_way = queue.repeat or ()
         touched = {here: queue}
-        # Messages of a key stay behind an earlier one that is repeated here: elsewhere they could be stored first.
+        # Messages of a key stay after an earlier one that is repeated here: in another partition they could be stored
+        # first.
         held = {key_bytes(each.key) for each in queue.repeat or () if each.key is not None and each.goes_by_key}
         for outgoing, partition in placed:
             if partition is not None:

@@ -1,6 +1,6 @@
-"""Messages in a local store: saved when no broker took them, and sent again later.
+"""Save messages in a local store when no broker took them, and send them again later.
 
-Each queue is sent in its order, by one thread at a time, until a message fails.
+One thread at a time sends each queue in its order, until a message fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ log = get_log(__name__)
 NOWHERE = -1
 """Broker and partition of a message that has no partition yet."""
 _PREFIX = "undelivered "
-"""Followed by the topic, the name of a queue; no topic has a blank."""
+"""First part of a queue's name, which is followed by the topic. No topic's name begins with it, because it has a
+blank."""
 
 
 class Resender:
-    """Send the messages of a store's queues for which `owns` returns true. Any thread.
+    """Sender of the messages in a store's queues for which `owns` returns true. Any thread.
 
     send: sends one message or raises MetaqError, which ends this round of its queue. The message stays the first, and
     the next `trigger`, or the next interval, tries it again.
@@ -51,7 +52,7 @@ class Resender:
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = Bells()
-        self._wanted: dict[str, None] = {}  # triggered; the timers' thread starts their threads
+        self._wanted: dict[str, None] = {}  # triggered queues, for which the timers' thread starts threads
         self._running: dict[str, threading.Thread] = {}
         self._asked_again: set[str] = set()
         self._failures: dict[str, MetaqError] = {}
@@ -59,8 +60,8 @@ class Resender:
         self._timers = Timers("metaq-resend", clock)
 
     def begin(self) -> None:
-        """Start emptying the queues. Not done by a constructor: after an interrupt on its return nobody could end it.
-        An interrupt of this method ends it (interrupts.py)."""
+        """Start sending the queues' messages. The constructor does not do this: after an interrupt on its return nobody
+        could end the work. An interrupt of this method ends it (interrupts.py)."""
         try:
             self._timers.call_later(0.0, self._round)
         except BaseException:
@@ -73,16 +74,16 @@ class Resender:
         return dict(self._failures)
 
     def trigger(self, queue: str) -> None:
-        """Request that the queue is emptied. Returns at once."""
+        """Request that the queue's messages are sent. Returns at once."""
         self._wanted[queue] = None
         self._timers.call_later(0.0, self._start_wanted)
 
     def trigger_all(self) -> None:
-        """Request that every queue is emptied later; returns at once and never waits for the file."""
+        """Request that the messages of every queue are sent later. Returns at once and never waits for the file."""
         self._timers.call_later(0.0, self._trigger_owned)
 
     def wait_until_empty(self, queue: str, seconds: float) -> bool:
-        """Return whether the queue is empty, now or within `seconds`."""
+        """Wait at most `seconds` until the queue is empty; return whether it is."""
         deadline = self._clock() + seconds
         self._changed.wait_for(lambda: self._closed or not self._store.count(queue), lambda: deadline - self._clock())
         return not self._store.count(queue)
@@ -122,7 +123,7 @@ class Resender:
                 if self._closed:
                     return
                 if queue in self._running:
-                    self._asked_again.add(queue)  # it may just have seen its last message
+                    self._asked_again.add(queue)  # its thread may just have seen its last message
                 else:
                     self._start(queue)
 
@@ -151,7 +152,7 @@ class Resender:
             self._changed.ring()
 
     def _send_chunk(self, queue: str) -> bool:
-        """Send a chunk. Return False if there was nothing to send."""
+        """Send one chunk of a queue. Return False if there was nothing to send."""
         rows = self._store.peek(queue, tuning.RESENT_TOGETHER)
         sent: list[int] = []
         try:
@@ -167,7 +168,7 @@ class Resender:
 
 
 class Undelivered:
-    """The store of undelivered messages. Any thread; `keep` never blocks. A topic's queue is in the order in which its
+    """The store of undelivered messages. Any thread; `keep` never blocks. A topic's queue has the order in which its
     messages were given up.
 
     send: as for Resender.
@@ -185,16 +186,17 @@ class Undelivered:
         self._given_up: dict[Outgoing, MetaqError] = {}
         self._closed = False
         self._writing = threading.Lock()
-        self._aside = Aside("metaq-undelivered")  # otherwise a stored message may not be known, and come twice
+        # an interrupted thread might not know that a message is stored, which would then be sent twice
+        self._aside = Aside("metaq-undelivered")
         self._timers = Timers("metaq-undelivered", clock)
 
     def begin(self) -> None:
-        """Start sending the stored messages, as Resender.begin."""
+        """Start sending the stored messages, as Resender.begin does."""
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """Save a message; `error` says why it was given up. Its future ends once it is in the store. A message that
-        waits to be written is not saved twice. After `close` its future ends with LocalStoreError."""
+        """Save a message; `error` says why it was given up. Its future ends once the message is in the store. A message
+        that waits to be written is not saved twice. After `close` the future ends with LocalStoreError."""
         self._given_up.setdefault(outgoing, error)
         if self._closed:
             self.write()
@@ -203,11 +205,11 @@ class Undelivered:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a given up message is not in the store yet. Takes no lock."""
+        """Whether a message that was given up is not in the store yet. Takes no lock."""
         return bool(self._given_up)
 
     def write(self) -> None:
-        """Write all given up messages into the store now."""
+        """Write all messages that were given up into the store now."""
         self._aside.do(self._write)
 
     def _write(self) -> None:
@@ -215,7 +217,7 @@ class Undelivered:
             given_up = list(self._given_up.items())
             by_topic: dict[str, list[tuple[Outgoing, MetaqError]]] = {}
             for outgoing, error in given_up:
-                if not outgoing.done:  # otherwise its answer came after all
+                if not outgoing.done:  # otherwise its answer came in time
                     by_topic.setdefault(outgoing.topic, []).append((outgoing, error))
             for topic, messages in by_topic.items():
                 self._append(topic, messages)
@@ -236,7 +238,7 @@ class Undelivered:
             outgoing.succeed_text([SendResult(0, outgoing.fixed or nowhere, -1)] * count)
 
     def send_soon(self) -> None:
-        """Send soon, because there may be brokers for stored messages. Never blocks."""
+        """Send stored messages soon, because there may be brokers for them. Never blocks."""
         self._resender.trigger_all()
 
     def stop_sending(self, timeout: float) -> None:
@@ -244,9 +246,9 @@ class Undelivered:
         self._resender.close(timeout)
 
     def close(self, timeout: float = tuning.LAST_WAIT_SECONDS) -> None:
-        """Write the rest and close the store, after waiting at most `timeout` seconds. Idempotent."""
+        """Write the remaining messages and close the store, after waiting at most `timeout` seconds. Idempotent."""
         self._timers.close(timeout / 2)
-        self._resender.close(timeout / 2)  # its sends have failed by now
+        self._resender.close(timeout / 2)  # its sends have already failed
         self._closed = True
         self.write()
         self._store.close()

@@ -45,15 +45,16 @@ class PartitionSelector(Protocol):
     """Your own choice of a partition for messages without a key."""
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
-        """Return one of `partitions`: never empty, ordered numerically by (broker, partition), without those that
-        cannot accept messages now. Called on the sending thread, and on the producer's retry thread after a failure.
+        """Return one of `partitions`. They are never empty, ordered numerically by (broker, partition), and without
+        those that cannot accept messages now. Called on the sending thread, and on the producer's retry thread after a
+        failure.
 
         message: the payload of send(), or the list of payloads of send_batch().
         """
 
 
 def check_selector(selector: PartitionSelector) -> PartitionSelector:
-    """Raises ConfigError if it is not a selector."""
+    """Return the selector. Raises ConfigError if it is not one."""
     if not callable(getattr(selector, "select", None)):
         remedy = "make it an object with a method select(topic, partitions, message)"
         raise ConfigError("selector", repr(selector), remedy)
@@ -61,11 +62,11 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 
 
 class RoundRobinSelector:
-    """Use every partition in turn, counted per topic. (1.x counts all topics together, so two topics used alternately
-    hit only every second partition.) Each topic begins at a random partition, so that programs that send a single
-    message use all partitions. (1.x always begins at the second.) Any thread.
+    """Selector that uses every partition in turn, counted per topic. (1.x counts all topics together, so two topics
+    used alternately use only every second partition.) Each topic begins at a random partition, so that programs that
+    send a single message use all partitions. (1.x always begins at the second.) Any thread.
 
-    random: a number in [0, 1) for each topic; 0 is the first partition.
+    random: returns a number in [0, 1) for each topic; 0 is the first partition.
     """
 
     def __init__(self, random: Callable[[], float] = random.random) -> None:
@@ -94,7 +95,7 @@ class Routes(Protocol):
 
 
 class Router:
-    """Choose partitions from the current cluster, without those that have just failed. Any thread."""
+    """Choice of partitions from the current cluster, without those that have just failed. Any thread."""
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class Router:
         self._round_robin = RoundRobinSelector(random)
         self._clock = clock
         self._listed: dict[str, tuple[Sequence[TopicPartition], frozenset[TopicPartition]]] = {}
-        self._meant: dict[str, str] = {}  # by unpublished topic: the hint of the first error
-        # broker, topic on a broker, or partition -> until when
+        self._meant: dict[str, str] = {}  # by unpublished topic: the hint in the first error
+        # broker, topic on a broker, or partition → until when it is avoided
         self._avoided: dict[int | tuple[str, int] | TopicPartition, float] = {}
 
     def route(self, outgoing: Outgoing) -> TopicPartition:
@@ -123,7 +124,7 @@ class Router:
             return self._check_fixed(outgoing.fixed, topic)
         view = self._metadata.view(topic)
         if not view.partitions and self._default_topic is not None:
-            check_new_topic(topic)  # a broker would create it with this message
+            check_new_topic(topic)  # a broker would create the topic with this message
             view = self._view(topic)
         partitions = view.partitions
         if not partitions:
@@ -135,9 +136,12 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """Return the `error` of a message. If the caller gets it, and nobody publishes the topic, which may be
-        misspelt, it names the most similar existing topic. ZooKeeper is asked for topics once per such topic. Raises
-        InvalidName: no broker can create the topic."""
+        """Return the `error` of a message, with a hint if it may be due to a misspelt topic.
+
+        The hint names the most similar existing topic; it is added if the caller gets the error and no broker publishes
+        the topic. ZooKeeper is asked for topics once per such topic. Raises InvalidName: no broker can create the
+        topic.
+        """
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
             return error
@@ -145,23 +149,23 @@ class Router:
         if topic not in self._meant:
             known: Collection[str] = ()
             try:
-                known = set(self._metadata.topics()) - {topic}  # it may have just been registered
-            except MetaqError as failure:  # a hint must not replace its error
+                known = set(self._metadata.topics()) - {topic}  # the topic may have just been registered
+            except MetaqError as failure:  # a failed hint must not replace the message's error
                 log.info("which topics there are is unknown: %s", failure)
             self._meant[topic] = topic_meant(topic, known, _new_topic(topic))
         return no_partition(topic, self._meant[topic])
 
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
-        """The partitions for keys; empty if nobody publishes the topic now. Raises NoPartition if they cannot be
-        known."""
+        """Return the partitions for keys; empty if no broker publishes the topic now. Raises NoPartition if they cannot
+        be known."""
         partitions = self._view(topic).partitions
         if partitions and partitions[0].partition == UNKNOWN:
             raise _unknown_partitions(topic, "a key chooses from")
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Whether a message's target is not registered now: its partition's broker with the topic, or any broker with
-        it. A restarted broker is registered before its topics are."""
+        """Whether a message's target is not registered now: the topic on its partition's broker, or on any broker. A
+        restarted broker is registered before its topics are."""
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)
         if fixed is None:
@@ -173,7 +177,8 @@ class Router:
         return all(each.broker != fixed.broker for each in view.partitions)
 
     def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
-        """As `route`, on the transaction's broker only; None: it has none yet. Raises NoPartition."""
+        """Choose as `route`, but only on the transaction's broker; None: the transaction has none yet. Raises
+        NoPartition."""
         try:
             chosen = self.route(outgoing) if broker is None else self._route_on(broker, outgoing)
         except NoPartition as error:
@@ -196,7 +201,8 @@ class Router:
         return self._select(outgoing.topic, partitions, outgoing.message)
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
-        """Note a failed send: choose other partitions for a while, if there are any. Return whether there are."""
+        """Note a failed send, so that other partitions are chosen for a while. Return whether there are other
+        partitions."""
         what: int | tuple[str, int] | TopicPartition = partition
         if isinstance(error, TooFewNodes):
             what = partition.topic, partition.broker
@@ -207,11 +213,11 @@ class Router:
 
     @property
     def avoids_any(self) -> bool:
-        """Whether `works` would change anything."""
+        """Whether any partition is avoided, so that `works` may change something."""
         return bool(self._avoided)
 
     def works(self, partition: TopicPartition) -> None:
-        """Note a successful send."""
+        """Note a successful send: its partition is not avoided any more."""
         if self._avoided:
             for what in (partition, (partition.topic, partition.broker), partition.broker):
                 self._avoided.pop(what, None)
@@ -222,7 +228,7 @@ class Router:
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
-        """The topic's view, with the partitions of the default topic while it has none of its own."""
+        """Return the topic's view, with the partitions of the default topic while the topic has none of its own."""
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:
             return view
@@ -253,7 +259,7 @@ class Router:
         )
 
     def _published(self, topic: str, view: TopicView) -> frozenset[TopicPartition]:
-        """The view's partitions as a set, for fast look-ups among thousands."""
+        """Return the view's partitions as a set, for fast look-ups among thousands."""
         listed, partitions = self._listed.get(topic, (None, frozenset()))
         if listed is not view.partitions:
             partitions = frozenset(view.partitions)
@@ -261,7 +267,7 @@ class Router:
         return partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
-        """The partitions that have not just failed; all of them if none is left."""
+        """Return the partitions that have not just failed; if all have, return all of them."""
         now = self._clock()
         for what, until in list(self._avoided.items()):
             if until <= now:
@@ -279,7 +285,8 @@ class Router:
 
 
 def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
-    """Return the index in the ordered list: CRC-32 (IEEE) of the key's UTF-8 bytes modulo the number of partitions.
+    """Return the partition of a key: the index in the ordered list is CRC-32 (IEEE) of the key's UTF-8 bytes modulo the
+    number of partitions.
 
     A key stays in its partition while the list is the same; when brokers come or go, keys may move.
     """
@@ -287,7 +294,8 @@ def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) ->
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """Return the bytes to compare and hash a key: a text and its UTF-8 bytes are one key. Raises LocalProtocolError."""
+    """Return the bytes of a key for comparing and hashing: a text and its UTF-8 bytes are the same key. Raises
+    LocalProtocolError."""
     try:
         return key.encode("utf-8") if isinstance(key, str) else key
     except UnicodeEncodeError:
@@ -295,7 +303,7 @@ def key_bytes(key: str | bytes) -> bytes:
 
 
 def no_partition(topic: str, remedy: str = "") -> NoPartition:
-    """The error if nobody publishes the topic now."""
+    """Return the error for a topic that no broker publishes now."""
     nobody = f"topic {topic!r} has no partition: no broker that is registered now publishes it"
     return NoPartition(f"{nobody}: {remedy or _new_topic(topic)}")
 

@@ -1,4 +1,4 @@
-"""Send flights over a connection to their broker, and return their ends to the core."""
+"""Send flights over a connection to their broker, and report their ends to the core."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = get_log(__name__)
 
 
 class Sender:
-    """Send flights, and report their ends to the core. Any thread.
+    """Sender of flights. Any thread.
 
     The core learns that a turn has landed on the connection's reading thread or on the caller's own. After that, while
     the broker already has the next flight, the messages get their results; then the core may release them.
 
     do: executes the core's actions after failures. on_released: called when there is room again. elsewhere: runs an
     action, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not numbered.
-    packs: it compresses payloads.
+    packs: whether it compresses payloads.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """Broker → the lowest announced number of seconds until the first check of half messages that state none; None:
-        it does not announce it."""
+        """Broker → seconds until its first check of half messages that state no time, the lowest announced value; None:
+        the broker does not announce it."""
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message whose thread this is; the thread will drive the chosen connection, the
-        message's `driver`."""
+        """Send `flight`. caller: the message whose thread this is; the thread will drive the chosen connection, which
+        becomes the message's `driver`."""
         try:
             flight.taken = True
             flight.sent_at = now = self._clock()
@@ -108,13 +108,13 @@ class Sender:
                 flight.counted = flight.counted or request.counted
                 flight.request = exchanges[0]
                 connection.send(exchanges, buffers)
-        except BaseException:  # where one comes, a flight has one turn
+        except BaseException:  # wherever an interrupt can come, a flight has one turn
             begin_elsewhere((self._lose_unless_gone, flight))
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        """Send each of `flights`. One that cannot be sent is retried, and does not block the following ones. Raises
-        interrupts of the thread; an interruptible caller has the following ones sent by `lose_untaken`."""
+        """Send each of `flights`. A flight that cannot be sent is retried, and does not block the following ones.
+        Raises interrupts of the thread; then an interruptible caller calls `lose_untaken` for the following ones."""
         for flight in flights:
             try:
                 self.transmit(flight)
@@ -128,18 +128,19 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """The caller of `transmit` was interrupted, maybe before it had begun some of these. On another thread."""
+        """Send flights whose sending was interrupted, perhaps before it had begun. On another thread."""
         for flight in flights:
             if not flight.taken:
                 self._lose(flight)
 
     def _lose(self, flight: Flight) -> None:
-        """The sending thread was interrupted: retry the messages."""
-        flight.elsewhere = True  # behind actions handed on just before the interrupt
+        """Retry the messages of a flight whose sending thread was interrupted."""
+        flight.elsewhere = True  # after actions that were handed on just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """Note the lowest: a half message may have come on an earlier connection, before a restart of the broker."""
+        """Note the lowest announced time: a half message may have been sent on an earlier connection, before a restart
+        of the broker."""
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
 
@@ -163,8 +164,7 @@ class Sender:
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. Sending
-        threads wait for that.
-        """
+        threads wait until it is taken."""
         if not (flight.elsewhere or may_be_interrupted()):
             action()
             return
@@ -200,13 +200,12 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Settle the only message of `flight` in few steps: the usual answer of producers that wait for each send.
-        False: nothing was done, the full way is needed.
-        """
+        """Settle the only message of `flight` in few steps: the usual answer for producers that wait for each send.
+        Return False, with nothing done, if the full way is needed."""
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
             return False
-        # before it counts as landed, so that `_settle_again` finds it after an interrupt between the two
+        # before it counts as landed, so that `_settle_again` finds it after an interrupt between the two statements
         outgoing.result = result
         try:
             following = self._core.landed_alone(flight)
@@ -223,8 +222,8 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """The handler of an answer was interrupted after turns had landed: give their stored messages the available
-        results. No interrupts here."""
+        """Give stored messages their available results, after the handler of their answer was interrupted when turns
+        had landed. No interrupt comes here."""
         for _, batch in flight.landed:
             for outgoing in batch:
                 if outgoing.result is not None:
@@ -245,5 +244,5 @@ class Sender:
 
 
 def new_producer_id() -> int:
-    """Return 63 bits of the system's randomness, not 0, which no fork and no seed repeats."""
+    """Return 63 random bits of the system, not 0. They do not repeat after a fork or with a fixed seed."""
     return int.from_bytes(os.urandom(8)) >> 1 or 1

@@ -1,5 +1,5 @@
-"""The part of a producer for all its transactions: on one broker, XA, and with check-back. It is created at the first
-use, because most producers need none, and its imports take a sixth of a producer's import time."""
+"""The part of a producer for all its transactions: on one broker, XA, and with check-back. It is created when it is
+first used, because most producers need none, and its imports take a sixth of a producer's import time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Transacting"]
 
 
 class Transacting:
-    """The transactions of one producer. calls: for transactions on one broker, and XA. halves: those with check-back.
-    Any thread; it has no thread and no connection before the first use."""
+    """The transactions of one producer. calls: for transactions on one broker, and XA. halves: for those with
+    check-back. Any thread. Before its first use it has no thread and no connection."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: makes the pool for questions of brokers."""
+        """check_pool: makes the connection pool for questions of brokers."""
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(
             driver,

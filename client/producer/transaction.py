@@ -1,4 +1,5 @@
-"""Transactions on one broker, and the common part with XA: verbs and messages with a key, in both protocols."""
+"""Transactions on one broker, and the part that they share with XA: verbs and messages with a key, in both
+protocols."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ class Transactional:
         clock: Callable[[], float],
         last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
-        """last_partition: the partition of a topic's last message outside of transactions."""
+        """last_partition: returns the partition of a topic's last message outside of transactions."""
         self.metadata = metadata
         self.router = router
         self.config = config
@@ -103,7 +104,7 @@ class Transactional:
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Whether the topic existed before: its broker may be restarting."""
+        """Whether messages were sent to the topic before: its broker may be restarting."""
         return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
@@ -177,10 +178,10 @@ class Transactional:
         return reply.text
 
     def outcome(self, connection: Connection, tx_key: str, first_id: int, broker: int) -> bool:
-        """Return whether a local transaction is committed; the answer is final. first_id: of its first message.
+        """Return whether a local transaction is committed; the answer is final. first_id: id of its first message.
 
-        Raises NotLeader, TransactionRefused (not known any more; XaRefused with XAER_RMFAIL: not by this leader),
-        RequestRefused (an older broker), RequestTimedOut, BrokerUnavailable.
+        Raises NotLeader, TransactionRefused (the broker does not know it any more; XaRefused with XAER_RMFAIL: this
+        leader does not know it), RequestRefused (an older broker), RequestTimedOut, BrokerUnavailable.
         """
         ext = TransactionOutcomeRequest(tx_key, first_id).to_ext()
         asked = TopicPartition("", broker, -1)
@@ -188,7 +189,8 @@ class Transactional:
         return TransactionOutcomeReply.from_ext(frame.ext).committed
 
     def is_set(self, broker: int) -> bool:
-        """Whether the broker is a broker set, so that another node may lead it next; False if that cannot be read."""
+        """Whether the broker is a broker set, so that another node may become its leader; False if this cannot be
+        read."""
         try:
             return self.metadata.is_set(broker)
         except CoordinationError as error:
@@ -228,7 +230,8 @@ class Transactional:
         if isinstance(reply, Frame) and not is_success(reply):
             raise frame_error(reply, partition, connection.endpoint)
         sent = CopiedReply.from_ext(reply.ext) if isinstance(reply, Frame) else reply
-        if not isinstance(sent, SentReply | CopiedReply) or sent.offset != PENDING_OFFSET:  # it did not see the key
+        # the broker did not read the key
+        if not isinstance(sent, SentReply | CopiedReply) or sent.offset != PENDING_OFFSET:
             raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
         ids = message_id_list(sent.message_id, outgoing.count)
         return [SendResult(identity, partition, PENDING_OFFSET, sent.replicas or None) for identity in ids]
@@ -236,7 +239,7 @@ class Transactional:
     def _put_texts(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """Put one after the other, because a Java broker may take pipelined puts in any order."""
+        """Put the messages one after the other, because a Java broker may take pipelined puts in any order."""
         results = []
         for record in outgoing.records():
             reply = connection.call(partial(_put_line, partition, record, tx_key), self._wait(outgoing.deadline))
@@ -254,7 +257,7 @@ class Transactional:
 
 
 class TransactionSends(ABC):
-    """The sending half of a transaction."""
+    """The sending methods of a transaction."""
 
     def __init__(self, calls: Transactional) -> None:
         self._calls = calls
@@ -290,7 +293,7 @@ class TransactionSends(ABC):
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
 
     def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
-        """Return the same for values, as Producer.typed."""
+        """Return a view that sends values, as Producer.typed."""
         return TypedSends(self, serializer)
 
     @abstractmethod
@@ -318,13 +321,13 @@ class Transaction(TransactionSends):
     The first message chooses the broker, like any send; the others can only go to partitions of that broker. The
     transaction belongs to one connection: if that ends, it is lost. Sends of several threads take turns.
 
-    `send` and `send_batch` raise NoPartition (none on this transaction's broker), LocalProtocolError and TypeError
+    `send` and `send_batch` raise NoPartition (this transaction's broker has none), LocalProtocolError and TypeError
     before anything is sent, so the transaction continues. After TransactionLost (the connection ended, or no answer
     came in time), TransactionRefused (for example after its timeout) and other refusals only a rollback is possible.
     """
 
     def __init__(self, calls: Transactional, timeout_seconds: int, owner: object = None) -> None:
-        """owner: is kept alive, and so not closed as garbage, while this transaction exists."""
+        """owner: an object that must not be garbage collected, and so closed, while this transaction exists."""
         super().__init__(calls)
         self._owner = owner
         self.key = calls.new_local_key()
@@ -350,7 +353,8 @@ class Transaction(TransactionSends):
         messages are visible yet), ClientError (it is already over).
 
         If the answer of a broker set's leader is lost, the set is asked for the outcome of the transaction, for at most
-        10 s. It knows the outcome, unless so much was committed since that its log has been shortened.
+        10 s. It knows the outcome, unless so many transactions were committed since then that its log has been
+        shortened.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -381,8 +385,8 @@ class Transaction(TransactionSends):
             self._state = _State.COMMITTED
 
     def rollback(self) -> None:
-        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable (our broker drops the
-        messages when it loses the connection, a Java broker after the timeout); ClientError (it is committed)."""
+        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable (metaq's own broker drops
+        the messages when it loses the connection, a Java broker after the timeout); ClientError (it is committed)."""
         with self._lock:
             if self._state in (_State.COMMITTED, _State.UNKNOWN, _State.ROLLED_BACK):
                 raise ClientError(f"transaction {self.key} {self._state.value}")
@@ -408,7 +412,7 @@ class Transaction(TransactionSends):
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _commit_on(self, connection: Connection) -> None:
-        """Ask for the commit until a leading node has answered. Raises TransactionLost and as Transactional.verb."""
+        """Send the commit until a leading node has answered. Raises TransactionLost and as Transactional.verb."""
         give_up = self._calls.clock() + LEADER_SECONDS
         while True:
             try:
@@ -419,7 +423,7 @@ class Transaction(TransactionSends):
                 return
 
     def _settle(self, connection: Connection, lost: MetaqError) -> None:
-        """Ask the broker set for the outcome of a commit without an answer. Raises CommitUnknown, TransactionLost,
+        """Ask the broker set for the outcome of a commit whose answer was lost. Raises CommitUnknown, TransactionLost,
         CommitIncomplete."""
         calls = self._calls
         if not connection.speaks_frames or not calls.is_set(self._broker):
@@ -438,7 +442,7 @@ class Transaction(TransactionSends):
         self._state = _State.COMMITTED
 
     def _asked_for_outcome(self, give_up: float) -> bool:
-        """Ask the leading node until there is an answer. Raises the error of the last node asked."""
+        """Ask leading nodes for the outcome until there is an answer. Raises the error of the last node asked."""
         calls = self._calls
         backoff = Backoff(0.02, 0.5)
         while True:
@@ -457,7 +461,7 @@ class Transaction(TransactionSends):
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
         """Wait after a refused commit until the node leads again, with the transaction still open.
 
-        The node is asked for its role, because a lost answer to that leaves no doubt, unlike a lost answer to the
+        This asks the node for its role: if that answer is lost, nothing is in doubt, unlike after a lost answer to a
         commit. Raises TransactionLost if the node no longer leads: then it has dropped the transaction.
         """
         from ..questions.admin import set_status
@@ -478,7 +482,7 @@ class Transaction(TransactionSends):
             log.info("%s does not say whether it leads: %s", connection.endpoint, error)
         try:
             self._roll_back()
-        except MetaqError as error:  # then the connection's end, or the timeout, ends it
+        except MetaqError as error:  # then the end of the connection, or the timeout, ends the transaction
             log.info("transaction %s could not be rolled back: %s", self.key, error)
         raise TransactionLost(f"transaction {self.key} is rolled back: {refusal}") from refusal
 
@@ -492,7 +496,7 @@ class Transaction(TransactionSends):
                     partition = self._calls.router.route_in_transaction(outgoing, self._broker)
                 connection = self._connection
                 assert connection is not None
-                self._state = _State.FAILED  # valid for any error from here on
+                self._state = _State.FAILED  # valid if any error follows
                 try:
                     results = self._calls.put(connection, self.key, partition, outgoing)
                 except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
@@ -505,7 +509,7 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Whether there is time to begin again at the new leader: nothing has been put yet."""
+        """Whether the transaction can begin again at the new leader: nothing was put yet, and there is time."""
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:
             return False
@@ -524,7 +528,7 @@ class Transaction(TransactionSends):
         return self._connection
 
     def _begin(self, outgoing: Outgoing) -> TopicPartition:
-        """Begin on the broker of the first message's partition; on another broker if that cannot be reached."""
+        """Begin on the broker of the first message's partition; on another broker if that one cannot be reached."""
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
         while True:
@@ -541,8 +545,8 @@ class Transaction(TransactionSends):
                     deadline=outgoing.deadline,
                 )
             except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
-                # Without a partition its topic is absent, for example a set's between two leaders: like a send, it
-                # waits if the topic was sent to before.
+                # Without a partition its topic is absent, for example while a broker set has no leader. Like a send,
+                # this waits if messages were sent to the topic before.
                 if partition is None and not (calls.has_sent_to(outgoing.topic) and calls.router.is_away(outgoing)):
                     raise
                 follows = calls.follow(error)

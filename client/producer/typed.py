@@ -1,4 +1,4 @@
-"""Senders of values, which serializers turn into payloads."""
+"""Send values, which serializers turn into payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SendsOne(Protocol):
-    """The common methods of a transaction and every kind of producer."""
+    """The methods that a transaction and every kind of producer have in common."""
 
     def send(
         self, topic: str, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
@@ -33,7 +33,7 @@ class SendsOne(Protocol):
 
 
 class Sends(SendsOne, Protocol):
-    """The common methods of a transaction and a Producer."""
+    """The methods that a transaction and a Producer have in common."""
 
     def send_batch(
         self,
@@ -46,8 +46,9 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """Send values through an object that sends payloads, with the serializer's content type. It owns nothing: make one
-    wherever you need it. Each method is like its namesake there, and also raises the serializer's exceptions."""
+    """View of a sender that sends values instead of payloads, with the serializer's content type. It owns nothing: make
+    one wherever you need it. Each method does what the sender's method of the same name does, and also raises the
+    serializer's exceptions."""
 
     def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:
         if isinstance(serializer, type) or not isinstance(serializer, Serializer):
@@ -62,12 +63,12 @@ class TypedSend(Generic[T]):
     def send(
         self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult:
-        """As Producer.send."""
+        """Send one value, as Producer.send."""
         return self._sender.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
 
 
 class TypedSends(TypedSend[T]):
-    """A transaction's methods to send, for values."""
+    """A transaction's sending methods, for values."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)
@@ -76,13 +77,13 @@ class TypedSends(TypedSend[T]):
     def send_batch(
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Sequence[SendResult]:
-        """As Producer.send_batch."""
+        """Send values together, as Producer.send_batch."""
         payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._sends.send_batch(topic, payloads, timeout=timeout, **self._options(options))
 
 
 class TypedProducer(TypedSends[T]):
-    """A Producer's other methods to send, for values."""
+    """A Producer's other sending methods, for values."""
 
     def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
         super().__init__(producer, serializer)
@@ -91,7 +92,7 @@ class TypedProducer(TypedSends[T]):
     def send_async(
         self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[SendResult]:
-        """As Producer.send_async."""
+        """Send one value and return a future, as Producer.send_async."""
         payload = self._serializer.dumps(value)
         return self._producer.send_async(topic, payload, timeout=timeout, **self._options(options))
 
@@ -104,7 +105,7 @@ class TypedProducer(TypedSends[T]):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """As Producer.produce."""
+        """Send one value without a future, as Producer.produce."""
         payload = self._serializer.dumps(value)
         self._producer.produce(topic, payload, on_delivery=on_delivery, timeout=timeout, **self._options(options))
 
@@ -117,7 +118,8 @@ class TypedProducer(TypedSends[T]):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """As Producer.request. deserializer: decodes the reply's `value`; by default the serializer of the requests."""
+        """Send a request, as Producer.request. deserializer: decodes the reply's `value`; by default the serializer of
+        the requests."""
         payload = self._serializer.dumps(value)
         reads = self._serializer if deserializer is None else deserializer
         return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))
@@ -125,13 +127,13 @@ class TypedProducer(TypedSends[T]):
     def reply(
         self, request: Message, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult:
-        """As Producer.reply."""
+        """Answer a request with a value, as Producer.reply."""
         payload = self._serializer.dumps(value)
         return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
 
     def send_batch_async(
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[Sequence[SendResult]]:
-        """As Producer.send_batch_async."""
+        """Send values together and return a future, as Producer.send_batch_async."""
         payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._producer.send_batch_async(topic, payloads, timeout=timeout, **self._options(options))

@@ -1,11 +1,11 @@
 """Count messages that could not be delivered and that nobody was told of; report them later.
 
 A producer that nobody closed delivers its accepted messages when the program ends, and reports those it could not
-deliver. The threads that send and read are daemons, which the interpreter ends silently. It first waits for all other
-threads of the program, then runs the functions of `atexit`, the youngest first, and only then stops daemons. So a
-function of `atexit` runs when nobody sends any more. (Threading's own exit functions would run before the other threads
-have ended.) It is registered after the start of the ZooKeeper session, so it runs before kazoo's, which ends that
-session.
+deliver. The threads that send and read are daemons, which the interpreter ends silently. The interpreter first waits
+for all other threads of the program, then runs the functions of `atexit`, the last registered first, and only then
+stops daemons. So a function of `atexit` runs when no other thread sends any more. (Threading's own exit functions would
+run before the other threads have ended.) It is registered after the start of the ZooKeeper session, so it runs before
+kazoo's, which ends that session.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""When the first producer was told that the program ends. All share the time, so that many producers do not take many
-times as long."""
+"""When the first producer began to end with the program. All producers share the time limit, so that many of them do
+not take many times as long."""
 
 
 class Losses:
-    """Counts by topic and reason. Any thread."""
+    """Counts of lost messages, by topic and reason. Any thread."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def note(self, topic: str, reason: Exception, count: int) -> None:
-        """So many messages were lost."""
+        """Count `count` lost messages."""
         with self._counting:
             self._counts[topic, str(reason)] += count
 
     def report(self, topic: str, error: Exception | None, _result: object) -> None:
-        """Report the end of one message."""
+        """Count one message if it has failed."""
         if error is not None:
             self.note(topic, error, 1)
 
     def __bool__(self) -> bool:
-        """Whether there are losses that were not taken."""
+        """Whether there are losses that `take` has not returned."""
         return bool(self._counts)
 
     def take(self) -> Mapping[tuple[str, str], int]:
@@ -61,23 +61,23 @@ class Losses:
 class _Leaving(Protocol):
     @property
     def rests(self) -> bool:
-        """Whether there is nothing to deliver. Takes no lock."""
+        """Whether there is no message to deliver. Takes no lock."""
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything has its outcome; return False at the deadline."""
+        """Wait until all messages have their outcome; return False at the deadline."""
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
         """Deliver accepted messages within `timeout` seconds; count the others by topic and reason."""
 
 
 class AtExit:
-    """Deliver a producer's messages when the program ends, unless `cancel` was called.
+    """Exit function that delivers a producer's messages when the program ends, unless `cancel` was called.
 
-    It keeps the driver alive, but not the producer. When nobody refers to the producer any more and its
-    accepted messages have their outcomes, it releases the driver. losses: the producer's unreported losses.
+    It keeps the driver alive, but not the producer. When nobody refers to the producer any more and its accepted
+    messages have their outcomes, it releases the driver. losses: the producer's unreported losses.
 
-    A forked process does nothing for its parent's producers. SIGKILL, SIGTERM without a handler and os._exit end a
-    program without this.
+    A forked process does nothing for its parent's producers. If SIGKILL, SIGTERM without a handler or os._exit ends a
+    program, this does not run.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AtExit:
         self._producer = weakref.ref(producer, self._dropped)
 
     def cancel(self) -> None:
-        """The producer is closed. Idempotent."""
+        """Do nothing at the program's end, because the producer is closed. Idempotent."""
         self._is_over = True
         atexit.unregister(self.run)
 
@@ -115,7 +115,8 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """The producer is unreferenced. The garbage collector may call this on any thread, with any lock held."""
+        """Note that nobody refers to the producer. The garbage collector may call this on any thread, with any lock
+        held."""
         if self._is_over:
             return
         if self._guard.is_elsewhere or (self._driver.rests and not self._losses):

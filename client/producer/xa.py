@@ -51,7 +51,7 @@ class Xid(NamedTuple):
     bqual: bytes
 
     def key(self, qualifier: str) -> str:
-        """The name for brokers. Raises ValueError if it is no xid."""
+        """Return the name for brokers. Raises ValueError if this is no valid xid."""
         if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
             raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
         if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
@@ -64,7 +64,7 @@ class Xid(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Xid:
-        """The inverse of `key`. Raises RemoteProtocolError, ValueError."""
+        """Return the Xid of a `key`. Raises RemoteProtocolError, ValueError."""
         _, format_id, gtrid, bqual, _ = (parse_key(key) or "").split(":")
         return cls(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
 
@@ -73,7 +73,7 @@ class Recovered(NamedTuple):
     """Transactions in doubt: prepared, and neither committed nor rolled back (or completed by an operator, until
     `forget`).
 
-    xids: in the order of their brokers. failures: brokers, by id, that did not answer; they may hold more.
+    xids: in the order of their brokers. failures: brokers, by id, that did not answer; they may hold more transactions.
     """
 
     xids: tuple[Xid, ...]
@@ -81,8 +81,8 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Troubles of one verb before its answer: the nodes at which requests were lost, and those that refused because
-    they do not lead."""
+    """Failed tries of one verb before its answer: the nodes at which requests were lost, and the nodes that refused
+    because they do not lead."""
 
     def __init__(self) -> None:
         self.lost: set[Endpoint] = set()
@@ -103,15 +103,15 @@ class _Trouble:
 class XaResource:
     """The XA verbs of one producer. Any thread; each blocks for its round trips.
 
-    A transaction belongs to one broker, chosen at `start` among those that publish all of `topics`, and remembered;
+    A transaction belongs to one broker. `start` chooses it among those that publish all of `topics`, and remembers it;
     after a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave
     one: XAER_RMFAIL if the broker cannot be reached or does not answer a deciding verb (ask `recover` for the outcome),
     XA_RBTIMEOUT if it does not answer another verb (roll back), XAER_RMERR for its other refusals.
 
     If the broker is a broker set, a verb is repeated at the next leader, for at most 10 s, also after a lost answer.
     The leader has the transaction log, so it knows the outcome of a prepared transaction. XA_RBROLLBACK: the
-    transaction was not prepared, and is gone with the former leader. Only a one-phase commit whose answer is lost stays
-    unknown.
+    transaction was not prepared, and was lost with the former leader. Only a one-phase commit whose answer is lost
+    stays unknown.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class XaResource:
         timeout_seconds: int,
         owner: object = None,
     ) -> None:
-        """owner: is kept alive, and so not closed as garbage, while this resource exists. Raises ConfigError,
-        InvalidName."""
+        """owner: an object that must not be garbage collected, and so closed, while this resource exists. Raises
+        ConfigError, InvalidName."""
         self._owner = owner
         self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self._topics:
@@ -138,11 +138,11 @@ class XaResource:
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
         self._begun: set[Xid] = set()
-        """Transactions begun here without a lost one-phase commit."""
+        """Transactions that began here and had no one-phase commit with a lost answer."""
         self._prepared: set[Xid] = set()
 
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
-        """Begin a transaction, on the broker with this id or on one of those that publish all topics.
+        """Begin a transaction, on the broker with the id `broker` or on one of those that publish all topics.
 
         If messages were sent to all of the topics before, it waits for such a broker as long as a send does.
 
@@ -157,19 +157,19 @@ class XaResource:
             self._brokers[xid] = broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
-        except BaseException:  # also for an interrupt: a broker that has begun it rolls it back after the timeout
+        except BaseException:  # also an interrupt: a broker that has begun it rolls it back after the timeout
             self._forget_broker(xid)
             raise
         self._begun.add(xid)
         return XaBranch(self, self._calls, xid, key, broker)
 
     def end(self, xid: Xid) -> None:
-        """Declare that no more messages will be sent in it."""
+        """Declare that no more messages will be sent in the transaction."""
         self._verb(TransactionType.END, xid)
 
     def prepare(self, xid: Xid) -> XaVote:
-        """Make it ready to commit. XaVote.OK: it is on disk and stays until it is completed, also if its broker fails.
-        XaVote.READ_ONLY: it has no message, and is over."""
+        """Prepare the transaction for its commit. XaVote.OK: it is on disk and stays until it is completed, also if its
+        broker fails. XaVote.READ_ONLY: it has no message, and is over."""
         answer = self._verb(TransactionType.PREPARE, xid)
         try:
             vote = XaVote(int(answer))
@@ -182,7 +182,7 @@ class XaResource:
         return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Make its messages visible. one_phase: it was not prepared, because this is the only resource.
+        """Make the transaction's messages visible. one_phase: it was not prepared, because this is the only resource.
 
         If this resource has not begun the transaction, it first looks for it on all brokers.
         """
@@ -190,18 +190,18 @@ class XaResource:
         self._forget_broker(xid)
 
     def rollback(self, xid: Xid) -> None:
-        """Drop its messages; finds the transaction like `commit`."""
+        """Drop the transaction's messages; finds the transaction as `commit` does."""
         self._verb(TransactionType.ROLLBACK, xid)
         self._forget_broker(xid)
 
     def forget(self, xid: Xid) -> None:
-        """Let its broker drop the note of an operator's decision."""
+        """Tell the transaction's broker to drop the record of an operator's decision."""
         self._verb(TransactionType.FORGET, xid)
         self._forget_broker(xid)
 
     def recover(self) -> Recovered:
-        """Ask every registered broker for transactions in doubt under this qualifier. Never raises for a failing
-        broker."""
+        """Ask every registered broker for transactions in doubt under this qualifier. Does not raise if a broker
+        fails."""
         xids: list[Xid] = []
         failures: dict[int, MetaqError] = {}
         for broker in sorted(self._endpoints()):
@@ -218,7 +218,7 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Whether the broker is a broker set: work lost with one node can be begun again at the next leader."""
+        """Whether the broker is a broker set: work lost with one node can begin again at the next leader."""
         return self._calls.is_set(broker)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Choose a broker; waits if the only broker may be restarting. Raises XaError."""
+        """Choose a broker; wait if the only broker may be restarting. Raises XaError."""
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
@@ -280,7 +280,7 @@ class XaResource:
             self._prepared.discard(xid)
 
     def _ask(self, broker: int, kind: TransactionType, xid: Xid | None, timeout_seconds: int = 0) -> str:
-        """Ask the broker, or the leader of a broker set. Raises as Transactional.verb."""
+        """Send a verb to the broker, or to the leader of a broker set. Raises as Transactional.verb."""
         calls = self._calls
         seconds = calls.config.connection.connect_timeout_seconds
         key = None if xid is None else xid.key(self.qualifier)
@@ -320,7 +320,7 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """Return the answer that a refusal means after some trouble.
+        """Return the answer that a refusal stands for if requests were lost before it.
 
         The leader of a set has every prepared transaction, but no unprepared one of an earlier leader. A prepared
         transaction that it no longer has is completed on every in-sync node.
@@ -360,9 +360,10 @@ class XaResource:
 
 
 class XaBranch(TransactionSends):
-    """The messages between `start` and `end`, on the transaction's broker. As a context manager it ends itself.
+    """Sender of the messages between `start` and `end`, on the transaction's broker. As a context manager it calls
+    `end`.
 
-    `send` and `send_batch` raise XaError (then roll back); NoPartition (none on this broker), LocalProtocolError and
+    `send` and `send_batch` raise XaError (then roll back); NoPartition (this broker has none), LocalProtocolError and
     TypeError before anything is sent.
     """
 
@@ -370,14 +371,14 @@ class XaBranch(TransactionSends):
         super().__init__(calls)
         self.xid = xid
         self.broker = broker
-        """Id of the broker that holds it."""
+        """Id of the broker that has the transaction."""
         self._resource = resource
         self._key = key
         self._lock = threading.Lock()
         self._ended = False
 
     def end(self) -> None:
-        """As XaResource.end; once."""
+        """Do as XaResource.end, once."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -392,7 +393,8 @@ class XaBranch(TransactionSends):
         except XaError as failure:
             if kind is None:
                 raise
-            log.warning("transaction %s could not be ended: %s", self._key, failure)  # the block's error tells more
+            # the block's own exception tells more
+            log.warning("transaction %s could not be ended: %s", self._key, failure)
 
     def _put(self, outgoing: Outgoing) -> Sequence[SendResult]:
         calls = self._calls
@@ -422,7 +424,7 @@ class XaBranch(TransactionSends):
 
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """Turn errors of the broker or the connection into XaError. decides: after this verb's lost answer the state is
+    """Turn errors of the broker or the connection into XaError. decides: after a lost answer to this verb the state is
     unknown.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)

@@ -1,9 +1,9 @@
 """Messages as Arrow record batches. Imports pyarrow, of the extra `spark`.
 
 Consumers and Spark share the decoder: `decode_columns` turns a whole answer into Columns by numpy and Arrow, and each
-chooses its own table from them. Only records with attributes cost an interpreter step each, and equal attributes are
-decoded once. `columns_of` is the plain way, message by message, with the same result; bench/decoding.py measures the
-gain.
+of the two makes its own table from them. Only records with attributes cost an interpreter step each, and equal
+attributes are decoded once. `columns_of` does the same in the plain way, message by message; bench/decoding.py measures
+the gain.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ SCHEMA = pa.schema(
 _NO_ATTRIBUTES = Attributes()
 
 MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Limit for decompressed payloads of one batch: an answer of a few megabytes may stand for gigabytes."""
+"""Limit for the decompressed payloads of one batch: an answer of a few megabytes may decompress to gigabytes."""
 
 
 class Columns(NamedTuple):
-    """Fields of the same messages, in order. attributes: the bytes before the payloads; None if no message has any.
-    flags: of their records.
+    """Columns with the fields of the same messages, in order.
+
+    attributes: the bytes before the payloads; None if no message has any. flags: the flags of the records.
     """
 
     topic: pa.Array
@@ -84,7 +85,8 @@ class Columns(NamedTuple):
     flags: npt.NDArray[np.int32]
 
     def timestamp(self, unit: Literal["ms", "us"]) -> pa.Array:
-        """When each message was stored, in UTC; null if a Java broker took it, because its ids have no time."""
+        """Return when each message was stored, in UTC; null if a Java broker stored it, because its ids have no
+        time."""
         mask = self.ids <= 0
         times = store_times_ms(self.ids)
         if unit == "us":
@@ -92,7 +94,7 @@ class Columns(NamedTuple):
         return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMPS[unit])
 
     def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
-        """Apply `value` to each message's attributes. It must be the same function at each call, because it is a
+        """Apply `value` to each message's attributes. Pass the same function object at each call, because it is a
         cache's key."""
         if self.attributes is None:
             count = len(self.ids)
@@ -116,7 +118,7 @@ class Columns(NamedTuple):
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """Return the batch, see SCHEMA."""
+        """Return the record batch, see SCHEMA."""
         tag, attribute, keys = (self.of_attributes(*each) for each in _OF_ATTRIBUTES)
         place = (self.topic, self.broker, self.partition, self.offset)
         columns = [*place, pa.array(self.ids), self.timestamp("ms"), tag, attribute, keys, self.payload]
@@ -128,8 +130,11 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """As decoding.Decoded, with columns in place of messages. expires: Unix ms of each message's expiry, INT64_MAX for
-    never; None if none expires. packed: which payloads are compressed; None: none."""
+    """The result of decoding, as decoding.Decoded, with columns in place of messages.
+
+    expires: Unix ms of each message's expiry, INT64_MAX for never; None if none expires. packed: which payloads are
+    compressed; None if none is.
+    """
 
     columns: Columns
     end: int
@@ -138,10 +143,10 @@ class DecodedColumns(NamedTuple):
     packed: npt.NDArray[np.bool_] | None
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
-        """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Fewer if
-        they would take more than MAX_UNPACKED_BYTES. end: as for all.
+        """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads; fewer if
+        they would take more than MAX_UNPACKED_BYTES. `end` is the same as of all messages.
 
-        Raises CorruptRecord, with its end, if the first one cannot be decompressed; a later one ends the result.
+        Raises CorruptRecord, with its end, if the first message cannot be decompressed; a later one ends the result.
         """
         columns, expires, packed = self.columns, self.expires, self.packed
         if packed is None:
@@ -202,7 +207,7 @@ def record_batch(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 EMPTY = record_batch(())
-"""The batch without a message."""
+"""The batch without messages."""
 
 
 def decode_columns(
@@ -213,7 +218,7 @@ def decode_columns(
     where: Where | None = None,
 ) -> DecodedColumns:
     """Decode the records that begin before byte `limit` of the partition (None: all), up to the first damaged one.
-    where: only those that match this filter."""
+    where: keep only those that match this filter."""
     data = records.data
     good = good_records(records, limit)
     payload: pa.Array | None = None
@@ -225,7 +230,7 @@ def decode_columns(
     if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
         good = good.only(wanted)
         payload = None
-    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one look at all: most answers have no bits
+    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one step for all flags: most answers have no bits
     attributes, begins = _attributes(data, good, bits)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
@@ -291,8 +296,8 @@ def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, c
 
 
 def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
-    """Return the bytes before each payload, None if there are none at all, and where the payloads begin. bits: those
-    set in any flag."""
+    """Return the bytes before each payload, None if there are none at all, and where the payloads begin. bits: the bits
+    that are set in any flag."""
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]
     if not bits & ATTRIBUTE_FLAG:

@@ -10,7 +10,7 @@ from metaq.protocol.arrays import np
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
-"""Most payload bytes of a batch: far below the limit of a frame, and enough to pay for the request."""
+"""Most payload bytes of a batch: far below the limit of a frame, and enough to be worth a request."""
 
 Item = TypeVar("Item", bound=Sized)
 
@@ -21,7 +21,7 @@ def split_batches(
     max_bytes: int = MAX_BATCH_PAYLOAD_BYTES,
     size_of: Callable[[Any], int] = len,
 ) -> Iterator[list[Item]]:
-    """Yield `payloads` in order, in lists of at most `max_records` and `max_bytes` in sum.
+    """Yield `payloads` in order, as lists of at most `max_records` payloads and `max_bytes` bytes in sum.
 
     A larger payload forms its own list: the producer checks whether it fits a message.
     """

@@ -1,8 +1,9 @@
 """Decode fetched records into messages: the tight loop of every reader.
 
-With a table of sizes there is no step from record to record: a running sum gives their beginnings, the headers are one
-numpy array, and chains of C functions (struct, map, zip) make bodies and messages without bytecode per message. Without
-a table (few records, a filtered answer, the text protocol) the records are walked. Both give the same result.
+With a table of sizes the loop needs no step from record to record: a running sum gives the starts of the records, the
+headers are one numpy array, and chains of C functions (struct, map, zip) make bodies and messages without bytecode per
+message. Without a table (few records, a filtered answer, the text protocol) the loop goes from record to record. Both
+ways give the same result.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ _make = tuple.__new__
 @dataclass(slots=True, eq=False)
 class Records:
     """Adjacent stored records of a partition, from its byte `offset` on: data[start:end] of the received `data`.
-    sizes: of all records, headers included, which fill [start, end). None if unknown: then the last record may be
-    cut. runs: they are adjacent in `data` only; None: in the partition, too.
+
+    sizes: of all records, headers included; they fill [start, end). None if unknown: then the last record may be cut.
+    runs: set if the records are adjacent only in `data`; None if they are adjacent in the partition, too.
     """
 
     data: bytes
@@ -75,14 +77,15 @@ class Records:
     runs: Runs | None = field(default=None, kw_only=True)
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the partition offsets for places in the data; where two runs meet, the offset in the later one."""
+        """Return the partition offsets of places in the data. A place where two runs meet has the offset of the later
+        run."""
         if self.runs is None:
             return places + (self.offset - self.start)
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """Return the place of `offset` in the data or, between two runs, the place that it would have; `start` …
-        `end`."""
+        """Return the place of `offset` in the data, in `start` … `end`. For an offset between two runs this is the
+        place where it would be."""
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
         run = int(np.searchsorted(self.runs.places + self.runs.shifts, offset, "right")) - 1
@@ -93,16 +96,16 @@ class Records:
 
 
 class Runs(NamedTuple):
-    """Records that are adjacent in an answer, but not in the partition: where each run of adjacent ones begins in the
-    data, and how much greater its partition offset is."""
+    """Runs of records that are adjacent in an answer, but not in the partition: where each run begins in the data, and
+    how much greater its partition offset is."""
 
     places: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64]
 
 
 def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
-    """Join the records of an answer's runs, each with its offset, if they are adjacent in the received data; otherwise
-    None. Nothing is copied."""
+    """Return the records of an answer's runs, each with its offset, as one Records, if they are adjacent in the
+    received data; otherwise None. Nothing is copied."""
     first_offset, first = runs[0]
     data, start, _ = in_bytes(first)
     lengths = np.array([len(each) for _, each in runs], np.int64)
@@ -132,9 +135,10 @@ def _address(buffer: memoryview | bytes) -> int:
 
 
 class Decoded(NamedTuple):
-    """`total` messages, and their end: byte offset `end` of the partition. `damage` says what is wrong there; "":
-    nothing. A cut record may follow the end. flags: the bits set in any message, including messages that the filters
-    have left out.
+    """The result of decoding: `total` messages, which end at byte offset `end` of the partition.
+
+    `damage` says what is wrong at the end; "": nothing. A cut record may follow the end. flags: the bits set in any
+    message, including messages that the filters have left out.
 
     messages: an iterator, so that messages are made when they are taken. The garbage collector would traverse thousands
     of waiting messages again and again; it never sees some hundred that are soon used up.
@@ -158,8 +162,8 @@ def decode_walking(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """Decode all whole records up to the first damaged one; with `tags` only messages that have one of them, with
-    `where` only matching ones."""
+    """Decode all whole records up to the first damaged one. tags: only messages with one of them; where: only matching
+    ones."""
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
@@ -200,7 +204,9 @@ def decode_walking(
 
 class Good(NamedTuple):
     """Intact records before the first damaged one: where each begins in the data, its size, and its header
-    (`header_dtype`). `damage` says what is wrong with the damaged one; "" if there is none.
+    (`header_dtype`).
+
+    `damage` says what is wrong with the damaged record; "" if there is none.
     """
 
     starts: npt.NDArray[np.int64]
@@ -209,8 +215,8 @@ class Good(NamedTuple):
     damage: str
 
     def end_offset(self, records: Records) -> int:
-        """Byte offset in the partition where the damaged record begins, or otherwise where the last one ends: bytes
-        between two runs were not returned."""
+        """Byte offset in the partition where the damaged record begins; without one, where the last record ends. Bytes
+        between two runs were not returned by the broker."""
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
         return int(records.offsets(np.array([end - last]))[0]) + last
@@ -220,18 +226,18 @@ class Good(NamedTuple):
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Return some of them; `end_offset` does not apply to the result."""
+        """Return the wanted records; `end_offset` does not apply to the result."""
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Return those before the first checksum mismatch. bodies: their bodies, in order."""
+        """Return the records before the first checksum mismatch. bodies: the bodies of the records, in order."""
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
 
 
 def good_records(records: Records, limit: int | None = None) -> Good:
-    """Return the records that begin before byte `limit` of the partition (None: all) and are intact, apart from
-    checksums."""
+    """Return the records that begin before byte `limit` of the partition (None: all) and are intact; checksums are not
+    compared."""
     stop = records.end if limit is None else records.place(limit)
     sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)
     starts = np.cumsum(sizes) - sizes + records.start
@@ -249,7 +255,7 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
     """Return the sizes of the whole records that begin before `stop`, up to a wrong length, and the error there.
 
-    The first record and following ones of its size cost no bytecode each (bench/decoding.py).
+    The first record, and following records of the same size, cost no bytecode each (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end
     sizes = np.empty(0, np.int64)
@@ -289,7 +295,7 @@ def decode_sized(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """As decode_walking, for records of known sizes. bench/decoding.py measures the gain."""
+    """Decode as decode_walking does, records with known sizes. bench/decoding.py measures the gain."""
     good = good_records(records)
     bodies = split_bodies(records.data, records.start, good.sizes)
     if check:
@@ -301,7 +307,7 @@ def decode_sized(
         bodies = list(compress(bodies, wanted.tolist()))
         good = good.only(wanted)
     flags = good.headers["flag"]
-    found = int(np.bitwise_or.reduce(flags))  # one look at all: most batches have no bit at all
+    found = int(np.bitwise_or.reduce(flags))  # one step for all flags: most batches have no bits
     columns = (
         repeat(partition),
         (good.starts + shift).tolist(),

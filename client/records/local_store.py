@@ -57,8 +57,8 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 class StoredMessage(NamedTuple):
     """A message with everything needed to send or deliver it again.
 
-    body and flag: as on the wire, the attribute (with tag, keys and properties) in front of the payload. key: chooses
-    its partition. partition: its target or its origin. offset, id: -1 and 0 until a broker stored it.
+    body and flag: as on the wire, the attribute (with tag, keys and properties) before the payload. key: chooses its
+    partition. partition: its target or its origin. offset, id: -1 and 0 until a broker stores it.
     """
 
     topic: str
@@ -75,26 +75,26 @@ class StoredMessage(NamedTuple):
         return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
 
     def to_message(self) -> Message:
-        """Return the consumed message again. Raises ValueError if this one never came from a partition."""
+        """Return the message as a consumer gets it. Raises ValueError if it was never consumed from a partition."""
         if self.partition is None:
             raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
         return Message(self.partition, self.offset, self.id, self.flag, self.body)
 
     @property
     def payload(self) -> bytes:
-        """The user's payload. Raises PayloadUnreadable if it is compressed and damaged."""
+        """The user's payload, decompressed. Raises PayloadUnreadable if it is compressed and damaged."""
         return payload_of(self.body, self.flag)
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties."""
+        """Attribute, tag, keys and properties together."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
 
 class LocalMessageStore:
     """Named queues of messages in one SQLite file. All methods may be called on any thread; each is one transaction.
 
-    An `append` or `remove` that returned survives the end of the process and of the machine: the write-ahead log is
+    An `append` or `remove` that has returned survives the end of the process and of the machine: the write-ahead log is
     synced at every commit (`synchronous=FULL`, one fsync per call, so append many messages in one call). The file
     belongs to one process at a time and is locked until `close` or the end of that process: two processes that empty
     the same queue would send its messages twice. The file does not shrink; space of removed messages is reused. A
@@ -104,10 +104,11 @@ class LocalMessageStore:
     """
 
     def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
-        """path: the file, created with its directory if missing (`~` is your home; two more files exist beside it while
-        it is open). max_per_queue: messages per queue.
+        """path: the file; it is created, and its directory, if missing (`~` is your home; two more files exist beside
+        it while it is open). max_per_queue: most messages of one queue.
 
-        Raises LocalStoreInUse if another store has it open; LocalStoreError if the file is not a store; ConfigError.
+        Raises LocalStoreInUse if another store has the file open; LocalStoreError if the file is not a store;
+        ConfigError.
         """
         check_number("max_per_queue", max_per_queue, unit="messages")
         self._path = in_home(path, "path", "give LocalMessageStore a path that begins with /")
@@ -151,9 +152,8 @@ class LocalMessageStore:
                 self._counts[queue] = held + len(rows)
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
-        """Return the first `limit` messages after the id `after` in the order of appending, each with its id for
-        `remove`. Ids are above 0.
-        """
+        """Return the first `limit` messages after the id `after`, in the order of appending, each with its id for
+        `remove`. Ids are above 0."""
         check_number("limit", limit, most=INT64_MAX)
         check_number("after", after, may_be_0=True, most=INT64_MAX)
         self._guard.check()
@@ -179,20 +179,20 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """Return the number of messages in the queue, including those that an interrupted call of this thread began to
-        append; without reading the file."""
+        """Return the number of messages in the queue, without reading the file. Messages that an interrupted call of
+        this thread began to append are included."""
         self._settle()
         return self._counts.get(queue, 0)
 
     def queues(self) -> list[str]:
-        """Return the names of the non-empty queues, sorted; counted as in `count`."""
+        """Return the names of the non-empty queues, sorted. A queue is non-empty if `count` is above 0."""
         self._guard.check()
         self._settle()
         with self._lock:
             return sorted(self._counts)
 
     def _settle(self) -> None:
-        """Wait for the rest of an interrupted call of this thread."""
+        """Wait until an interrupted call of this thread is finished."""
         if may_be_interrupted() and self._aside.is_behind:
             self._aside.do(_nothing)
 
@@ -221,14 +221,16 @@ class LocalMessageStore:
 
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch(0o600)  # opens no existing file, which would drop the lock of another store on it
+            # creates the file; an existing one is not opened, because closing it would drop another store's lock
+            self._path.touch(0o600)
             return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error
 
     def _take_over(self, db: sqlite3.Connection) -> None:
         """Lock the file for this store, create the tables if it is new, and count its messages."""
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that no other can share the log
+        # before the first access, so that no other process can share the write-ahead log
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("BEGIN EXCLUSIVE")
@@ -246,7 +248,7 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction. No interrupts here: one at the beginning would keep the lock locked, and one after a
+        """Run a transaction. No interrupt comes here: one at the beginning would leave the lock locked, and one after a
         commit would make the counts wrong."""
         with self._lock:
             if self._db is None:
@@ -273,8 +275,9 @@ class LocalMessageStore:
 
 
 def _forked() -> None:
-    """In the child, SQLite believes that it holds the parent's lock: closing the file, also by garbage collection,
-    would remove the write-ahead log that the parent continues to write."""
+    """Keep the database object of a forked process alive. SQLite in the child believes that it holds the parent's lock.
+    Closing the file, also by garbage collection, would remove the write-ahead log that the parent continues to
+    write."""
     for store in _stores:
         keep_for_ever(store._db)
 
@@ -283,7 +286,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Does nothing; done once all earlier jobs are done."""
+    """Do nothing. As the last job of a queue, this marks the end of all earlier jobs."""
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

@@ -40,16 +40,16 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""Without both bits a payload is the whole body."""
+"""Flag bits; if neither is set, the payload is the whole body."""
 
 
 class Message(NamedTuple):
-    """One stored message. Fields that not every message needs are computed on access. (A tuple, because it is the
-    fastest to make.)
+    """One stored message. Fields that not every message needs are computed on access. (It is a tuple, because a tuple
+    is the fastest to make.)
 
     partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
-    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0
-    is set.
+    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0 is
+    set.
     """
 
     partition: TopicPartition
@@ -64,8 +64,8 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The producer's payload. A compressed one is decompressed at each access. Raises CorruptRecord, with
-        `partition` and `end` for a seek, if that fails because its producer compressed it wrongly."""
+        """The producer's payload. A compressed payload is decompressed at each access. Raises CorruptRecord, with
+        `partition` and `end` for a seek, if the producer compressed it wrongly."""
         flag = self.flag
         if not flag & _BESIDE:
             return self.body
@@ -82,8 +82,8 @@ class Message(NamedTuple):
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     def _failed_payload(self) -> bytes:
-        """Return the payload of a message of one of our own topics, which may be compressed although its flag cannot
-        say so."""
+        """Return the payload of a message of a topic of metaq's own. It may be compressed although the flag cannot say
+        so."""
         try:
             return payload_in(self.flag, self.body)
         except PayloadUnreadable as error:
@@ -94,12 +94,13 @@ class Message(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Byte position of the record after it."""
+        """Byte position of the next record."""
         return self.offset + HEADER_BYTES + len(self.body)
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties together, decoded once; each single property decodes them again."""
+        """Attribute, tag, keys and properties together, decoded once. Each of the single attributes below decodes them
+        again."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
@@ -127,7 +128,7 @@ class Message(NamedTuple):
 
     @property
     def correlation(self) -> str | None:
-        """Of a request and its reply: identifies the request that was answered. None for other messages."""
+        """The text that links a request and its reply; None for other messages."""
         return self.attributes.reserved.get(CORRELATION)
 
     @property
@@ -137,8 +138,11 @@ class Message(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The payload, decoded by the consumer's deserializer at each access. Raises ValueUnreadable: it has another
-        content type, or is no such value; ClientError: the consumer has no deserializer."""
+        """The payload, decoded by the consumer's deserializer at each access.
+
+        Raises ValueUnreadable if the payload has another content type, or cannot be decoded; ClientError if the
+        consumer has no deserializer.
+        """
         raise ClientError(
             "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
         )
@@ -151,13 +155,13 @@ class Message(NamedTuple):
 
     @property
     def expires_at(self) -> datetime | None:
-        """The time from which no consumer gets it, by its producer's clock, as an aware datetime in UTC; None:
+        """The time from which no consumer gets the message, by its producer's clock, as an aware datetime in UTC; None:
         never."""
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
         return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether it has expired. now_ms: since 1970."""
+        """Whether the message has expired. now_ms: milliseconds since 1970."""
         if not self.flag & EXPIRES_FLAG:
             return False
         milliseconds = self.attributes.expires_ms
@@ -165,26 +169,27 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """The number of this attempt at handling it, from 1 on, if `Consumer.run` sends failed messages back to the
-        broker. For a dead letter: the number of attempts made."""
+        """The number of this attempt at handling the message, from 1 on, if `Consumer.run` sends failed messages back
+        to the broker. For a dead letter: the number of attempts made."""
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
 
     @property
     def origin(self) -> Origin:
-        """Where it was first stored: `topic`, `partition`, `offset`, `id`. This is its own place, unless it is a dead
-        letter."""
+        """Where the message was first stored: `topic`, `partition`, `offset`, `id`. Only for a dead letter is this not
+        its own place."""
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
 
     @property
     def priority(self) -> int:
-        """How urgent it is for shared consumers, 0 (ordinary) … 9."""
+        """The message's urgency for shared consumers, 0 (ordinary) … 9."""
         return priority_of(self.flag)
 
     @property
     def timestamp_ms(self) -> int | None:
-        """When it was stored, milliseconds since 1970; None if a Java broker took it (its ids have no time)."""
+        """When the message was stored, milliseconds since 1970; None if a Java broker stored it (its ids have no
+        time)."""
         return store_time_ms(self.id)
 
     @property
@@ -203,8 +208,8 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message of a consumer with a deserializer. Equal to a Message with the same fields, and pickled as one, without
-    the deserializer. It is made from a Message at delivery."""
+    """A message of a consumer with a deserializer. It is equal to a Message with the same fields, and pickled as one,
+    without the deserializer. It is made from a Message at delivery."""
 
     _reader: ValueReader
 
@@ -263,7 +268,8 @@ class RetriedMessage(Message):
 
 
 def failure_in(message: Message) -> Failure | None:
-    """Return the failure recorded in a message of one of our own topics; None for any other, and a damaged one."""
+    """Return the failure recorded in a message of a topic of metaq's own; None for any other message, and for a damaged
+    one."""
     if message.partition.topic[:1] != OWN_MARK:
         return None
     try:
@@ -274,8 +280,8 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """Return a message for a handler after `tries` failures in place; it may have waited for another attempt before. A
-    message that never failed is returned unchanged."""
+    """Return a message for a handler after `tries` failures in place; before these it may have waited for another
+    attempt. A message that never failed is returned unchanged."""
     failure = failure_in(copy)
     if failure is None and not tries:
         return copy

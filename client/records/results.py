@@ -24,8 +24,8 @@ class SendResult(NamedTuple):
     offset is -1 while the message has none: in an uncommitted transaction, or in a local store (message_id is then 0).
 
     replicas: how many nodes of a broker set had the message when it was acknowledged: on disk with `ack=disk`,
-    otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not report it: it
-    is no node of a set, or speaks the text protocol.
+    otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not report it: the
+    broker is no node of a set, or speaks the text protocol.
 
     due: when the broker delivers a message sent with `deliver_at` or `delay`, in UTC; None for all others. The offset
     of such a message is -1, and the delivered message has another id. `Producer.cancel` accepts this result.
@@ -44,11 +44,12 @@ class SendResult(NamedTuple):
 
 
 _make = partial(tuple.__new__, SendResult)
-"""As SendResult._make, without a Python call for each."""
+"""SendResult._make without a Python call for each result."""
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of one batch, computed on access: ids and offsets follow from the first one and the record sizes."""
+    """The results of one batch, computed on access: ids and offsets follow from those of the first message and the
+    record sizes."""
 
     __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
 
@@ -94,7 +95,7 @@ class BatchResults(Sequence[SendResult]):
     def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if self._listed is None:  # numpy converts one number at a time far more slowly than all at once
+        if self._listed is None:  # numpy converts single numbers far more slowly than all at once
             self._listed = self.message_ids.tolist(), self._offsets.tolist()
         ids, offsets = self._listed
         return SendResult(ids[index], self.partition, offsets[index], self.replicas)
@@ -110,8 +111,8 @@ class BatchResults(Sequence[SendResult]):
 class Lag(NamedTuple):
     """The backlog between a consumer's position and the end of a partition.
 
-    messages is None if the broker cannot count them (a Java broker). Both are None while the consumer's begin is
-    unknown (a start at the partition's end, or at a message still searched for).
+    messages is None if the broker cannot count them (a Java broker). Both fields are None while it is unknown where the
+    consumer begins (at the partition's end, or at a message still searched for).
     """
 
     messages: int | None

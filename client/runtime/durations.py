@@ -1,4 +1,5 @@
-"""Durations given by users: numbers of seconds, or timedeltas. Every public argument and setting is checked here."""
+"""Check durations given by users: numbers of seconds, or timedeltas. Every public argument and setting is checked
+here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ LONGEST_WAIT_SECONDS = 2_000_000.0
 """Longer waits, including infinite ones, are cut to this, 23 days: no socket waits for more than 2³¹ ms."""
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
-"""Longest time to live of a message, a hundred years. Omit it for a message that never expires."""
+"""Longest time to live of a message in seconds: a hundred years. A message without a ttl never expires."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -37,7 +38,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def seconds_of(option: str, given: object) -> float:
-    """Return seconds, which may still be below 0, infinite or NaN. Raises WrongDuration, which is also a TypeError."""
+    """Return `given` in seconds, which may still be below 0, infinite or NaN. Raises WrongDuration, which is also a
+    TypeError."""
     if type(given) is float or type(given) is int or is_number(given):
         return given
     if isinstance(given, timedelta):
@@ -54,12 +56,12 @@ def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remed
 
 
 def check_timeout(given: Duration) -> float:
-    """As check_wait, for a `timeout` that may be omitted."""
+    """Check a `timeout` that may be omitted, as check_wait."""
     return check_wait("timeout", given, remedy=", or leave it out")
 
 
 def check_ttl(given: Duration) -> float:
-    """Return the `ttl` of a send, in seconds. Raises WrongDuration, and ConfigError unless it is above 0 and finite."""
+    """Return the `ttl` of a send in seconds. Raises WrongDuration, and ConfigError unless it is above 0 and finite."""
     seconds = seconds_of("ttl", given)
     if not 0 < seconds <= MAX_TTL_SECONDS:  # also false for NaN
         raise ConfigError("ttl", given, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
@@ -67,7 +69,7 @@ def check_ttl(given: Duration) -> float:
 
 
 def whole_seconds(option: str, given: int | timedelta) -> int:
-    """Return the seconds of a transaction's timeout. Raises ConfigError."""
+    """Return a transaction's timeout in whole seconds. Raises ConfigError."""
     seconds = _whole(given, timedelta(seconds=1))
     if type(seconds) is not int or seconds < 0:
         raise ConfigError(option, given, "choose a whole number of seconds, 0 for never")
@@ -75,8 +77,8 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 
 
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
-    """Return a timedelta as a number in the unit of the setting's name, a wait cut to the longest. Return anything else
-    unchanged, for the check of the setting."""
+    """Return a timedelta as a number in the unit that the setting's name states; a wait is cut to the longest. Return
+    anything else unchanged, for the check of the setting."""
     if name.endswith("_ms"):
         return milliseconds_of(given)
     if name.endswith("_seconds"):

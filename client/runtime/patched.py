@@ -1,4 +1,4 @@
-"""Detect modules replaced by gevent or eventlet: with these the client's threads and sockets wait differently."""
+"""Detect modules replaced by gevent or eventlet: the client's threads and sockets would wait differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATCHERS = ("gevent", "eventlet")
 
 
 def refuse_patched() -> None:
-    """Raises ClientError, which names the replaced module and its replacer."""
+    """Raise ClientError if a module was replaced; the error names the module and its replacer."""
     looked_at = {
         "socket": socket.socket,
         "thread": _thread.start_new_thread,

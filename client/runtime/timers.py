@@ -17,14 +17,15 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""What close() takes at most beyond its timeout, to end connections and sessions after messages have used the timeout
-up."""
+"""Most seconds that close() takes beyond its timeout, to end connections and sessions after messages have used up the
+timeout."""
 
 _Entry = tuple[float, int, Callable[[], None]]
 
 
 class Timers:
-    """Run each action once, at or soon after its time, one after another on one thread. Any thread may add.
+    """Scheduler that runs each action once, at or soon after its time, one after another on one thread. Any thread may
+    add.
 
     Cost of adding: one wake-up of that thread, O(log waiting) there. An interrupt (interrupts.py) comes before or after
     the whole step.
@@ -41,7 +42,7 @@ class Timers:
         self._closed = False
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run `action` in `seconds`; dropped if `close` comes first."""
+        """Run `action` in `seconds`; drop it if `close` comes first."""
         if self._closed:
             return
         if self._thread is None:
@@ -68,7 +69,7 @@ class Timers:
     def _run(self) -> None:
         with self._starting:
             if self._thread is None or not self._thread.is_current:
-                return  # its start was interrupted, and another thread replaces it
+                return  # this thread's start was interrupted, and another thread replaces it
         waiting: list[_Entry] = []
         while not self._closed:
             while self._added:
@@ -82,12 +83,12 @@ class Timers:
     def _do(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except BaseException:  # one action's bug, or sys.exit() in a user's code, must not stop the others
+        except BaseException:  # one action's bug, or sys.exit() in a user's code, must not stop later actions
             log.exception("%s: an action failed", self._name)
 
 
 class TimeLeft:
-    """Count down `seconds` from now, for an end with several steps, any of which may hang. Any thread."""
+    """Countdown of `seconds` from now, for an end with several steps, each of which may hang. Any thread."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -95,9 +96,10 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """0 when the time is over."""
+        """Seconds that are left; 0 when the time is over."""
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Seconds for a step that may take this share of the rest, so that later steps get some, too."""
+        """Return the seconds for a step that may take this share of the remaining time, so that later steps get some,
+        too."""
         return share * self.seconds

@@ -1,4 +1,4 @@
-"""Warn of clients that nobody refers to and nobody has closed, as files and sockets do, and close them."""
+"""Close clients that nobody refers to and nobody has closed, and warn of them, as Python does for files and sockets."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """A client whose threads and connections run until `close`. None of them may refer to the client."""
+    """Base of clients whose threads and connections run until `close`. None of these may refer to the client."""
 
     _unclosed: int | None = None
-    """The process to which it belongs."""
+    """The process to which the client belongs."""
 
     def _opened(self) -> None:
-        """The constructor has finished. Makes no object: after an interrupt on the constructor's return nobody would
-        own what it has begun."""
+        """Note that the constructor has finished. This makes no object: after an interrupt on the constructor's return,
+        nobody would own what was begun."""
         self._unclosed = os.getpid()
 
     def _closes(self) -> None:
-        """Somebody closes the client."""
+        """Note that the client is being closed."""
         self._unclosed = None
 
     @abstractmethod
     def close(self) -> None: ...
 
     def _end_dropped(self) -> None:
-        """Close the client, on a thread of its own."""
+        """Close the dropped client, on a thread of its own."""
         self.close()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The garbage collector may call this on any thread, with any lock held; also an ending interpreter, which has
-        already removed the names `os` and `sys`."""
+        """Warn and close, unless the client is closed. The garbage collector may call this on any thread, with any lock
+        held; an ending interpreter may call it, too, after the names `os` and `sys` are gone."""
         if is_ending() or self._unclosed != getpid():
             return
         self._unclosed = None

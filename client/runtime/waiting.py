@@ -13,7 +13,8 @@ from metaq.protocol.frames import Frame
 __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""Called once, on the thread that reads or on the background thread: it must not block.
+"""Callback for the answer to a request. Called once, on the thread that reads or on the background thread: it must not
+block.
 
 If KeyboardInterrupt, or another exception of a signal handler, leaves it or ends the thread's reading directly after
 it, it is called once more, with BrokerUnavailable, from another thread.
@@ -23,7 +24,8 @@ OnBegun = Callable[[Frame], None]
 
 _WOKEN_AT_ONCE = 2
 """Number of threads that `finish_together` wakes itself. More would only find the interpreter's lock taken, sleep, and
-be woken again (docs/decisions/086). With a single one, each would wait for the scheduler. Benchmark: `blocking-64`."""
+be woken again (docs/decisions/086). With a single one, each thread would wait for the scheduler. Benchmark:
+`blocking-64`."""
 
 
 class Exchange:
@@ -51,7 +53,7 @@ class Exchange:
 
 
 class Waiter:
-    """An operation for which a thread blocks. `finish` may be called on any thread, once."""
+    """An operation for which a thread blocks. Any thread may call `finish`, once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
@@ -60,7 +62,7 @@ class Waiter:
 
     def __init__(self) -> None:
         self.done = False
-        self.answered = False  # another thread takes the answer, and finishes it: reading on would be useless
+        self.answered = False  # another thread takes the answer and finishes this: reading on would be useless
         self.mailbox: Bell | None = None  # made only by a thread that has to park
         self._following: Waiter | None = None
         self._gone = False
@@ -72,12 +74,13 @@ class Waiter:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until a message is in the mailbox (finished, or the reading role), or the time is over."""
+        """Block until a message is in the mailbox (that this is finished, or the role of the reader), or `seconds` are
+        over."""
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
 
     def park_until_done(self, deadline: float, clock: Callable[[], float]) -> None:
-        """Block until finished by another thread, or the deadline has passed."""
+        """Block until another thread finishes this, or the deadline has passed."""
         if self.mailbox is None:
             self.mailbox = Bell()
         try:
@@ -87,18 +90,19 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """The thread no longer blocks, for any reason: wake the one that `finish_together` has put after it. May be
-        repeated."""
-        # order matters, see there
+        """Note that the thread no longer blocks, for any reason, and wake the thread that `finish_together` placed
+        after it. May be repeated."""
+        # order matters: see `finish_together`
         self._gone = True
         if self._following is not None:
             self._following.finish()
 
 
 def finish_together(waiters: Sequence[Waiter]) -> None:
-    """Finish waiters whose threads have parked. Wake a few now; each of these wakes another one, and so on.
+    """Finish waiters whose threads have parked. Wake a few of them now; each of these wakes another one, and so on.
 
-    Threads that run Python take turns anyway, so no thread waits longer. Any thread, once for each waiter.
+    Threads that run Python take turns anyway, so no thread waits longer than it would otherwise. Any thread, once for
+    each waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following

@@ -12,5 +12,5 @@ WallClock = Callable[[], int]
 
 
 def now_ms() -> int:
-    """By this machine's clock, which may be set while the program runs."""
+    """Return the time by this machine's clock, which may be set while the program runs."""
     return time.time_ns() // 1_000_000

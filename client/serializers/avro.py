@@ -24,10 +24,10 @@ class Avro:
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: for writing, and for the values read, as Python's form of Avro's JSON. older: schemas of older
-        values.
+        """schema: for writing, and the form in which values are read; Python's form of Avro's JSON. older: schemas of
+        older values.
 
-        Raises ConfigError: fastavro is not installed, or a schema is wrong.
+        Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """
         try:
             import fastavro
@@ -68,5 +68,5 @@ class Avro:
 
 
 def _fingerprint(schemas: Any, canonical: str) -> bytes:
-    """Return the eight bytes, lowest first, as the encoding requires."""
+    """Return the eight bytes of the fingerprint, lowest first, as the encoding requires."""
     return bytes.fromhex(schemas.fingerprint(canonical, "CRC-64-AVRO"))

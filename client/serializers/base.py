@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Serializer(Protocol[T]):
-    """Convert values of one kind to bytes and back. Called on any thread, also on several at once.
+    """Converter of values of one kind to bytes and back. Called on any thread, also on several at once.
 
     content_type: names the kind, in messages and in errors; printable ASCII, such as `application/json`.
     """
@@ -22,10 +22,10 @@ class Serializer(Protocol[T]):
     content_type: str
 
     def dumps(self, value: T) -> bytes:
-        """Return the payload. The send propagates its exceptions."""
+        """Return the payload. A send propagates this method's exceptions."""
 
     def loads(self, payload: bytes) -> T:
-        """Return the value. Its exceptions become the cause of a ValueUnreadable."""
+        """Return the value. This method's exceptions become the cause of a ValueUnreadable."""
 
 
 Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
@@ -49,10 +49,10 @@ class ReadableMessage(Protocol):
 
 
 class ValueReader:
-    """Reads the values of messages. Any thread."""
+    """Reader of the values of messages. Any thread."""
 
     def __init__(self, serializers: Iterable[Serializer[Any]]) -> None:
-        """The first serializer is for messages without a content type."""
+        """serializers: the first one also reads messages without a content type."""
         self._by_type: Mapping[str, Serializer[Any]] = {each.content_type: each for each in serializers}
         self._first = next(iter(self._by_type.values()))
 
@@ -77,7 +77,7 @@ class ValueReader:
 
 
 def deserializers(option: str, given: object) -> ValueReader:
-    """Raises ConfigError unless `given` is one Serializer or several."""
+    """Return the reader for `given`. Raises ConfigError unless it is one Serializer or several."""
     several = [given] if isinstance(given, Serializer) else list(given) if isinstance(given, Iterable) else []
     if not several or not all(isinstance(each, Serializer) and not isinstance(each, type) for each in several):
         remedy = "give it a serializer, such as Json(), or a list of them"
@@ -86,5 +86,5 @@ def deserializers(option: str, given: object) -> ValueReader:
 
 
 def missing_library(option: str, library: str, extra: str) -> ConfigError:
-    """The error for a serializer whose library is not installed."""
+    """Return the error for a serializer whose library is not installed."""
     return ConfigError(option, library, f"is not installed: pip install 'metaq[{extra}]'")

@@ -10,7 +10,7 @@ __all__ = ["Json"]
 
 
 class Json:
-    """Compact JSON in UTF-8. NaN and infinity, which JSON does not have, raise ValueError in a send.
+    """Compact JSON in UTF-8. A send raises ValueError for NaN and infinity, which JSON does not have.
 
     default: converts a value that JSON cannot hold, as in json.dumps: `default=str` for dates.
     """

@@ -15,10 +15,10 @@ M = TypeVar("M", bound="ProtobufMessage")
 
 
 class Protobuf(Generic[M]):
-    """Messages of one generated class."""
+    """Serializer of one generated message class."""
 
     def __init__(self, kind: type[M]) -> None:
-        """kind: the class. Raises ConfigError if it is not a class of protobuf's."""
+        """kind: the generated class. Raises ConfigError if it is not a protobuf class."""
         from google.protobuf.message import Message as ProtobufMessage
 
         if not (isinstance(kind, type) and issubclass(kind, ProtobufMessage)):

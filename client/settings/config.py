@@ -1,4 +1,4 @@
-"""Every default of the client, in one place; each name includes the unit."""
+"""Every default of the client, in one place. The name of each setting includes its unit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SEARCH_TIMEOUT_SECONDS = 30.0
 """Timeout of a search for messages: a broker ends it after 5 seconds, but it may wait for others."""
 
 MAX_COMPRESSION_LEVEL = 22
-"""Zstandard's levels."""
+"""Highest compression level of Zstandard."""
 
 BROWSE_BYTES = 1 << 20
 """Bytes that readers without a group request at once (1.x: the topic browser's maxSize)."""
@@ -68,28 +68,29 @@ MAX_RETRIES = 5
 """How often a message that its handler cannot process is retried (1.x: maxFetchRetries)."""
 
 MAX_HANDLER_THREADS = 1024
-"""Most handler threads of one run(): more of them cost memory and scheduling, and gain nothing. If you need more, run
+"""Most handler threads of one run(): more threads cost memory and scheduling, and gain nothing. If you need more, run
 several processes."""
 
 IDLE_WARNING_SECONDS = 300.0
-"""The log warns of a group member that nobody has polled for so long (Kafka's default max.poll.interval.ms)."""
+"""Seconds without a poll after which the log warns of a group member (Kafka's default max.poll.interval.ms)."""
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""A LocalRecoverStore's messages are retried first and then this long after the consumer began (1.x: the same)."""
+"""Seconds from the consumer's start to the first try of a LocalRecoverStore's messages, and between tries (1.x: the
+same)."""
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""Limit for sizes and records in one batch frame; the rest is room for the header."""
+"""Limit for the record sizes and records in one batch frame; the rest is room for the header."""
 
 MAX_LOCAL_MESSAGES = 500_000
-"""Messages per queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
+"""Most messages in one queue of a LocalMessageStore (1.x: of its local store, per topic and partition)."""
 
 
 _Config = TypeVar("_Config")
 
 
 def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts of an option that takes several; a single str is one text, not its letters. Raises
+    """Return the texts of an option that takes several; a single str is one text, not a series of letters. Raises
     ConfigError."""
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if (given and not texts) or not all(isinstance(text, str) for text in texts):
@@ -98,13 +99,13 @@ def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_call_back(option: str, given: object) -> None:
-    """Raises ConfigError unless it is callable."""
+    """Check that an option is callable. Raises ConfigError."""
     if not callable(given):
         raise ConfigError(option, repr(given), "name a function, without calling it")
 
 
 def check_call_backs(**given: object) -> None:
-    """As check_call_back, for options that may be omitted."""
+    """Check options that may be omitted, as check_call_back."""
     for option, value in given.items():
         if value is not None:
             check_call_back(option, value)
@@ -113,8 +114,8 @@ def check_call_backs(**given: object) -> None:
 def check_number(
     option: str, value: object, *, whole: bool = True, may_be_0: bool = False, most: float = inf, unit: str = ""
 ) -> None:
-    """Raises ConfigError unless `value` is a number above 0, or at least 0, and at most `most`. unit: of the number,
-    for the error."""
+    """Check that `value` is a number above 0 (or at least 0, if `may_be_0`) and at most `most`. Raises ConfigError.
+    unit: of the number, for the error."""
     least = f"{'0 or more' if may_be_0 else '1 or more' if whole else 'more than 0'}{unit and ' '}{unit}"
     if not is_number(value) or (whole and not isinstance(value, Integral)):
         raise ConfigError(option, repr(value), f"choose a {'whole number' if whole else 'number'}, {least}")
@@ -125,25 +126,25 @@ def check_number(
 
 
 def check_offset(option: str, value: object) -> None:
-    """Raises ConfigError unless it is a byte offset."""
+    """Check that an option is a byte offset. Raises ConfigError."""
     check_number(option, value, may_be_0=True, most=INT64_MAX, unit="bytes")
 
 
 def check_text(option: str, value: object, remedy: str = "name it as a text") -> None:
-    """Raises ConfigError unless it is a text that UTF-8 can encode."""
+    """Check that an option is a text that UTF-8 can encode. Raises ConfigError."""
     if not isinstance(value, str) or not is_utf8(value):
         raise ConfigError(option, repr(value), remedy)
 
 
 def check_threads(threads: int) -> None:
-    """Return the `threads` of a run(). Raises ConfigError unless they are 1 … MAX_HANDLER_THREADS."""
+    """Check that the `threads` of a run() are 1 … MAX_HANDLER_THREADS. Raises ConfigError."""
     check_number("threads", threads)
     if threads > MAX_HANDLER_THREADS:
         raise ConfigError("threads", threads, f"choose at most {MAX_HANDLER_THREADS}, or run several processes")
 
 
 def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
-    """Return an option `config`. Raises ConfigError."""
+    """Return the option `config`, or the default settings if it is omitted. Raises ConfigError."""
     if given is None:
         return kind()
     if not isinstance(given, kind):
@@ -152,8 +153,11 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
 
 
 def check_settings(config: Any, *may_be_0: str) -> None:
-    """Raises ConfigError unless each number of the dataclass is above 0, or at least 0, and each `min` or `step` allows
-    growth to its `max`. A timedelta becomes the number in the unit of the setting's name."""
+    """Check the settings of a dataclass. Raises ConfigError.
+
+    Each number must be above 0 (or at least 0, if listed in may_be_0), and no `min` or `step` above its `max`. A
+    timedelta is replaced by the number in the unit of the setting's name.
+    """
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
     numbers = {}
     for name, (kind, *others) in kinds.items():
@@ -177,13 +181,13 @@ class ConnectionConfig:
     """One TCP connection to one broker."""
 
     connect_timeout_seconds: float = 3.0
-    """Common time limit for the TCP handshake and the answer to the opening `version`."""
+    """Common time limit for the TCP handshake and the answer to the first request, `version`."""
     request_timeout_seconds: float = 10.0
     """Time limit of one request; a producer may then retry until its own deadline."""
     heartbeat_idle_seconds: float = 10.0
-    """After this long without traffic the client sends a heartbeat (1.x: 10 s)."""
+    """The client sends a heartbeat after this time without traffic (1.x: 10 s)."""
     heartbeat_timeout_seconds: float = 5.0
-    """Time limit of that heartbeat; after it the connection counts as broken."""
+    """Time limit of a heartbeat; without an answer by then the connection counts as broken."""
     max_in_flight_requests: int = 100_000
     """Most unanswered requests on the connection; further ones fail at once without being sent, as in 1.x."""
     max_receive_bytes: int = 1 << 20
@@ -192,7 +196,8 @@ class ConnectionConfig:
     reconnect_max_seconds: float = 2.0
     """Pause before a broken connection is tried again, doubling from min to max, with jitter."""
     protocol: Protocol = "auto"
-    """"auto": frames, or the commands of metaq 1.x with brokers that know no frames. "text": always these commands."""
+    """The wire protocol. "auto": frames, or the commands of metaq 1.x with brokers that know no frames. "text": always
+    these commands."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -211,49 +216,50 @@ class ProducerConfig:
     max_batch_records: int = 10_000
     """Most messages in one request."""
     max_requests_in_flight: int = 2
-    """Most requests in flight to one broker; messages that become ready meanwhile go together, for all partitions. A
-    broker that does not take many partitions in one request (Java) has one request for each partition."""
+    """Most requests in flight to one broker. Messages that become ready meanwhile are sent together, for all
+    partitions. A broker that does not take many partitions in one request (Java) has one request for each partition."""
     max_buffered_bytes: int = 64 << 20
     """Most bytes of accepted but unanswered messages; beyond it a send waits for room until its deadline."""
     max_buffered_messages: int = 50_000
-    """The same for the number of messages; a batch of send_batch_async() counts as one."""
+    """Most accepted but unanswered messages; beyond it a send waits, too. A batch of send_batch_async() counts as
+    one."""
     delivery_timeout_seconds: float = 30.0
     """Time from the call to the final answer, including all tries, unless the call has its own timeout."""
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
     """Pause before a message is retried, doubling from min to max, with jitter; the first retry is immediate."""
     deliver_at_exit_seconds: float = 10.0
-    """How long a program that ends without close() waits for the delivery of sent messages; it reports the rest on
-    stderr. All producers of the program share the time. 0 = no waiting."""
+    """How long a program that ends without close() waits for the delivery of sent messages; it reports undelivered ones
+    on stderr. All producers of the program share the time. 0 = no waiting."""
     idempotent: bool = True
-    """If a request is repeated, because its connection was lost or its answer was late, it is stored once. A message
-    with unknown outcome stays with its partition until its deadline. Needs brokers of this version."""
+    """Store a message once, even if its request is repeated because the connection was lost or the answer was late. A
+    message with unknown outcome stays with its partition until its deadline. Needs brokers of this version."""
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard, if that makes it smaller. Only for topics whose section of server.ini
     says acceptCompressed=true. None: no compression."""
     compression_level: int = 3
     """Level 1 … 22; higher levels take more time for slightly less data."""
     compression_from_bytes: int = 512
-    """Smaller payloads are not compressed."""
+    """Payloads smaller than this are not compressed."""
     recover_interval_seconds: float = 300.0
     """Longest interval between retries of messages in a local store (1.x: recoverMessageIntervalInMills, 5 min)."""
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """An ordered message waits this long if at most this many saved messages are before it; otherwise it is saved after
-    them (1.x: 20 messages, 2 × 100 ms)."""
+    """How long an ordered message waits if at most ordered_wait_messages saved messages are before it; if there are
+    more, it is saved after them (1.x: 20 messages, 2 × 100 ms)."""
     transaction_timeout_seconds: int = 60
     """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
     reduces it to its own maxTxTimeoutInSeconds (60)."""
     reply_topic: str = REPLY_TOPIC
     """Topic for replies to this producer's requests: one partition on each broker is enough."""
     producer_group: str | None = None
-    """Name of the group of producers that can report the outcome of each other's transactions (send_in_transaction). It
-    is unrelated to consumer groups. None: each call names one."""
+    """Name of a group of producers; each of them can report the outcome of the others' transactions
+    (send_in_transaction). It is unrelated to consumer groups. None: each call names one."""
     transaction_threads: int = 4
-    """Threads that call `execute` of send_in_transaction_async(), started on demand."""
+    """Number of threads that call `execute` of send_in_transaction_async(); they start when they are needed."""
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session. The producer owns nothing in ZooKeeper, so it only limits how long a view is
-    stale."""
+    """Timeout of the ZooKeeper session. A producer owns nothing in ZooKeeper, so this only limits how long its view of
+    the brokers is stale."""
     start_timeout_seconds: float = 15.0
     """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If there can be no
     ZooKeeper (nothing listens, an unknown name, something else listens), the start fails after about a second."""

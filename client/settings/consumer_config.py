@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 OnDamage = Literal["stop", "skip"]
-"""A consumer's reaction to stored bytes without an intact record: stop there, or skip them."""
+"""How a consumer reacts to stored bytes without an intact record: stop there, or skip them."""
 
 
 OnDamaged = Callable[[CorruptRecord], object]
 """Called once for each damaged range that a consumer finds."""
 
 ReadFrom = Literal["leader", "nearest"]
-"""Which node of a broker set a consumer reads from."""
+"""The node of a broker set from which a consumer reads."""
 
 
 def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
@@ -58,13 +58,13 @@ def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
 
 
 def check_damage(damage: str) -> None:
-    """Raises ConfigError unless `damage` is valid."""
+    """Check the option `damage`. Raises ConfigError."""
     if damage not in ("stop", "skip"):
         raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
 def check_where(where: str | None) -> Where | None:
-    """Return the filter by content of an option `where`; None: no filter. Raises ConfigError."""
+    """Return the content filter of the option `where`; None: no filter. Raises ConfigError."""
     if where is None:
         return None
     if not isinstance(where, str):
@@ -76,7 +76,7 @@ def check_where(where: str | None) -> Where | None:
 
 
 class MovedReading(MovedProtocol, total=False):
-    """What a Consumer and readers without a group once took."""
+    """Former arguments of a Consumer and of readers without a group."""
 
     on_damaged: OnDamaged | None
 
@@ -91,67 +91,69 @@ class ConsumerConfig:
     """The assignment of partitions, the same for all members of a group: "range", "consist" (1.x's consistent hashing),
     "zone" (a partition goes to a member in the `zone` of its broker, if there is one) or your own function."""
     broadcast: bool = False
-    """Every host reads everything, as in metaq 1.x: the group is `<group>-<ip>`, and a file keeps its offsets."""
+    """Deliver every message to every host, as in metaq 1.x: the group is `<group>-<ip>`, and a file keeps its
+    offsets."""
     offsets_file: str | Path | None = None
     """The file in which broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
     offset_store: OffsetStore | None = None
-    """A store that keeps the offsets instead of ZooKeeper or that file, for example a SqlOffsetStore."""
+    """A store that keeps the offsets, for example a SqlOffsetStore. None: ZooKeeper, or the file of broadcast=True."""
     read_from: ReadFrom = "leader"
-    """The node of a broker set to read from. "leader": the one that accepts messages. "nearest": an in-sync node of the
-    consumer's `zone` if there is one, which shows a message up to 0.2 s later; otherwise the leader."""
+    """The node of a broker set to read from. "leader": the node that accepts messages. "nearest": an in-sync node of
+    the consumer's `zone` if there is one, which shows a message up to 0.2 s later; otherwise the leader."""
     zone: str = ""
     """The zone of the consumer, as in the brokers' `--zone`; required for read_from="nearest" and strategy="zone"."""
     fetch_max_bytes: int = 2 << 20
     """Bytes requested by one pull. A broker returns at most 4 MiB, or its maxTransferSize if that is more (over the
-    text protocol only this); the first record comes whole, regardless of its size."""
+    text protocol always at most maxTransferSize). The first record comes whole, regardless of its size."""
     arrow_fetch_bytes: int = 3 << 20
-    """The same for poll_arrow(), whose cost depends more on answers than on messages. While it is less than
-    max_buffered_bytes, the next answer is requested when the last one begins to arrive."""
+    """Bytes requested by one pull of poll_arrow(), whose cost depends more on answers than on messages. While this is
+    less than max_buffered_bytes, the next answer is requested when the last one begins to arrive."""
     max_buffered_bytes: int = 4 << 20
     """Bytes prefetched per partition before the consumer pauses fetching (at most one pull more)."""
     check_crcs: bool | None = None
-    """Whether each message's checksum is compared before delivery (librdkafka's check.crcs, off there). None: poll()
-    and run() compare, poll_arrow() does not, because that would cost as much as all the rest. The broker has checked
+    """Whether each message's checksum is compared before delivery (librdkafka's check.crcs, which is off by default).
+    None: poll() and run() compare; poll_arrow() does not, because that would double its cost. The broker has checked
     the message on arrival; this check finds later changes by a disk or memory."""
     damage: OnDamage = "stop"
     """The consumer's reaction to stored bytes without an intact record. "stop": poll() raises CorruptRecord, with the
-    range, at each call until a seek; run() stops that partition, and logs it once. "skip": the bytes count as consumed,
-    and the log and on_damaged get the range. Other partitions continue in both cases."""
+    range, at each call until a seek; run() stops that partition, and logs this once. "skip": the bytes count as
+    consumed, and the log and on_damaged get the range. Other partitions continue in both cases."""
     on_damaged: OnDamaged | None = None
-    """Called in poll(), or on a handler's thread of run(), with a CorruptRecord, once for each damaged range of stored
-    bytes, whether `damage` says to stop there or to skip it."""
+    """Called with a CorruptRecord, once for each damaged range of stored bytes, for both values of `damage`; in poll(),
+    or on a handler's thread of run()."""
     long_poll_ms: int = 15_000
     """How long a broker may hold a pull when there is nothing to return."""
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
-    """Pause after an empty `get` of the text protocol, or if a broker did not wait as requested: grows by step up to
-    max (1.x: 500 and 5,000)."""
+    """Pause after an empty answer of the text protocol, or if a broker did not wait as requested. It grows by step up
+    to max (1.x: 500 and 5,000)."""
     error_min_seconds: float = 0.1
     error_max_seconds: float = 5.0
     """Pause after a failed pull, doubling from min to max, with jitter."""
     auto_commit_seconds: float = 5.0
     """How often positions are committed. 0 = only at commit() or close(), or when a partition is handed over."""
     revoke_wait_seconds: float = 15.0
-    """How long a partition that another member is to get waits for the next poll()."""
+    """How long a partition that must be handed over to another member waits for the next poll()."""
     max_poll_interval_seconds: float | None = None
-    """After this long without a poll() the member leaves its partitions to others, until the next poll() (Kafka's
-    max.poll.interval.ms: work on messages counts, also in a handler of run()). None: never; the log warns."""
+    """After this time without a poll() the member leaves its partitions to others, until the next poll(). As for
+    Kafka's max.poll.interval.ms, work on messages counts as such time, also in a handler of run(). None: never; the log
+    warns."""
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
-    """Pause before a failed rebalance is retried, for ever, doubling from min to max, with jitter. A partition that
-    another member still holds is claimed as soon as ZooKeeper reports that it is free."""
+    """Pause before a failed rebalance is retried, doubling from min to max, with jitter; retries never end. A partition
+    that another member still holds is claimed as soon as ZooKeeper reports that it is free."""
     session_timeout_seconds: float = 30.0
-    """Requested timeout of the consumer's ZooKeeper session; the server may grant less or more. After a crash others
-    get the partitions when it has passed."""
+    """Requested timeout of the consumer's ZooKeeper session; the server may grant less or more. After a crash other
+    members get the partitions when the timeout has passed."""
     start_timeout_seconds: float = 15.0
     """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If there can be no
     ZooKeeper (nothing listens, an unknown name, something else listens), the start fails after about a second."""
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
-    """run() in place (retry=None): pause of a partition after its handler has failed: step × 1, 2, 3 … up to max (1.x:
+    """Pause of a partition after its handler has failed, for run() with retry=None: step × 1, 2, 3 … up to max (1.x:
     the same)."""
     stop_seconds: float = 10.0
-    """run(): how long it waits for running handlers when it is told to end."""
+    """How long run() waits for running handlers when it is told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
@@ -173,7 +175,7 @@ class ConsumerConfig:
 
 
 class MovedLease(TypedDict, total=False):
-    """What a SharedConsumer once took."""
+    """Former arguments of a SharedConsumer."""
 
     lease_seconds: Duration | None
     member: str | None
@@ -184,29 +186,29 @@ class SharedConfig:
     """How a shared consumer leases messages."""
 
     member: str | None = None
-    """The name that operators see, unique per consumer. None: made from host and process."""
+    """The member's name for operators, unique per consumer. None: made from host and process."""
     lease_seconds: float = 30.0
     """Duration of a message's lease to this member; after it, unless extended, another member may get the message."""
     prefetch: int = 256
-    """Most messages leased ahead of the work. If messages take long, fewer are leased: the work of a fifth of a
-    second."""
+    """Most messages leased ahead of the work. If messages take long, fewer are leased: about a fifth of a second of
+    work."""
     fetch_max_bytes: int = 1 << 20
-    """Bytes leased by one request; one message may be larger."""
+    """Most bytes leased by one request; a single message may be larger."""
     long_poll_ms: int = 15_000
     """How long a broker may hold a request when there is nothing to lease."""
     settle_linger_ms: int = 100
-    """How long an acknowledgement waits for others, to go with them; 0 = not at all. In a group that takes the messages
-    of a key in order, none waits."""
+    """How long an acknowledgement waits for others, to be sent with them; 0 = not at all. In a group with
+    ordered_by_key no acknowledgement waits."""
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0
     """Pause after a failed request to a partition's broker, doubling from min to max, with jitter."""
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session. A shared consumer owns nothing in ZooKeeper, so it only limits how long a view
-    is stale."""
+    """Timeout of the ZooKeeper session. A shared consumer owns nothing in ZooKeeper, so this only limits how long its
+    view of the brokers is stale."""
     start_timeout_seconds: float = 15.0
     """How long the start waits for ZooKeeper while a server is slow or a leader is elected."""
     stop_seconds: float = 10.0
-    """run(): how long it waits for running handlers when it is told to end."""
+    """How long run() waits for running handlers when it is told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Arguments that became settings. They work for one more release, with a DeprecationWarning."""
+"""Former arguments that became settings. They work for one more release, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ _Config = TypeVar("_Config")
 
 
 class MovedProtocol(TypedDict, total=False):
-    """What producers, and iterators over topics, once took."""
+    """Former arguments of producers, and of iterators over topics."""
 
     protocol: str
 
 
 def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
-    """Return `config` with the arguments `given` of a call of `caller`, which are its settings, or its connection's.
+    """Return `config`, changed by the former arguments `given` in a call of `caller`. They are its settings, or its
+    connection's.
 
-    moved: those that the caller once had; None as a value means that the setting stays. Call it where the user's code
-    called, so that the warning names the user's line. Raises TypeError for another argument, as Python does for one
-    that there never was; ConfigError for a wrong value.
+    moved: names of the arguments that the caller once had; None as a value means that the setting stays. Call this
+    function directly in the method that the user's code called, so that the warning names the user's line. Raises
+    TypeError for an argument that never existed, as Python does; ConfigError for a wrong value.
     """
     changed: Any = config
     kind = type(config).__name__

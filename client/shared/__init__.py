@@ -1,4 +1,5 @@
-"""Shared consumers: many members take messages of the same partitions; each message goes to one member at a time."""
+"""Shared consumers: many members take messages of the same partitions, and each message is leased to one member at a
+time."""
 
 from .consumer import SharedConsumer
 from .message import SharedMessage

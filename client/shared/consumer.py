@@ -66,7 +66,7 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
     "no broker for the dead letter, as its log says"
 )
-"""The cause of a dead letter whose last attempt ended with its lease."""
+"""The cause recorded in a dead letter whose last attempt ended with its lease."""
 
 _RETRY = Retry()
 
@@ -75,8 +75,8 @@ class SharedConsumer(Closing):
     """A member of a shared group: each message of any partition is leased to one member, and is done when the member
     acknowledges it. At least once: a message whose lease ends is leased again.
 
-    Members join and leave without telling each other. Any thread may call any method. A forked process must create its
-    own.
+    Members join and leave without communicating with each other. Any thread may call any method. A forked process must
+    create its own.
     """
 
     def __init__(
@@ -99,14 +99,15 @@ class SharedConsumer(Closing):
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         group: shared groups have their own names; a Consumer's group of the same name is unrelated. start: where the
-        group begins on a partition that no member has asked for yet: "earliest" or "latest". ordered_by_key: messages
+        group begins on a partition that no member has requested yet: "earliest" or "latest". ordered_by_key: messages
         sent with the same key are leased one at a time, in their order. tags: only messages with one of these. where:
-        only messages whose properties match (docs/filters.md). The broker filters by both, and the consumer checks
-        again; the others count as acknowledged for the whole group. So these three settings belong to the group: the
-        first member sets them, and poll() and run() of a member with other values raise SharedRefused. on_lost: called
-        with a message that was acknowledged or extended too late, so another member may have it; on a thread of the
-        consumer, which it must not block. deserializer: decodes `message.value`; several are chosen by the message's
-        content type, the first one if it has none. metadata: the source of topics, instead of ZooKeeper.
+        only messages whose properties match (docs/filters.md). The broker applies both filters, and the consumer checks
+        again; filtered messages count as acknowledged for the whole group. So ordered_by_key, tags and where belong to
+        the group: the first member sets them, and poll() and run() of a member with other values raise SharedRefused.
+        on_lost: called with a message that was acknowledged or extended too late, so another member may have it. It
+        runs on a thread of the consumer, and must not block. deserializer: decodes `message.value`. Several are chosen
+        by the message's content type; the first one also decodes messages without one. metadata: the source of topics,
+        instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
@@ -128,7 +129,7 @@ class SharedConsumer(Closing):
         self._clock = time.monotonic
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
-        self._ending = Bells()  # for run(): it must end
+        self._ending = Bells()  # rung when run() must end
         self._aside = Aside("metaq-shared-close")
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
@@ -137,7 +138,7 @@ class SharedConsumer(Closing):
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
-        self._sender: FailedSender | None = None  # of dead letters
+        self._sender: FailedSender | None = None  # sends dead letters
         self._core = SharedCore(
             config,
             partial(_lost, self.group, on_lost),
@@ -191,7 +192,7 @@ class SharedConsumer(Closing):
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        """Take messages; those that an interrupt keeps from the caller come again when their leases end."""
+        """Take messages. If an interrupt keeps some from the caller, they are delivered again when their leases end."""
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
 
@@ -222,8 +223,8 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge `done`, and take the next message, for a thread of run(): one look at the core for each message.
-        None: there was none for a second."""
+        """Acknowledge `done`, and return the next message, for a thread of run(). This locks the core once for each
+        message. None: no message came for a second."""
         driver, core = self._driver, self._core
         with driver.lock:
             if self._closed:
@@ -251,12 +252,13 @@ class SharedConsumer(Closing):
         self._settle(messages, self._core.ack)
 
     def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
-        """Let any member lease the messages again in `delay` seconds. Raises as `ack`; ConfigError for the delay."""
+        """Let any member lease the messages again in `delay` seconds. Raises as `ack`; ConfigError for a wrong
+        delay."""
         seconds = _at_most("delay", delay, MAX_RELEASE_MS)
         self._settle(messages, lambda message, now: self._core.release(message, seconds, now))
 
     def extend(self, message: SharedMessage, seconds: Duration | None = None) -> None:
-        """Let the lease end so many seconds from now; None: lease_seconds. Raises as `release`."""
+        """Let the lease end `seconds` from now; None: lease_seconds from now. Raises as `release`."""
         longer = self._config.lease_seconds if seconds is None else _at_most("seconds", seconds, MAX_LEASE_MS)
         self._settle((message,), lambda message, now: self._core.extend(message, longer, now))
 
@@ -296,7 +298,7 @@ class SharedConsumer(Closing):
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that are asked for messages now. Raises CoordinationUnavailable."""
+        """Return the partitions from which this member now requests messages. Raises CoordinationUnavailable."""
         return [each for topic in self.topics for each in self._metadata.view(topic).partitions]
 
     # --- handlers -----------------------------------------------------------------------------------------------------
@@ -309,14 +311,15 @@ class SharedConsumer(Closing):
         keep_leases: bool = True,
         retry: Retry = _RETRY,
     ) -> None:
-        """Call `handler` with each message, on so many threads (1 … 1024), until stop() or close(). When the handler
-        returns, the message is acknowledged. If it raises an Exception, the message comes again after a pause, to any
-        member; any other exception ends run(), which raises it.
+        """Call `handler` with each message, on `threads` threads (1 … 1024), until stop() or close().
+
+        When the handler returns, the message is acknowledged. If it raises an Exception, the message is delivered again
+        after a pause, to any member. Any other exception ends run(), which raises it.
 
         keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
         pauses, and the number of attempts after which a message becomes a dead letter of the group (DeadLetters).
-        Letters redriven to the group come here, too. Raises as `poll`; ConfigError for Retry(ordered=True), and for
-        pauses above a week; InvalidName if the group's name is too long for its dead letters.
+        Letters redriven to the group are delivered here, too. Raises as `poll`; ConfigError for Retry(ordered=True),
+        and for pauses above a week; InvalidName if the group's name is too long for its dead letters.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -354,14 +357,14 @@ class SharedConsumer(Closing):
             raise run.failure
 
     def stop(self) -> None:
-        """Let run(), and waiting polls, return. Any thread, also a handler's."""
+        """Make run() and waiting polls return. Any thread; a handler may call it, too."""
         self._stopped = True
         self._driver.wake()
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Give back messages that were not taken, tell the brokers all settlements, and end; within `timeout` seconds.
-        Messages that were taken and not settled come to others when their leases end. Idempotent."""
+        """Give back messages that were not taken, send all settlements to the brokers, and end, within `timeout`
+        seconds. Messages that were taken and not settled are leased to others when their leases end. Idempotent."""
         seconds = check_wait("timeout", timeout)
         self._closes()
         self._closed = self._stopped = True
@@ -371,7 +374,7 @@ class SharedConsumer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupts here."""
+        """Close, on a thread where no interrupt comes."""
         left = TimeLeft(timeout)
         self._driver.wake()
         self._ending.ring()
@@ -421,11 +424,11 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """Why messages were to become dead letters that no broker has stored. They come again, here or to another
+        """Why messages failed whose dead letters no broker has stored. They are leased again, perhaps to another
         member, which does not know the reason."""
 
     def work(self) -> None:
-        """A worker thread's loop."""
+        """Run the loop of a worker thread."""
         consumer = self._consumer
         done: SharedMessage | None = None
         try:
@@ -437,7 +440,7 @@ class _Run:
         except ClientError as error:
             if not consumer._closed:
                 self._fail(error)
-        except BaseException as error:  # also of a handler: run() raises it
+        except BaseException as error:  # also an exception of a handler: run() raises it
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -447,7 +450,7 @@ class _Run:
     def _handle(self, message: SharedMessage) -> bool:
         """Handle a message; return whether to acknowledge it."""
         consumer, most = self._consumer, self._failed.retry.attempts
-        if message.attempts > most:  # members have ended over it, or its dead letter was not stored
+        if message.attempts > most:  # its lease ended with its members, or its dead letter was not stored
             known = self._unburied.pop((message.leased_from, message.leased_at), None)
             failure = known or self._failed.failure(message, TimeoutError(_NO_WORD), message.attempts - 1)
             return self._bury(message, failure)
@@ -482,8 +485,8 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Store it as a dead letter, and return whether to acknowledge it. If that fails, the message comes again.
-        error: the handler's, if it has just raised one."""
+        """Store the message as a dead letter, and return whether to acknowledge it. If storing fails, the message is
+        delivered again. error: the handler's exception, if it has just raised one."""
         consumer = self._consumer
         try:
             self._failed.send(message, failure).future.result()
@@ -527,7 +530,7 @@ def _member(name: str | None) -> str:
 
 
 def _at_most(option: str, given: Duration, most_ms: int) -> float:
-    """In seconds. Raises ConfigError, WrongDuration."""
+    """Return `given` in seconds. Raises ConfigError, WrongDuration."""
     seconds = check_wait(option, given)
     if seconds > most_ms / 1000:
         raise ConfigError(option, given, f"choose at most {most_ms / 1000:g} seconds")

@@ -1,4 +1,4 @@
-"""Decide what a shared consumer asks of each partition, and when: no I/O, no thread, no clock.
+"""Decide what a shared consumer requests of each partition, and when: no I/O, no thread, no clock.
 
 Its driver (driver.py) calls it with a lock held, executes its `actions` and reports the results.
 """
@@ -34,8 +34,8 @@ _IS_ALONE = 2  # AcquireReply.suspect: must be the only message of this member
 
 
 class Acquiring(NamedTuple):
-    """Lease at most `records` messages of this partition; the broker may wait for them. 0: answer waiting requests
-    there at once."""
+    """Request to lease at most `records` messages of this partition; the broker may wait for them. 0 records: withdraw,
+    so that the broker answers waiting requests at once."""
 
     partition: TopicPartition
     records: int
@@ -43,24 +43,27 @@ class Acquiring(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Tell the broker the settlements of these."""
+    """Request to send these settlements to the broker."""
 
     partition: TopicPartition
     settlements: tuple[Settlement, ...]
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""The action for a message, its milliseconds, and the number of unanswered tries."""
+"""A message, its action, the action's milliseconds, and the number of unanswered tries."""
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """asked: records of the request in flight, 0 = none. is_parked: the request waits for a message. has_more: the last
-    answer said that there is more, or there was none yet. early_until: an answer without messages before this time is
-    too early, because the broker was asked to wait. due: unsent settlements; sent: those in flight. settle_at: when
-    `due` goes; retry_at: not before that, because the last ones have failed. acknowledged: offsets of messages that
-    were acknowledged late, with the token of that lease: this member may get them again. withdraw_at: when a closing
-    member next tells the broker that it wants no more."""
+    """State of one partition.
+
+    asked: records of the request in flight, 0 = none. is_parked: the request waits at the broker for a message.
+    has_more: the last answer said that there is more, or there was none yet. early_until: an empty answer before this
+    time is too early, because the broker was asked to wait. due: unsent settlements; sent: settlements in flight.
+    settle_at: when `due` is sent; retry_at: `due` is not sent before, because the last settlements have failed.
+    acknowledged: offsets of messages that were acknowledged late, with the token of that lease: this member may get
+    them again. withdraw_at: when a closing member next withdraws its request.
+    """
 
     partition: TopicPartition
     backoff: Backoff
@@ -78,11 +81,11 @@ class _Partition:
 
 
 class SharedCore:
-    """The core. One thread at a time.
+    """The decisions of one shared consumer. One thread at a time.
 
-    waiting: the waiters without messages, and for how many each waits; a waiter that stops waiting removes itself.
-    workers: number of threads that work on messages, run()'s threads, or 1. wakes_at: when the driver looks again
-    without an event; the driver sets it. is_due: the driver must look earlier; the driver resets it.
+    waiting: the waiters without messages, and the number of messages for which each waits; a waiter that stops waiting
+    removes itself. workers: number of threads that work on messages: run()'s threads, or 1. wakes_at: when the driver
+    looks again without an event; the driver sets it. is_due: the driver must look earlier; the driver resets it.
     """
 
     def __init__(
@@ -98,13 +101,14 @@ class SharedCore:
     ) -> None:
         """on_lost: called with a message whose settlement came too late: another member has it, or had it. ordered:
         whether the next message of a key waits for the acknowledgement of the previous one. where: messages that do not
-        match are acknowledged and not delivered; tags: likewise messages without one of these. reader: of `value`."""
+        match are acknowledged and not delivered. tags: messages without one of these are treated likewise. reader:
+        makes `value`."""
         self.waiting: dict[object, int] = {}
         self.workers = 1
         self.wakes_at = math.inf
         self.is_due = False
         self.acknowledged = self.lost = self.damaged = 0
-        """Messages since the start; acknowledged ones include filtered and expired ones."""
+        """Numbers of messages since the start; the acknowledged ones include filtered and expired ones."""
         self._config = config
         self._on_lost = on_lost
         self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
@@ -114,24 +118,25 @@ class SharedCore:
         self._reader = reader
         self._now_ms = now_ms
         self._partitions: dict[TopicPartition, _Partition] = {}
-        self._turn: deque[_Partition] = deque()  # the order in which partitions are asked
+        self._turn: deque[_Partition] = deque()  # the order in which partitions are requested
         self._buffers: list[deque[SharedMessage]] = [deque() for _ in range(MAX_PRIORITY + 1)]
-        self._top = 0  # no buffer of a higher priority has messages
+        self._top = 0  # no buffer with a priority above this has messages
         self._buffered = 0
-        self._stale_at = math.inf  # when the first of them has waited too long, or earlier
-        self._rests = False  # some have waited too long: lease nothing ahead until somebody takes messages again
+        self._stale_at = math.inf  # when the first buffered message has waited too long, or earlier
+        # some messages have waited too long: lease nothing ahead until somebody takes messages again
+        self._rests = False
         self._low = -1  # request more at this number of buffered messages; -1 = never: a request is in flight
         self._stale_seconds = config.lease_seconds * tuning.STALE_PART
         self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
-        self._kept: dict[int, SharedMessage] = {}  # by identity: handlers work on them
-        self._alone: SharedMessage | None = None  # the broker gives this member no other message beside it
+        self._kept: dict[int, SharedMessage] = {}  # messages on which handlers work, by id()
+        self._alone: SharedMessage | None = None  # the broker gives this member no other message besides this one
         self._seconds: float | None = None  # seconds that a worker needs per message
         self._closing = False
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def use(self, partitions: Iterable[TopicPartition]) -> None:
-        """Use these partitions from now on. Messages leased from others may still be settled."""
+        """Use these partitions from now on. Messages already leased from other partitions may still be settled."""
         there = set(partitions)
         for each in there - self._partitions.keys():
             found = _Partition(each, Backoff(self._config.error_min_seconds, self._config.error_max_seconds))
@@ -147,7 +152,7 @@ class SharedCore:
         return self._buffered
 
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
-        """Take at most so many of the most urgent buffered messages. keep: extend their leases until they are
+        """Take at most `most` of the most urgent buffered messages. keep: extend their leases until they are
         settled."""
         taken: list[SharedMessage] = []
         while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
@@ -164,7 +169,8 @@ class SharedCore:
             if not buffer:
                 self._top -= 1
                 continue
-            self._buffered -= 1  # first: an interrupt after the call costs one message until its lease ends, no count
+            # first: an interrupt after the call then costs one message until its lease ends, and the count stays right
+            self._buffered -= 1
             message = buffer.popleft()
             if message.lease_until - now < self._stale_seconds:
                 self._settle(message, _RETURN, 0, now)
@@ -186,8 +192,8 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """Take the answer to an Acquiring. waiting: the least number of further messages that the broker could have
-        given. suspect: as in AcquireReply."""
+        """Take the answer to an Acquiring. waiting: the number of further messages that the broker could have given, or
+        fewer. suspect: as in AcquireReply."""
         found = self._partitions[partition]
         found.has_more = waiting > 0
         if found.asked and not messages and (found.has_more or now < found.early_until):
@@ -201,8 +207,8 @@ class SharedCore:
             if wants_none:
                 self._settle(message, _RETURN, 0, now)
             elif known and message.leased_at in known:
-                continue  # it was leased again before the broker knew that it is done
-            elif suspect and self._holds_one_alone(now):  # of another broker: no other message may end with that one
+                continue  # it was leased again before the broker knew that it was acknowledged
+            elif suspect and self._holds_one_alone(now):  # a suspect of another broker, while one is held alone
                 self._settle(message, _RETURN, 0, now)
             elif self._filters and self._leaves_out(message):
                 self._settle(message, _ACK, 0, now)
@@ -234,7 +240,7 @@ class SharedCore:
         return self._alone is not None and now < self._alone.lease_until
 
     def _leaves_out(self, message: SharedMessage) -> bool:
-        """Whether the group does not want it; the broker leases nothing to a member with another filter.
+        """Whether the group's filters reject the message. The broker leases nothing to a member with another filter.
 
         A message from the group's own topic has already passed the filter.
         """
@@ -245,13 +251,13 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Note a wrong checksum: the broker may read the message again, or find the damage."""
+        """Release a message with a wrong checksum: the broker may read it again, or find the damage."""
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """An Acquiring has failed, or its withdrawal, which earlier brokers refuse: nobody waits for its answer. pause:
-        until it is retried; None: a growing one."""
+        """Note that an Acquiring has failed, or its withdrawal, which earlier brokers refuse: its answer is no longer
+        awaited. pause: seconds before the next try; None: a growing pause."""
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
@@ -260,7 +266,7 @@ class SharedCore:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def ack(self, message: SharedMessage, now: float) -> None:
-        """Note that it is done."""
+        """Note that the message is done."""
         seconds = now - message.handed_at
         if self._seconds is not None:
             seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
@@ -274,14 +280,14 @@ class SharedCore:
         self._settle(message, _ACK, 0, now)
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
-        """Let it be leased again in `delay` seconds."""
+        """Let the message be leased again in `delay` seconds."""
         if now > message.lease_until - self._stale_seconds:
             self._drop_copy(message)
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Drop another copy: the lease may have ended, and the message may be buffered again under a new lease.
-        Settlements then apply to that lease."""
+        """Drop another copy of the message. The old lease may have ended, and the message may be buffered again under a
+        new lease; settlements then apply to the new one."""
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
                 if copy.leased_at == message.leased_at and copy.leased_from == message.leased_from:
@@ -293,7 +299,7 @@ class SharedCore:
                     return
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
-        """Let its lease end in so many seconds."""
+        """Let the message's lease end in `seconds`."""
         message.lease_until = now + seconds
         self._say(message, _EXTEND, round(seconds * 1000), now)
 
@@ -322,13 +328,13 @@ class SharedCore:
                 self._look_by(when)
 
     def _look_by(self, when: float) -> None:
-        """Let the driver look at this time, or earlier."""
+        """Make the driver look at this time at the latest."""
         if when < self.wakes_at:
             self.wakes_at = when
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
-        """Settle at once, because somebody waits for it."""
+        """Send settlements at once, because somebody waits for it."""
         for each in self._partitions.values():
             if each.due:
                 self._settle_by(each, now)
@@ -340,12 +346,12 @@ class SharedCore:
         found.backoff.reset()
         for (message, action, _, tries), outcome in zip(sent, outcomes, strict=True):
             if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
-                self.acknowledged += 1  # GONE: an answer was lost, and the message is done
+                self.acknowledged += 1  # GONE: an earlier answer was lost, and the message is done
             elif outcome is not _DONE and action is not _RETURN and not _is_outdated(message, action):
                 done_by = found.acknowledged.get(message.leased_at, message.token)
                 if (
                     outcome is not SettleOutcome.GONE or done_by == message.token
-                ):  # otherwise by another lease of this member
+                ):  # otherwise this member has it by another lease
                     self._lose(message)
         if found.due:
             self._look_by(found.settle_at)
@@ -363,7 +369,8 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """A Settle has failed: repeat it while the leases may still matter. sent: the broker may have received it."""
+        """Repeat settlements that failed, while the leases may still matter. sent: the broker may have received
+        them."""
         found = self._partitions[partition]
         pause = found.backoff.next() if pause is None else pause
         again, found.sent = found.sent, []
@@ -386,13 +393,13 @@ class SharedCore:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, and all earlier requests and settlements are answered."""
+        """Whether this was closed, and all earlier requests and settlements are answered."""
         return self._closing and not (self.unsettled_count or any(each.asked for each in self._partitions.values()))
 
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request nothing more, and give back untaken messages, including those that still arrive."""
+        """Request nothing more, and give back untaken messages, including messages that still arrive."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -421,7 +428,7 @@ class SharedCore:
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
         """Withdraw requests that may wait at brokers: otherwise their messages would be leased to a member that has
-        ended. Repeated, because another thread may send the request after its withdrawal."""
+        ended. This is repeated, because another thread may send the request after its withdrawal."""
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
             each.withdraw_at = now + tuning.WITHDRAW_SECONDS
@@ -431,7 +438,8 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Whether its settlements go along with a request for more messages, which saves a round trip."""
+        """Whether the partition's settlements are sent together with a request for more messages, which saves a round
+        trip."""
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
     def _settlements(self, found: _Partition, now: float) -> Settle:
@@ -446,8 +454,8 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Give untaken messages to other members before their leases end, because that would make suspects of them, or
-        count as an attempt. This member would only withhold more of them until somebody takes messages here again."""
+        """Return untaken messages to the broker before their leases end: an ended lease would make suspects of them, or
+        count as an attempt. Then lease nothing ahead until somebody takes messages here again."""
         if now < self._stale_at:
             return
         self._stale_at = math.inf
@@ -466,7 +474,7 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """Forget the single message when its lease has ended: nothing waits for it any more."""
+        """Forget the message that was held alone when its lease has ended: nothing waits for it any more."""
         if self._alone is not None and now >= self._alone.lease_until:
             self._alone = None
             self._note_low()
@@ -512,16 +520,16 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Number of untaken messages, including requested ones that will come at once."""
+        """Number of untaken messages, including requested messages that will come at once."""
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
     @property
     def is_low(self) -> bool:
-        """Whether `actions` requests more, now that messages were taken."""
+        """Whether `actions` requests more messages, now that some were taken."""
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Update the input of `is_low`, which is checked for each message."""
+        """Update the threshold that `is_low` compares for each message."""
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -529,7 +537,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """When `actions` may have work without another event."""
+        """Return when `actions` may have work without another event."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -543,6 +551,6 @@ class SharedCore:
 
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
-    """Whether the result of this extension no longer matters: the message was settled, or lost, later. Only the
-    settlement tells whether it came too late."""
+    """Whether the result of this extension no longer matters, because the message was settled or lost later. Only the
+    settlement's answer tells whether it came too late."""
     return action is _EXTEND and message.is_settled

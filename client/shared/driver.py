@@ -56,8 +56,8 @@ _PAUSE_SECONDS = 1.0
 class SharedDriver:
     """The driver of one shared consumer. `lock` guards the core; the driver's threads are daemons.
 
-    came: rung when messages, or a failure, have come; settling: rung when answers to settlements have come. failure:
-    why nothing will ever come; waiting calls raise it. Messages taken before may still be settled.
+    came: rung when messages have come, or a failure. settling: rung when answers to settlements have come. failure: why
+    no message will come any more; waiting calls raise it. Messages taken before may still be settled.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SharedDriver:
         self._thread: BackgroundThread | None = None
 
     def begin(self) -> None:
-        """Find the topics' partitions, and begin to ask. Raises CoordinationUnavailable."""
+        """Find the topics' partitions, and begin to request messages. Raises CoordinationUnavailable."""
         self._look()
         self._metadata.on_change(lambda topic: self._topics_changed())
         self._thread = BackgroundThread(self._run, "metaq-shared")
@@ -100,7 +100,7 @@ class SharedDriver:
             self._topics_changed()
 
     def ring(self) -> None:
-        """Wake the driver's thread after a change for the core."""
+        """Wake the driver's thread after a change in the core."""
         self._bell.ring()
 
     @property
@@ -118,7 +118,7 @@ class SharedDriver:
             return self.core.is_closed
 
     def wake(self) -> None:
-        """Let all waiters look again. Any thread."""
+        """Make all waiters look again. Any thread."""
         self.came.ring()
         self.settling.ring()
 
@@ -131,7 +131,7 @@ class SharedDriver:
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Give back untaken messages, including those of requests in flight, and wait until all is settled; return
+        """Give back untaken messages, including messages that still arrive, and wait until all is settled. Return
         whether it is."""
         deadline = self._clock() + timeout
         with self.lock:
@@ -166,7 +166,7 @@ class SharedDriver:
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the seconds until it must look again; None: not before it is rung."""
+        """Return the seconds until the driver must look again; None: not before it is rung."""
         with self.lock:
             core, now = self.core, self._clock()
             core.is_due = False
@@ -198,7 +198,7 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return a connection. None: there is none now, and the action is handled."""
+        """Return a connection for the action. None: there is none now, and the action is handled."""
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -223,7 +223,7 @@ class SharedDriver:
         return connection
 
     def _connect(self, endpoint: Endpoint, action: Acquiring | Settle) -> None:
-        """Connect on another thread, because it may block."""
+        """Connect on another thread, because connecting may block."""
 
         def connect() -> None:
             try:
@@ -344,7 +344,8 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Handle a failed action. error: None = there is a connection now. sent: the broker may have received it."""
+        """Handle a failed action. error: None = there is a connection now, so try again. sent: the broker may have
+        received it."""
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
         if pause is None:

@@ -20,10 +20,10 @@ class SharedMessage(Message):
     """A Message that this member has for a limited time. A dead letter that was redriven to the group has the
     partition, offset and id of the original message.
 
-    attempts: the number of attempts by any member, including this one. A failed handler counts, and so does a member
-    that ended, or let the lease expire, while it had this message alone (docs/messages.md). lease_until: when the lease
-    ends, by time.monotonic(), as known to this member. leased_from, leased_at: the partition and byte position of the
-    leased record.
+    attempts: the number of attempts by any member, including this one. A failed handler counts. So does a member that
+    ended, or let the lease expire, while it had only this message (docs/messages.md). lease_until: when the lease ends,
+    by time.monotonic(), as known to this member. leased_from, leased_at: the partition and byte position of the leased
+    record.
     """
 
     leased_from: TopicPartition
@@ -36,14 +36,14 @@ class SharedMessage(Message):
     is_settled: bool = False
     """Whether it was acknowledged, released or lost, so that it cannot be settled any more."""
     is_suspect: bool = False
-    """Whether a lease of it has ended without a settlement: it may have killed its worker."""
+    """Whether an earlier lease of the message ended without a settlement: the message may have killed its worker."""
     handed_at: float = math.inf
     reader: ValueReader | None = None
     """The reader with the consumer's deserializer; it is not pickled."""
 
     @property
     def value(self) -> Any:
-        """As Message.value."""
+        """The decoded payload, as Message.value."""
         if self.reader is None:
             raise ClientError(
                 "this message's consumer has no deserializer: write SharedConsumer(deserializer=…), or "

@@ -1,4 +1,4 @@
-"""What a member of a shared group says in its requests, whatever the partition."""
+"""The part of a shared group member's requests that is the same for all partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SharedTerms"]
 
 
 class SharedTerms(NamedTuple):
-    """As the fields of AcquireRequest (protocol/shared.py)."""
+    """Terms of a member; the fields are those of AcquireRequest (protocol/shared.py)."""
 
     group: str
     member: str
