@@ -1,7 +1,7 @@
-"""Requests for operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
+"""Send requests of operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
 
 All functions block and raise as asking.py says; also RequestRefused if the broker does not accept the request. A Java
-broker never does.
+broker never accepts one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Longer than a leader tries to hand over."""
+"""Seconds to wait for a hand-over: longer than a leader tries to hand over."""
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Let the broker read its server.ini again; return the changes."""
+    """Make the broker read its server.ini again; return the changes."""
     report: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
     return report
 
 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
-    """Refuse puts to and gets from the partitions start … end; return all partitions of `topic` that are closed then.
+    """Make a broker refuse puts to and gets from the partitions start … end. Return all partitions of `topic` that are
+    closed then.
 
     Raises TopicNotAccepted; RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
@@ -54,7 +55,7 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
 
 
 def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
-    """Accept puts and gets again for all of `topic`; return the partitions that were closed. Raises
+    """Make a broker accept puts and gets again for all partitions of `topic`; return those that were closed. Raises
     TopicNotAccepted."""
     request = OpenPartitionsRequest(topic)
     return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
@@ -63,8 +64,8 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
 def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the XA transactions that wait for their coordinator, oldest first. active: then also the open, not
-    prepared transactions that have most bytes; older brokers leave these out."""
+    """Return the XA transactions that wait for their coordinator, oldest first. active: also return the open, not
+    prepared transactions that have the most bytes; older brokers omit these."""
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
     return found
@@ -73,7 +74,7 @@ def prepared_transactions(
 def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: float | None = None) -> None:
     """Decide a prepared XA transaction in its coordinator's place; action: one of COMPLETE_ACTIONS.
 
-    Raises TransactionRefused if the broker does not know it, or if it is not prepared.
+    Raises TransactionRefused if the broker does not know the transaction, or if it is not prepared.
     """
     _ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
 
@@ -85,17 +86,17 @@ def replication_status(connection: Asked, timeout: float | None = None) -> dict[
 
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Let the broker reconnect and check everything again; return its status at that moment.
+    """Make the broker reconnect and check everything again; return its status at that moment.
 
-    Raises RequestRefused for a broker without a part in replication.
+    Raises RequestRefused if the broker takes no part in replication.
     """
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RESTART_REPLICATION, {}, timeout))
     return status
 
 
 def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Return the role of a node in a broker set, and a leader's view of the others (docs/replication.md). Allowed from
-    anywhere.
+    """Return the role of a node in a broker set, and a leader's view of the other nodes (docs/replication.md). Allowed
+    from any address.
 
     Raises RequestRefused if the broker is no node of a set.
     """
@@ -104,10 +105,10 @@ def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any
 
 
 def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECONDS) -> dict[str, Any]:
-    """Let the leader of a broker set hand over to `node`, or to any in-sync node; return the new `leader` and the
+    """Make the leader of a broker set hand over to `node`, or to any in-sync node; return the new `leader` and the
     `seconds`.
 
-    Raises RequestRefused with the reason if that did not happen.
+    Raises RequestRefused with the reason if the leader did not change.
     """
     request = HandOverRequest(node)
     done: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.HAND_OVER, request.to_ext(), timeout))
@@ -117,10 +118,10 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
 def look_at_move(
     connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Let a broker look at the move of `broker`'s partitions from this one on, and do its next step; return the
-    progress.
+    """Make a broker check the move of partitions that begins with this partition of `broker`, and do the move's next
+    step; return the progress.
 
-    Allowed from anywhere. Raises RequestRefused if there is no such move, or the broker cannot look now.
+    Allowed from any address. Raises RequestRefused if there is no such move, or the broker cannot check it now.
     """
     request = MoveRequest(topic, broker, partition)
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.MOVE, request.to_ext(), timeout))

@@ -1,4 +1,4 @@
-"""One question to one broker, on an open connection in either protocol.
+"""Ask one broker one question, on an open connection in either protocol.
 
 Every function of this package blocks the calling thread, at most `timeout` seconds (default: the connection's request
 timeout), and raises BrokerUnavailable, RequestTimedOut, RemoteProtocolError for an invalid answer, RequestRefused if a
@@ -36,10 +36,10 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""As ConnectionPool.follow."""
+"""Returns the seconds to wait before another try, as ConnectionPool.follow."""
 
 LEADER_SECONDS = 10.0
-"""Seconds that a broker set may be without a leader before a request ends with NotLeader."""
+"""Seconds without a leader of the broker set after which a request ends with NotLeader."""
 
 READER_GROUP = "Just_for_Browser"
 """The group name of 1.x's own reader without a group (TopicBrowser); no group state exists for it."""
@@ -74,8 +74,8 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """Return the answer to `question`, which takes its connection from a pool; ask again at a new leader of the broker
-    set. Raises its errors; NotLeader if no node leads the set for 10 s."""
+    """Return the answer to `question`, which takes its connection from a pool; ask again when another node leads the
+    broker set. Raises the question's errors; NotLeader if no node leads the set for 10 s."""
     give_up = clock() + LEADER_SECONDS
     while True:
         try:
@@ -95,14 +95,14 @@ def ask(
     timeout: float | None,
     fine: tuple[int, ...] = (),
 ) -> Frame:
-    """Return the answer to a frame without a body. partition: for errors. fine: codes beside SUCCESS that are not
-    errors."""
+    """Send a frame without a body, and return the answer. partition: for errors. fine: codes besides SUCCESS that are
+    not errors."""
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)
 
 
 def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
-    """Return the reply if it is a frame with one of the codes."""
+    """Return the reply if it is a frame with SUCCESS or one of the codes `fine`; otherwise raise its error."""
     frame = as_frame(reply, connection)
     if not is_success(frame) and frame.code not in fine:
         raise frame_error(frame, partition, connection.endpoint)
@@ -110,14 +110,14 @@ def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: t
 
 
 def as_frame(reply: Reply, connection: Asked) -> Frame:
-    """Return the reply to a frame."""
+    """Return the reply as a frame. Raises RemoteProtocolError."""
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
     return reply
 
 
 def as_result(reply: Reply, connection: Asked) -> Result:
-    """Return the reply to a text command whose answer is a result line."""
+    """Return the reply to a text command as a result line. Raises RemoteProtocolError."""
     if not isinstance(reply, Result):
         raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
     return reply

@@ -1,6 +1,7 @@
-"""View a whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
+"""Read the state of a whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
 
-For tools and for Spark's driver. One ZooKeeper session and one connection per broker, opened at first use. One thread.
+For tools and for Spark's driver. One ZooKeeper session and one connection per broker, opened when first used. One
+thread.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _T = TypeVar("_T")
 
 
 class Cluster:
-    """Use as a context manager. Every method raises CoordinationUnavailable if ZooKeeper does not answer."""
+    """Questions to a whole cluster. Use as a context manager. Every method raises CoordinationUnavailable if ZooKeeper
+    does not answer."""
 
     def __init__(
         self,
@@ -55,8 +57,8 @@ class Cluster:
         starts: bool = True,
     ) -> None:
         """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long to
-        wait for brokers and topics while a broker set has nodes and no leader. starts: False: for a constructor that
-        calls `start` at its own end; an interrupt between the two ends would otherwise leave the session open."""
+        wait for brokers and topics while a broker set has nodes and no leader. starts: false for a constructor that
+        calls `start` as its own last step; otherwise an interrupt between the two would leave the session open."""
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
         self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
@@ -83,7 +85,7 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the session and all connections, within `timeout` seconds and END_SECONDS, even if something hangs.
+        """End the session and all connections, within `timeout` seconds and END_SECONDS, even if a step hangs.
         Idempotent."""
         self._ending.do(self._close, check_wait("timeout", timeout))
 
@@ -113,7 +115,7 @@ class Cluster:
         return self.served_many([topic])[topic]
 
     def served_many(self, topics: Sequence[str]) -> dict[str, list[TopicPartition]]:
-        """As `served`, for each of these topics, in four round trips altogether."""
+        """Return the `served` partitions of each of these topics, in four round trips altogether."""
         offered = (self.view.topic_partitions_many(topics, publish) for publish in (True, False))
         return {
             topic: sorted(TopicPartition(topic, *each) for each in {*sent_to, *read})
@@ -121,12 +123,12 @@ class Cluster:
         }
 
     def no_partition(self, topic: str) -> NoPartition:
-        """The error for a topic that no live broker has; it names the most similar existing one."""
+        """Return the error for a topic that no live broker has; it names the most similar existing topic."""
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """Return `only`, or if that is empty all served partitions of `topic`. Raises NoPartition with the existing
-        ones."""
+        """Return the partitions `only`, or if none are given all served partitions of `topic`. Raises NoPartition,
+        which names the existing partitions."""
         there = self.served(topic)
         if not there:
             raise self.no_partition(topic)
@@ -141,7 +143,8 @@ class Cluster:
         return f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
 
     def endpoint(self, broker_id: int) -> Endpoint:
-        """Return the address of the master of `broker_id`, as of the first call. Raises BrokerUnavailable."""
+        """Return the address of the master of `broker_id`; it is looked up at the first call. Raises
+        BrokerUnavailable."""
         if self._brokers is None:
             self._brokers = self.view.brokers()
         nodes = self._brokers.get(broker_id)
@@ -160,7 +163,7 @@ class Cluster:
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
-        """As `ask`, for the broker that listened at this address when it was looked up."""
+        """Ask as `ask` does, the broker that listened at this address when it was looked up."""
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
 
     def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
@@ -186,16 +189,16 @@ class Cluster:
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
         """Return the partitions of the wanted topics that a znode names and that are not among those `offered`.
-        registered: ids of the brokers that were live before these were read."""
+        registered: ids of the brokers that were live before `offered` was read."""
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Return moves of partitions between brokers: those in progress, and the outcomes of former ones."""
+        """Return moves of partitions between brokers: those in progress, and former ones with their outcomes."""
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the current source of each partition: its broker's master, otherwise a slave; partitions without
-        either are left out."""
+        """Return the broker from which each partition is read now: its broker's master, otherwise a slave. Partitions
+        without either are left out."""
         return self.survey().sources(partitions)
 
     def connect(self, endpoint: Endpoint) -> Connection:
@@ -203,7 +206,7 @@ class Cluster:
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Return a survey, which asks the brokers of many partitions, even if some do not answer."""
+        """Return a survey, which asks the brokers of many partitions, even if some brokers do not answer."""
         return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
@@ -219,12 +222,12 @@ class Cluster:
         return self._offsets.load(group, partition.topic, str(partition))
 
     def committed_many(self, group: str, partitions: Sequence[TopicPartition]) -> list[Offset | None]:
-        """As committed(), for each in order."""
+        """Return the committed offset of each partition, in order, as committed()."""
         return self._offsets.load_many(group, [(each.topic, str(each)) for each in partitions])
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int | Offset]) -> None:
-        """Set the group's offsets; a plain number is an offset in bytes with an unknown message id, as set by 1.x's
-        tools.
+        """Set the group's offsets. A plain number is an offset in bytes with an unknown message id, as 1.x's tools set
+        it.
 
         Only for a group without members: a consumer that owns a partition would overwrite its offset.
         """
@@ -243,7 +246,7 @@ class Cluster:
         return sorted(self.view.consumers(group))
 
     def group_topics(self, group: str) -> list[str]:
-        """Return the topics that a live member subscribes, or for which the group has offsets, sorted."""
+        """Return the topics to which a live member subscribes, or for which the group has offsets, sorted."""
         subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
         return sorted(subscribed.union(self.view.committed_topics(group)))
 
@@ -253,7 +256,8 @@ class Cluster:
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Return the partitions of a broker for which the group has an offset or a begun message, in order."""
+        """Return the partitions of a broker for which the group has an offset or the mark of a message that was begun,
+        in order."""
         found = self.view.partitions_of_groups(lambda _: True)
         named = {place for place, groups in found.items() if group in groups}
         return sorted(TopicPartition.parse(*each) for each in named if each[1].partition("-")[0] == str(broker_id))

@@ -1,8 +1,8 @@
 """Find out whether a partition still has the messages that a group has read.
 
 Messages may be lost after a group has read them: by `metaq brokers elect --unclean`, by a power cut with asynchronous
-flush, or by a restored data directory. The group then continues in the middle of the messages that replaced them, or
-after these, and skips messages. It can be detected: a committed offset has the id of the last message before it, and
+flush, or by a restored data directory. The group then continues among or after the messages that replaced the lost
+ones, and skips some of them. This can be detected: a committed offset has the id of the last message before it, and
 that message is not in the partition.
 """
 
@@ -23,11 +23,11 @@ __all__ = ["common_offset", "diverged_at"]
 
 
 def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
-    """Return the begin of the messages that a group with this committed offset may have missed; None if it has missed
-    none, or if that is unknown: without an id of ours, on a Java broker, or if retention has deleted the message.
+    """Return where the messages begin that a group with this committed offset may have missed.
 
-    A group that continues there reads everything, and at most a few messages twice. Raises as every question
-    (asking.py).
+    None: it has missed none, or that is unknown: the offset has no id that metaq made, the broker is a Java broker, or
+    retention has deleted the message. A group that continues at the returned offset reads all messages, and at most a
+    few of them twice. Raises as every question (asking.py).
     """
     if message_id <= 0 or not connection.speaks_frames:
         return None
@@ -39,8 +39,8 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """Return the begin of the messages stored after the one with this id, for a partition that begins at `first` and
-    does not have that message. None: it has or had it, or that is unknown now. Raises as every question."""
+    """Return where the messages begin that were stored after the one with this id. The partition begins at `first` and
+    does not have that message. None: the partition has or had it, or that is unknown now. Raises as every question."""
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:
         return None
@@ -54,12 +54,12 @@ def common_offset(connection: Asked, partition: TopicPartition, first: int, mess
 
 
 def _has(connection: Asked, partition: TopicPartition, message_id: int) -> bool | None:
-    """Whether the partition has the message. None: not everything could be searched now."""
+    """Whether the partition has the message. None: not all of its data could be searched now."""
     ext = ViewMessageRequest(partition.topic, message_id, partition.partition).to_ext()
     found = (ResponseCode.QUERY_NOT_FOUND,)
     try:
         frame = ask(connection, RequestCode.VIEW_MESSAGE_BY_ID, ext, partition, SEARCH_TIMEOUT_SECONDS, found)
-    except (BrokerUnavailable, RequestRefused, RequestTimedOut):  # many searches at this moment, or a long one
+    except (BrokerUnavailable, RequestRefused, RequestTimedOut):  # too many searches now, or one too long
         return None
     reply = FoundReply.from_ext(frame.ext)
     if any(row.partition == partition.partition for row, _ in decode_found(frame.body, reply.messages)):

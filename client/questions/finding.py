@@ -40,13 +40,13 @@ __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check
 
 
 def check_message_id(option: str, message_id: int) -> None:
-    """Raises ConfigError unless it is a possible message id."""
+    """Check that `message_id` is a possible message id. Raises ConfigError."""
     if type(message_id) is bool or not isinstance(message_id, Integral) or not -INT64_MAX <= message_id <= INT64_MAX:
         raise ConfigError(option, repr(message_id), "give the whole number that SendResult.message_id or Message.id is")
 
 
 def check_key(option: str, key: str) -> None:
-    """Raises ConfigError unless it is a text that may be one of a message's keys."""
+    """Check that `key` is a text that may be one of a message's keys. Raises ConfigError."""
     remedy = "name one of the message's keys, as a text"
     check_text(option, key, remedy)
     if not key:
@@ -54,7 +54,8 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message and when it was stored (ms since 1970). `latest`: at that time or earlier (a Java broker's message)."""
+    """A message and when it was stored (ms since 1970). `latest`: it was stored then or earlier (a Java broker's
+    message)."""
 
     message: Message
     stored_ms: int
@@ -65,9 +66,9 @@ class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
     unsearched_bytes: data that was not searched, because an index was being rebuilt or a bound was reached; another
-    search continues. more: there are further messages with the key. silent: by id, why brokers with the topic did not
-    answer; only where that is allowed. damaged: why matching messages are missing in the result. absent: ids of brokers
-    that are not registered now, so their messages were not searched.
+    search continues there. more: there are further messages with the key. silent: by id, why brokers with the topic did
+    not answer; only if the search allows it. damaged: why matching messages are missing in the result. absent: ids of
+    brokers that are not registered now, so their messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -83,7 +84,7 @@ class FoundMessages(NamedTuple):
 
 
 class MessageFinder:
-    """Search one topic on all brokers that have it, one after the other."""
+    """Search of one topic on all brokers that have it, one after the other."""
 
     def __init__(
         self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
@@ -93,11 +94,12 @@ class MessageFinder:
         self._follow = follow
 
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
-        """Return the message with an id (SendResult.message_id, Message.id); if Java brokers gave it twice, the oldest.
+        """Return the message with an id (SendResult.message_id, Message.id). If Java brokers gave two messages the same
+        id, return the oldest.
 
-        A silent broker is no error if another one has the message. Raises MessageNotFound; SearchIncomplete if it may
-        be in data that was not searched; CorruptRecord if it is damaged; NoPartition; RequestRefused if a broker cannot
-        search (Java), BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
+        A silent broker is no error if another one has the message. Raises MessageNotFound; SearchIncomplete if the
+        message may be in data that was not searched; CorruptRecord if it is damaged; NoPartition; RequestRefused if a
+        broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -131,8 +133,8 @@ class MessageFinder:
     ) -> FoundMessages:
         """Return the newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
 
-        The answer is empty if nothing is found. allow_silent: silent brokers are named in the answer and are no error.
-        Raises ConfigError, NoPartition, and as view_message.
+        The answer is empty if nothing is found. allow_silent: silent brokers are named in the answer instead of being
+        an error. Raises ConfigError, NoPartition, and as view_message.
         """
         check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
         check_key("key", key)
@@ -163,8 +165,8 @@ class MessageFinder:
     def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
-        """Return one broker's answer; it has several messages with the same id only if Java brokers gave it."""
-        from .stored_records import decode_records  # it needs NumPy, which commands that decode nothing do not import
+        """Return one broker's answer. It has several messages with the same id only if Java brokers gave that id."""
+        from .stored_records import decode_records  # NumPy: commands that decode no records do not import it
 
         connection = self._connect(endpoint)
         need_frames(connection, "cannot search for messages", "read the topic instead")
@@ -215,7 +217,7 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
 
 
 def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
-    """The error for an answer without a message. what: the statement that there is none, without a full stop."""
+    """Return the error for an answer without a message. what: the statement that there is none, without a full stop."""
     left = []
     if answer.unsearched_bytes:
         left.append(f"{answer.unsearched_bytes:,} bytes are left, try again")

@@ -1,4 +1,4 @@
-"""Find partitions that a znode names and that no live broker offers: a reader of a whole topic would leave them out.
+"""Find partitions that a znode names and that no live broker offers: a reader of a whole topic would omit them.
 
 A topic's own znodes belong to live brokers. The partitions of an absent broker only appear in znodes of groups and of
 moves.
@@ -19,13 +19,13 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""How many partitions of one broker, and how many groups, a message names; it counts the others."""
+"""Most partitions of one broker, and most groups, that a message names; it counts the others."""
 
 
 class LeftOut(NamedTuple):
     """A partition that a znode names and that no live broker offers.
 
-    known_from: that znode. why: the reason why it is not offered, in words. exists: False if its broker is registered
+    known_from: that znode. why: the reason why it is not offered, in words. exists: false if its broker is registered
     and does not offer it; then only an old offset may name it.
     """
 
@@ -42,15 +42,14 @@ def left_out(
     wanted: Callable[[str], bool],
     offered: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """Return the partitions of the `wanted` topics that are not `offered`, in order. Asks ZooKeeper for the groups'
-    znodes.
+    """Return the partitions of the `wanted` topics that are not `offered`, in order. This reads the groups' znodes.
 
-    registered: ids of the brokers that were live before `offered` was read; a broker that comes in between counts as
-    absent.
+    registered: ids of the brokers that were live before `offered` was read; a broker that registers in between counts
+    as absent.
     """
     named: dict[TopicPartition, str] = {}
     for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):
-        with suppress(InvalidName):  # a foreign node
+        with suppress(InvalidName):  # a znode that metaq did not make
             named[TopicPartition.parse(topic, name)] = f"offsets of {_groups(groups)}"
     under_way: dict[TopicPartition, Move] = {}
     for move in moves:
@@ -69,7 +68,8 @@ def left_out(
 
 
 def why_away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
-    """Return `why` and `exists` of a LeftOut. move: a move in progress with it; registered: as in `left_out`."""
+    """Return `why` and `exists` of a LeftOut. move: a move of the partition in progress; registered: as in
+    `left_out`."""
     broker = partition.broker
     if broker not in registered:
         return f"broker {broker} is not registered in ZooKeeper: start it", True
@@ -79,7 +79,7 @@ def why_away(partition: TopicPartition, move: Move | None, registered: Collectio
 
 
 def without(found: Iterable[LeftOut]) -> str:
-    """Return one sentence for these."""
+    """Return one sentence about these partitions."""
     together: dict[tuple[str, str], list[str]] = {}
     for each in found:
         named = f"{each.partition.topic} {each.partition}"

@@ -1,6 +1,7 @@
 """Begin, follow and cancel moves of partitions between brokers, for commands.
 
-ZooKeeper keeps the moves, and the target's leader drives them (docs/moving.md). All functions block, on any thread.
+ZooKeeper keeps the moves, and the leader of the target executes them (docs/moving.md). All functions block, on any
+thread.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Tries to change a move that others change as well."""
+"""Number of tries to change a move's znode that others change as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """The progress of a move. left: bytes to copy, None if unknown. per_second: average bytes. waits_for: why it does
-    not continue now, or was cancelled; "" if nothing blocks it."""
+    """The progress of a move. left: bytes to copy, None if unknown. per_second: average bytes. waits_for: why the move
+    does not continue now, or was cancelled; "" if nothing blocks it."""
 
     move: Move
     left: int | None = None
@@ -37,7 +38,7 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move to begin, or one in progress. former: the current payload of its znode, if it is to begin."""
+    """A move to begin, or one in progress. former: for a move to begin, the current payload of its znode."""
 
     move: Move
     former: FoundMove | None = None
@@ -48,12 +49,12 @@ class MovesOfCluster:
     """The moves of a cluster. Every method may raise CoordinationError."""
 
     def __init__(self, session: ZkSession) -> None:
-        """session: started; its owner closes it."""
+        """session: a started session; its owner closes it."""
         self._moves = Moves(session)
         self._view = ClusterView(session)
 
     def all(self) -> list[Move]:
-        """Return moves in progress, and the outcomes of former ones."""
+        """Return the moves in progress, and former ones with their outcomes."""
         return [each.move for each in self._moves.read_all()]
 
     def plan(
@@ -101,7 +102,7 @@ class MovesOfCluster:
         return PlannedMove(move, former)
 
     def begin(self, planned: PlannedMove) -> Move:
-        """Begin the move, unless it is in progress. Raises CoordinationError if somebody else was faster."""
+        """Begin the move, unless it is in progress. Raises CoordinationError if another caller was faster."""
         move = planned.move
         if not planned.is_under_way and not self._moves.begin(move, planned.former):
             raise CoordinationError(f"somebody else has just begun to move {move.topic} {move.name}: try again")
@@ -117,7 +118,7 @@ class MovesOfCluster:
         return count
 
     def topics_of(self, broker: int) -> list[str]:
-        """Return the topics of which the broker offers partitions now, sorted."""
+        """Return the topics whose partitions the broker offers now, sorted."""
         names = self._view.topics()
         offers = [self._view.replicas_many(names), self._view.replicas_many(names, publish=False)]
         return sorted(
@@ -139,8 +140,8 @@ class MovesOfCluster:
         return counts
 
     def look(self, move: Move) -> MoveProgress:
-        """Return the progress. Asks the target, which then also continues the move. Raises ConfigError if the move is
-        gone."""
+        """Return the progress of a move. The target, which this asks, then also continues the move. Raises ConfigError
+        if the move does not exist any more."""
         found = self._found(move)
         progress = self._ask(found.move, found.move.target)
         found = self._found(move)
@@ -157,8 +158,8 @@ class MovesOfCluster:
     def cancel(self, move: Move) -> Move:
         """Cancel a move, and tell both brokers, also if it was already cancelled.
 
-        Raises ConfigError if the target already has everything: then the move can only end. CoordinationError: it is
-        cancelled, but the source was not told; call this again.
+        Raises ConfigError if the target already has all data: then the move can only be completed. CoordinationError:
+        the move is cancelled, but the source was not told; call this again.
         """
         for _ in range(_TRIES):
             found = self._found(move)
@@ -174,7 +175,7 @@ class MovesOfCluster:
         raise CoordinationError(f"the move of {move.topic} {move.name} changes all the time: try again")
 
     def _told(self, cancelled: Move) -> Move:
-        self._ask(cancelled, cancelled.target)  # it also looks by itself
+        self._ask(cancelled, cancelled.target)  # not required: the target also looks by itself
         answer = self._ask(cancelled, cancelled.source)
         if isinstance(answer, MetaqError):
             raise CoordinationError(

@@ -1,4 +1,4 @@
-"""Bounds and counts of a partition, and the offset for a time or a number of messages."""
+"""Read bounds and counts of a partition, and the offset for a time or a number of messages."""
 
 from __future__ import annotations
 
@@ -57,16 +57,19 @@ def partition_bounds(connection: Asked, partition: TopicPartition, timeout: floa
 def bounds_at(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None]:
-    """Return the readable range, and how many of its messages end at or before byte `offset`; None if the broker cannot
-    count."""
+    """Return the readable range, and the number of its messages that end at or before byte `offset`; None if the broker
+    cannot count."""
     return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
 
 
 def bounds_behind(
     connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None, int]:
-    """As `bounds_at`, and the id of the message before the offset if it is not `last_id`. UNKNOWN_ID if it is
-    `last_id`, if there is none, and if the broker does not tell: a Java broker, or an older one."""
+    """Return `bounds_at`, and the id of the message before the offset, or UNKNOWN_ID.
+
+    The id is UNKNOWN_ID if it equals `last_id`, if there is no message, and if the broker does not tell it (a Java
+    broker, or an earlier version).
+    """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
     request = MessageCountsRequest(partition.topic, partition.partition, offset, last_id)
@@ -81,19 +84,19 @@ def min_offset(connection: Asked, partition: TopicPartition, timeout: float | No
 
 
 def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """Return the end of the readable bytes, where the next message will be; 0 if nothing was ever stored."""
+    """Return the end of the readable bytes, where the next message will begin; 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MAX_OFFSET, INT64_MAX, partition, timeout)
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """Return the backlog between `offset` and the end of the partition; its messages are None if the broker cannot
+    """Return the backlog between `offset` and the end of the partition; its `messages` are None if the broker cannot
     count."""
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
     try:
         bounds, before = bounds_at(connection, partition, offset, timeout)
     except (PartitionNotFound, TopicNotAccepted):
-        return Lag(0, 0)  # like a partition that never got a message
+        return Lag(0, 0)  # as for a partition that never got a message
     return Lag(max(0, (bounds.messages or 0) - (before or 0)), max(0, bounds.end - offset))
 
 
@@ -116,8 +119,8 @@ def offset_after(
     max_bytes: int = INT64_MAX,
     timeout: float | None = None,
 ) -> int:
-    """Return the offset after at most `messages` whole messages of at most `max_bytes` bytes from `offset`, where one
-    begins.
+    """Return the offset after at most `messages` whole messages of at most `max_bytes` bytes. A message must begin at
+    `offset`, the start.
 
     Raises RequestRefused if the broker has no index by count (Java).
     """
@@ -128,7 +131,8 @@ def offset_after(
 
 
 def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) -> int:
-    """Return the offset of the last `messages` messages of a partition. Raises RequestRefused as `offset_after`."""
+    """Return the offset where the last `messages` messages of a partition begin. Raises RequestRefused as
+    `offset_after`."""
     need_frames(connection, "has no index by count", _REMEDY)
     bounds = partition_bounds(connection, partition)
     if not messages:
@@ -149,7 +153,7 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
-    """Return a bound. beyond: an offset from which the text protocol's `offset` leads to the bound."""
+    """Return a bound of the partition. beyond: an offset for which the text protocol's `offset` returns that bound."""
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)
         return OffsetReply.from_ext(ask(connection, code, request.to_ext(), partition, timeout).ext).offset
@@ -157,7 +161,7 @@ def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPa
     reply = connection.call(lambda opaque: (encode_offset(topic, READER_GROUP, number, beyond, opaque),), timeout)
     result = as_result(reply, connection)
     if result.code == Status.NOT_FOUND:
-        return 0  # 1.x creates a partition's store with its first message
+        return 0  # 1.x creates a partition's files with its first message
     if result.code != Status.SUCCESS or not result.text.strip().lstrip("-").isdigit():
         raise text_error(result, partition, connection.endpoint)
     return int(result.text)

@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 Locate = Callable[[Connection, TopicPartition], int]
-"""Return the byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut, RequestRefused."""
+"""Returns the byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut,
+RequestRefused."""
 
 
 class Last(NamedTuple):
@@ -41,13 +42,14 @@ class Last(NamedTuple):
 
 
 class AtMessage(NamedTuple):
-    """The message with this id; in other partitions, the messages stored from the same time on."""
+    """The position of the message with this id; in other partitions, of the messages stored from the same time on."""
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The oldest message with this key; in other partitions, the messages stored from the same time on."""
+    """The position of the oldest message with this key; in other partitions, of the messages stored from the same time
+    on."""
 
     key: str
 
@@ -57,9 +59,8 @@ Position = int | str | Place
 """A byte offset, "earliest", "latest", or a place."""
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
-"""Return the byte offset in a partition, within the given bounds of its readable bytes; asks its broker. Raises
-ClientError for a byte offset outside of them, and as Locate.
-"""
+"""Returns the byte offset in a partition, within the given bounds of its readable bytes; asks its broker. Raises
+ClientError for a byte offset outside of the bounds, and as Locate."""
 
 
 _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
@@ -68,10 +69,10 @@ _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
 def locate(
     position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
 ) -> int | Locate:
-    """Return the byte offset, or a function that finds it in any partition. A message is searched for here, in each of
-    `topics` until it is found; without a finder a message is not allowed. option: its name in errors.
+    """Return the byte offset of a position, or a function that finds it in any partition.
 
-    Raises ConfigError, and for a message the errors of MessageFinder.
+    A message is searched for here, in each of `topics` until it is found; without a finder a message is not allowed.
+    option: its name in errors. Raises ConfigError, and for a message the errors of MessageFinder.
     """
     if is_number(position):
         check_offset(option, position)
@@ -108,8 +109,8 @@ def _find(place: AtMessage | AtKey, topics: Sequence[str], finder: MessageFinder
             nothing = nothing or error
         except SearchIncomplete as error:
             if error.unsearched_bytes:
-                raise  # another search goes further
-            nothing = error  # a broker is absent: another topic may have it
+                raise  # another search would continue
+            nothing = error  # a broker is absent: another topic may have the message
     assert nothing is not None
     raise nothing
 
@@ -138,9 +139,11 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
-    """Raises ClientError if the readable byte `offset` is inside a message; the error names the nearest valid
-    offsets. Damaged bytes pass, because readers report them. All bytes of a Java broker pass, because it cannot tell
-    where messages begin. Raises also as Locate.
+    """Check that the readable byte `offset` is not inside a message. Raises ClientError, which names the nearest valid
+    offsets; also raises as Locate.
+
+    Damaged bytes pass, because readers report them. All bytes of a Java broker pass, because it cannot tell where
+    messages begin.
     """
     if not connection.speaks_frames:
         return

@@ -1,4 +1,4 @@
-"""The state of shared groups at brokers."""
+"""Read the state of shared groups at brokers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class SharedPartition(NamedTuple):
     """A shared group on one partition.
 
     left: unacknowledged messages, including leased ones. delayed: released messages that wait for their time.
-    most_attempts: of leased or released messages. oldest_ms: how long ago the first unacknowledged message was stored;
-    None: there is none, or its broker does not know. ordered: messages with the same key are leased one at a time.
-    members: those that have asked within a minute, or have leased messages, and how many each has.
+    most_attempts: the highest number of attempts of a leased or released message. oldest_ms: how long ago the first
+    unacknowledged message was stored; None: there is none, or its broker does not know. ordered: messages with the same
+    key are leased one at a time. members: members that have sent a request within a minute, or have leased messages,
+    and how many each has leased.
     """
 
     group: str
@@ -54,7 +55,7 @@ def shared_status(
 
 
 def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
-    """Let one broker forget a group; return the number of partitions. Raises SharedRefused if the group has members
+    """Make one broker forget a group; return the number of partitions. Raises SharedRefused if the group has members
     there, or does not exist there."""
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return where to read a partition: its master; without one, always the same of its slaves."""
+    """Return the broker from which a partition is read: its master; without one, always the same one of its slaves."""
     nodes = brokers.get(partition.broker)
     if nodes is None:
         return None
@@ -38,16 +38,15 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """Where a topic can be read, by broker id; and brokers that were registered once but are not now: they may have
-    it, too.
-    """
+    """The brokers from which a topic can be read, by broker id; and brokers that were registered earlier but are not
+    now: they may have the topic, too."""
 
     endpoints: dict[int, Endpoint]
     absent: tuple[int, ...] = ()
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Return the sources of a topic. Raises NoPartition if it can be read nowhere."""
+    """Return the sources of a topic. Raises NoPartition if no broker offers it to readers."""
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):
@@ -65,15 +64,16 @@ def endpoint_at(address: BrokerAddress) -> Endpoint:
 
 
 class Source(NamedTuple):
-    """The current source of a partition. is_master: False for a slave, which may lack the newest messages."""
+    """The broker from which a partition is read now. is_master: false for a slave, which may lack the newest
+    messages."""
 
     endpoint: Endpoint
     is_master: bool
 
 
 class Survey:
-    """Ask the broker of each partition: its master, or a slave if there is none. If some brokers are silent, the other
-    answers can be used, and the missing ones are known. One thread.
+    """Questions to the broker of each partition: its master, or a slave if there is none. If some brokers are silent,
+    the other answers can be used, and the missing ones are known. One thread.
 
     A broker that did not answer is not asked again, so a caller with many partitions on a hanging broker waits once.
     """
@@ -86,21 +86,22 @@ class Survey:
         self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """The trouble of each broker that could not be asked, by its id; the text continues the broker's name."""
+        """Why a broker could not be asked, by broker id. The text continues a sentence that begins with the broker's
+        name."""
         self.closed: set[TopicPartition] = set()
         """Partitions that an operator has closed, according to their brokers."""
         self.refused: dict[TopicPartition, str] = {}
-        """Why an answering broker did not answer `attempt` for these."""
+        """Why a broker answered `attempt` with a refusal, by partition."""
 
     def source(self, partition: TopicPartition) -> Source | None:
-        """The current source of the partition; None if its broker has left ZooKeeper."""
+        """Return the broker from which the partition is read now; None if it has left ZooKeeper."""
         if self._brokers is None:
             self._brokers = self._view.brokers()
         endpoint = source_of(self._brokers, partition)
         return None if endpoint is None else Source(endpoint, self._brokers[partition.broker].master is not None)
 
     def sources(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Source]:
-        """As `source`, for the partitions that have one."""
+        """Return the `source` of each partition that has one."""
         return {each: source for each in partitions if (source := self.source(each)) is not None}
 
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
@@ -130,15 +131,15 @@ class Survey:
         return found
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """As `answer`, but return None after recording the reason in `silent` or `closed`."""
+        """Ask as `answer` does, but return None after recording the reason in `silent` or `closed`."""
         try:
             return self.answer(partition, question)
         except (BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
             return None
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """As `ask`, and also None if the broker refuses, recorded in `refused`: one partition must not hide a table of
-        many."""
+        """Ask as `ask` does, but also return None if the broker refuses. The refusal is recorded in `refused`: one
+        partition must not hide a table of many."""
         self.refused.pop(partition, None)
         try:
             return self.ask(partition, question)
@@ -151,12 +152,12 @@ class Survey:
     def ask_each(
         self, partitions: Iterable[TopicPartition], question: Callable[[Connection, TopicPartition], _T]
     ) -> dict[TopicPartition, _T]:
-        """As `attempt`, for each in order: return the available answers."""
+        """Call `attempt` for each partition in order, and return the available answers."""
         answers = {each: self.attempt(each, question) for each in partitions}
         return {each: answer for each, answer in answers.items() if answer is not None}
 
     def leave_out(self, broker_id: int, why: str) -> None:
-        """Do not ask this broker, because it cannot answer. why: continues the broker's name."""
+        """Do not ask this broker from now on, because it cannot answer. why: continues the broker's name."""
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:

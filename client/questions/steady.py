@@ -1,4 +1,4 @@
-"""A cluster's brokers and topics, read while no broker set is changing its leader. Any thread."""
+"""Read a cluster's brokers and topics while no broker set is changing its leader. Any thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """Wait if a broker set has a node and no leader that has registered its topics. Otherwise the set's partitions
-    would be missing for a moment, and a query planned at that time would leave them out.
+    """View that waits if a broker set has a node and no leader that has registered its topics. Otherwise the set's
+    partitions would be missing for a moment, and a query planned at that time would omit them.
 
-    After `patience_seconds` without a leader, a set is not waited for until it has been seen with a leader: the view
-    then returns the present state.
+    After `patience_seconds` without a leader, the view returns the present state, and does not wait for this set again
+    until it has been seen with a leader.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Read stored records unchanged, and find damage. Our brokers search for the end of damage themselves; for a Java
-broker the client reads the bytes after the damage.
-"""
+"""Read stored records unchanged, and find damage. metaq's own brokers find the end of damage themselves; for a Java
+broker the client reads the bytes after the damage."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
 
 class Pulled(NamedTuple):
     """Runs of adjacent stored records, each with its byte offset, and the next offset; None in the text protocol.
-    sizes: of the records, headers included, if there is one run and the broker sent them.
-    """
+    sizes: of the records, headers included, if there is one run and the broker sent the sizes."""
 
     runs: list[tuple[int, memoryview]]
     next_offset: int | None
@@ -58,10 +56,11 @@ class Pulled(NamedTuple):
 
 
 class BegunPull:
-    """A pull in flight: the broker reads and answers while the caller does something else.
+    """A pull in flight: the broker reads and answers while the caller does other work.
 
-    It reads stored records from byte `offset` on. With `tags` only those with one of them (a few others may be among
-    them); the text protocol has no such filter and returns all. One thread; nothing else on the connection meanwhile.
+    It reads stored records from byte `offset` on; with `tags`, only records with one of these (a few others may be
+    among them). The text protocol has no such filter and returns all. One thread; nothing else on the connection
+    meanwhile.
     """
 
     def __init__(
@@ -73,18 +72,19 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: as in `read_chosen`; messages that do not match may be among the others."""
+        """where: as in `read_chosen`; messages that do not match may still be returned."""
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so many seconds for the answer; return whether `result` has it, or an error, at once."""
+        """Wait at most `seconds` for the answer; return whether `result` now returns, or raises, at once."""
         self._connection.drive(self._call, time.monotonic() + seconds)
         return self._call.done
 
     def result(self) -> Pulled:
-        """Wait for the answer, as long as a request may take. Without runs: there is no record before next_offset.
+        """Wait for the answer, as long as a request may take. A result without runs: there is no record before
+        next_offset.
 
         Raises as `read_bytes`.
         """
@@ -94,10 +94,10 @@ class BegunPull:
 def read_bytes(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
-    """Return stored records from byte `offset` on: the last may be cut, the first is whole; empty at the end.
+    """Return stored records from byte `offset` on: the first is whole, the last may be cut; empty at the end.
 
-    Raises OffsetOutOfRange with the readable bounds that the broker reports; CorruptRecord if our broker knows that no
-    message begins at `offset` (a Java broker does not check).
+    Raises OffsetOutOfRange with the readable bounds that the broker reports; CorruptRecord if the broker knows that no
+    message begins at `offset` (a Java broker does not check this).
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes), timeout)
     runs = _pulled(reply, connection, partition, offset, max_bytes, timeout).runs
@@ -109,8 +109,8 @@ def read_messages(
 ) -> list[Message]:
     """Return the messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
 
-    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged (a later damaged
-    one ends the list, and the next read begins with it).
+    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged. A later damaged
+    record ends the list, and the next read begins with it.
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
@@ -126,8 +126,8 @@ def read_chosen(
     where: Where | None = None,
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
-    """As `read_messages`, but only messages that match the filter (None: all), and the next offset: `offset` at the
-    end. A broker that filters by content leaves the others out itself."""
+    """Read as `read_messages`, but return only messages that match the filter (None: all), and the next offset:
+    `offset` at the end. A broker that filters by content does not send the others."""
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
     messages: list[Message] = []
@@ -148,7 +148,7 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
     """Return the complete records of `data`, which begins at byte `offset` of `partition`.
 
     Raises CorruptRecord for a first record that is damaged (a later one ends the list), and for bytes without one
-    complete record, because brokers send the first whole.
+    complete record, because brokers send the first record whole.
     """
     decoded = decode_walking(Records(*in_bytes(data), offset, None), partition)
     messages = list(decoded.messages)
@@ -162,7 +162,7 @@ class Waiting(NamedTuple):
     """The backlog between a position and the end of a partition.
 
     bytes: of stored messages. messages: None if the broker cannot count them (Java). seconds: how long ago the oldest
-    was stored; 0.0 if there is none, None if it is damaged or its id has no time (Java). id_before: as in
+    message was stored; 0.0 if there is none, None if it is damaged or its id has no time (Java). id_before: as in
     `bounds_behind`.
     """
 
@@ -200,8 +200,8 @@ def locate_damage(
 ) -> CorruptRecord | None:
     """Return the damage at byte `offset` of a partition, with its end; None if there is an intact record.
 
-    Our broker searches itself, and keeps the result. Over the text protocol this reads the bytes up to the next intact
-    record or the end, and blocks for that time.
+    metaq's own broker searches itself, and keeps the result. Over the text protocol this function reads the bytes up to
+    the next intact record or the end, and blocks for that time.
     """
     if connection.speaks_frames:
         request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
@@ -213,8 +213,8 @@ def locate_damage(
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        """Read; returns fewer bytes only at the end. Asks as often as the broker's maxTransferSize and its segments
-        need."""
+        """Return `size` bytes from `position` on; fewer only at the end. Sends as many requests as the broker's
+        maxTransferSize and its segments require."""
         data = b""
         while len(data) < size:
             more = _get_once(connection, partition, position + len(data), size - len(data), timeout)
@@ -234,12 +234,13 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """Return the damage that `locate_damage` finds at a reader's error, or that error itself."""
+    """Return the damage that `locate_damage` finds where a reader's error occurred; if it finds none, that error
+    itself."""
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
-    """The error for bytes [start, end) of a partition without an intact record."""
+    """Return the error for bytes [start, end) of a partition without an intact record."""
     return CorruptRecord.of(partition, start, "no good record is there", end)
 
 
@@ -274,7 +275,7 @@ def _pulled(
     """Return the answer to a pull or `get` from `offset` on. Raises as `read_bytes`."""
     if not connection.speaks_frames:
         data = _got(reply, connection, partition, offset)
-        # a `get` cuts even its first record at the requested size: then ask for more
+        # a `get` cuts even its first record at the requested size: then request more
         while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
             max_bytes *= 2
             data = _get_once(connection, partition, offset, max_bytes, timeout)
@@ -312,7 +313,7 @@ def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int
     if result.code == Status.NOT_FOUND:
         return memoryview(b"")
     if result.code == Status.MOVED and result.text.isdigit():
-        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x only reports the nearer bound
+        raise OffsetOutOfRange(offset, int(result.text), int(result.text))  # 1.x reports only the nearer bound
     raise text_error(result, partition, connection.endpoint)
 
 

@@ -1,4 +1,4 @@
-"""Questions of producers and operators about half messages at a broker."""
+"""Ask a broker about half messages, for producers and operators."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def end_half(
 def ends_request(
     opaque: int, partition: TopicPartition, outcomes: Sequence[tuple[int, HalfOutcome]]
 ) -> Sequence[Buffer]:
-    """Return the bytes that tell the outcomes of half messages, by their ids, at most MAX_ENDED_HALVES."""
+    """Return the bytes of a request that tells the outcomes of half messages, by their ids, at most
+    MAX_ENDED_HALVES."""
     if len(outcomes) == 1:
         ext = EndHalfRequest(partition.topic, partition.partition, *outcomes[0]).to_ext()
         return (encode_frame(RequestCode.END_HALF, opaque, ext),)
@@ -70,7 +71,7 @@ def ends_request(
 
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
-    """Return the answers to so many outcomes. After an error any may be undecided."""
+    """Return the answers to `count` outcomes. After an error any of them may be undecided."""
     frame = accepted(reply, connection, partition, ())
     if count == 1:
         return (EndHalfReply.from_ext(frame.ext),)
@@ -90,19 +91,21 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Return half messages of the group and of these topics whose outcome is wanted, at most `limit`, once there is
-    one; [] after `wait_seconds`. producer: the asker. Older brokers know neither topics nor producer, and return those
-    of all."""
+    """Return half messages of the group and of these topics whose outcome the broker wants to know, at most `limit`, as
+    soon as there is one; [] after `wait_seconds`.
+
+    producer: the caller's name. Earlier versions of the broker know neither topics nor producer, and return half
+    messages of all topics and producers.
+    """
     ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000), topics, producer).to_ext()
     frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
     return decode_checked(frame.body)
 
 
 class WaitingHalf(NamedTuple):
-    """id: as in SendResult.message_id. taken: when the broker accepted it. first_check, next_check: when a producer
-    is asked first and next, None if never. asked: how often one was asked. size: bytes of its body. preview: its
-    keys and the beginning of its payload. record: its flag and body, if requested.
-    """
+    """A half message. id: as in SendResult.message_id. taken: when the broker accepted it. first_check, next_check:
+    when a producer is asked first and next, None if never. asked: how often a producer was asked. size: bytes of its
+    body. preview: its keys and the beginning of its payload. record: its flag and body, if requested."""
 
     id: int
     state: HalfState
@@ -119,9 +122,9 @@ class WaitingHalf(NamedTuple):
 
 
 class HalvesPage(NamedTuple):
-    """An answer. total, states: of all half messages of the broker. groups: by producer group, for messages whose first
-    check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next: the `after` of the next
-    page, 0 if this is the last one."""
+    """One page of half messages. total, states: numbers for all half messages of the broker. groups: by producer group,
+    for messages whose first check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next:
+    the `after` of the next page, 0 if this is the last one."""
 
     total: int
     states: Mapping[str, int]
@@ -141,11 +144,12 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """Return how many half messages wait, and at most `limit` (0 … 1000) of them, in the order of their first checks.
-    topic, group, state: only of these; "" = all. after: `next` of the previous page. A page may have fewer if many
-    belong to other topics or groups. whole: at most one, with its record.
+    """Return the number of waiting half messages, and at most `limit` (0 … 1000) of them, in the order of their first
+    checks.
 
-    Raises RequestRefused if the broker keeps no half messages (Java, or older than ours).
+    topic, group, state: only half messages of these; "" = all. after: `next` of the previous page. A page may have
+    fewer if many belong to other topics or groups. whole: return at most one, with its record. Raises RequestRefused if
+    the broker keeps no half messages (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no half messages", "ask one of ours")
     frame = ask(
@@ -167,7 +171,8 @@ def list_halves(
 def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
     """Return the half message with this id and its record; None if it does not wait at this broker. Raises as
     `list_halves`, and RequestRefused if the broker does not return records."""
-    for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:  # they are in the order of ids
+    # the list is in the order of ids
+    for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:
         if each.id == half_id:
             if each.record is None:
                 refusal = f"{connection.endpoint} gives no whole half messages: it is older, update it"

@@ -1,4 +1,4 @@
-"""The producer's view of the cluster, kept current by ZooKeeper watches."""
+"""Keep a producer's view of the cluster current by ZooKeeper watches."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = get_log(__name__)
 
 _RETRY_MIN_SECONDS = 0.5
 _RETRY_MAX_SECONDS = 10.0
-"""Pause before the next try to watch a topic."""
+"""Longest pause in seconds before the next try to watch a topic."""
 
 
 class ZooKeeperMetadata:
-    """One ZooKeeper session: its own, or a given one, which is left open. A topic is read and watched from the first
-    request on.
+    """Metadata of a producer from one ZooKeeper session: its own, or a given one, which is left open. A topic is read
+    and watched from the first request on.
 
     Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, and read on any thread.
     """
@@ -83,15 +83,16 @@ class ZooKeeperMetadata:
                 if not self._views:
                     self._cluster.watch_brokers(self._brokers_changed)
                 found = self._read(topic, self._cluster)
-                if not found.partitions:  # a broker set may be changing its leader: see Absences, for later looks
+                # a broker set may be changing its leader; see Absences, which handles this for later looks
+                if not found.partitions:
                     found = self._read(topic, self._steady)
                 self._use(topic, found)
                 self._follow(topic, Backoff(_RETRY_MIN_SECONDS, _RETRY_MAX_SECONDS))
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Watch the topic; if that fails now, later on the event thread. Meanwhile the last view is used, and the watch
-        begins by reading it again."""
+        """Watch the topic; if that fails now, try again later on the event thread. Meanwhile the last view is used. The
+        watch begins by reading the topic again."""
         try:
             self._cluster.watch_topic(topic, self._changed)
         except CoordinationError as error:
@@ -102,7 +103,7 @@ class ZooKeeperMetadata:
             self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
     def _read(self, topic: str, cluster: ClusterView) -> TopicView:
-        """Read the topic; blocks for a few round trips."""
+        """Read the topic; this blocks for a few round trips."""
         endpoints = _endpoints(cluster)
         partitions = (
             TopicPartition(topic, broker, number)
@@ -128,8 +129,7 @@ class ZooKeeperMetadata:
         self._session.events.post_once(self._look_at_brokers)
 
     def _look_at_brokers(self) -> None:
-        """React to a change of brokers, for example a broker set's new leader that has not registered its topics
-        yet."""
+        """Take a change of brokers, for example a broker set's new leader that has not registered its topics yet."""
         try:
             endpoints = _endpoints(self._cluster)
         except CoordinationError as error:

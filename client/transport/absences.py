@@ -1,4 +1,4 @@
-"""Partitions of broker sets that are temporarily unregistered because the set is changing its leader."""
+"""Keep partitions of broker sets that are temporarily unregistered because the set is changing its leader."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ..records.results import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""By then a set's next leader is elected and has registered its topics, unless no node may lead."""
+"""Seconds within which a set's next leader is elected and has registered its topics, unless no node may lead."""
 
 
 class Absences:
-    """Keep a client's partitions while their broker set is changing its leader. No I/O. One thread at a time.
+    """A client's partitions of broker sets that are changing their leaders. No I/O. One thread at a time.
 
-    Otherwise a leader's end would move the keys of its partitions to other brokers for a moment, and a group would hand
-    over partitions that come back at once.
+    Without this a leader's end would move the keys of its partitions to other brokers for a moment, and a group would
+    hand over partitions that come back at once.
     """
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Seconds until a partition kept by the last call is no longer kept; None: none was kept."""
+        """Seconds until a partition that the last call kept is no longer kept; None: the call kept none."""
         self._since: dict[tuple[str, int], float] = {}
 
     def missing(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return those of `former`, of any topics, whose broker has not registered the topic now; if there are any,
-        call `kept`. found: the registered partitions of these topics."""
+        """Return the partitions of `former`, of any topics, whose broker has not registered the topic now. If there are
+        any, call `kept`. found: the registered partitions of these topics."""
         there = {(each.topic, each.broker) for each in found}
         for name in there & self._since.keys():
             del self._since[name]
@@ -34,8 +34,8 @@ class Absences:
         return [each for each in former if (each.topic, each.broker) not in there]
 
     def kept(self, missing: Iterable[TopicPartition], set_ids: Collection[int], now: float) -> list[TopicPartition]:
-        """Return those of the missing partitions whose broker set may register the topic again soon. set_ids: of all
-        broker sets. now: monotonic seconds."""
+        """Return the missing partitions whose broker set may register the topic again soon. set_ids: ids of all broker
+        sets. now: monotonic seconds."""
         kept = []
         for each in missing:
             if each.broker not in set_ids:

@@ -42,12 +42,12 @@ Build = Callable[[int], Sequence[Buffer]]
 _CUT_SHORT = -math.inf
 """The deadline of a request whose sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""A reader that has not checked deadlines for this long may not do so soon."""
+"""Seconds after which a reader that has not checked deadlines may not do so soon."""
 _JUST_NOW_SECONDS = 0.001
-"""An answer as recent as this proves that the broker has not closed the connection: a check costs a caller that blocks
-for each send one system call. `blocking-1`."""
+"""Age in seconds up to which an answer proves that the broker has not closed the connection. A check would cost a
+caller that blocks for each send one system call. `blocking-1`."""
 _CLOSE_SECONDS = 5.0
-"""close() waits so long for the handlers of requests in flight."""
+"""Longest wait in seconds of close() for the handlers of requests in flight."""
 
 
 class Call(Waiter):
@@ -72,8 +72,8 @@ class Connection:
     speaks_frames: the framed protocol was agreed on; otherwise only text commands may be sent. The broker supports:
     takes_many: SEND_MANY. takes_sequences: numbers of a producer's sends. takes_delays: delayed messages. takes_halves:
     half messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
-    takes_shared: requests of shared consumers. half_check_seconds: as in ClientStream. expects_bulk: set by the code
-    that pulls; answers are large, so each is received whole, which costs small ones a second system call.
+    takes_shared: requests of shared consumers. half_check_seconds: as in ClientStream. expects_bulk: answers are large,
+    so each is received whole; this costs a second system call for a small one. The code that pulls sets it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Connection:
         self.takes_halves = stream.takes_halves
         self.half_check_seconds = stream.half_check_seconds
         self.new_opaque = stream.new_opaque
-        """For an Exchange."""
+        """Returns an opaque for an Exchange."""
         self.expects_bulk = False
         self.on_closed: Callable[[Connection], None] | None = None
         self._stream = stream
@@ -105,10 +105,10 @@ class Connection:
         self._clock = clock
         name = f"metaq-reader-{endpoint.host}:{endpoint.port}"
         self._role = ReadingRole(name, self._wire, stream, self._read, self._end, clock)
-        self._closers: list[Waiter] = []  # no Event: an interrupted wait may keep its lock for ever
-        self._told = False  # on_closed was called
+        self._closers: list[Waiter] = []  # no Event: an interrupted wait may leave its lock locked permanently
+        self._told = False  # whether on_closed was called
         self._heartbeat_under_way = False
-        self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # by `beat`: the leader and its last action
+        self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # for `beat`: the leader and its last action
         self._seen_first = 0.0
         self._guard = ForkGuard(f"connection to {endpoint}")
 
@@ -124,8 +124,8 @@ class Connection:
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
-        """Return the `failure`, also if the broker has closed the connection unnoticed because nobody was reading:
-        unsent requests are then known not to be stored. Not checked just after an answer."""
+        """Return the `failure`, also if the broker has closed the connection unnoticed because no thread was reading.
+        Requests that were not sent are then known not to be stored. Just after an answer the socket is not checked."""
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
         # checked on both sides: readable data may be the answer to a request of another thread
@@ -153,15 +153,15 @@ class Connection:
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """Send a request; as `send`. Raises LocalProtocolError (from `build`), too."""
+        """Send one request, as `send`. Also raises LocalProtocolError (from `build`)."""
         request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))
 
     def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
-        """Send requests, pipelined, whose bytes contain their opaques. All have the same deadline and `background`.
+        """Send requests, pipelined; their bytes contain their opaques. All have the same deadline and `background`.
 
-        Raises only ClientError, in a forked process: nothing was sent and on_done is not called. After an interrupt,
-        `taken` of the first request is valid for all of them.
+        Raises only ClientError, in a forked process: then nothing was sent and on_done is not called. After an
+        interrupt, `taken` of the first request is valid for all of them.
         """
         self._guard.check()
         pending, first, entered = self._stream.pending, requests[0], 0
@@ -182,8 +182,8 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """The thread that was sending these was interrupted after it had entered so many of them: the next reader ends
-        them. On a thread of its own."""
+        """End these requests, because their sending thread was interrupted after it had entered `entered` of them: the
+        next reader ends them. On a thread of its own."""
         for request in requests:
             request.deadline = _CUT_SHORT
         for request in requests[entered:]:
@@ -215,7 +215,8 @@ class Connection:
         return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
-        """Wait for the answer to a begun request, at most `timeout` seconds from now on; otherwise as `call`."""
+        """Wait for the answer to a begun request, at most `timeout` seconds from now on. Returns and raises as
+        `call`."""
         self._guard.check()
         deadline = self._deadline(timeout)
         if (request := self._stream.pending.get(call.opaque)) is not None:
@@ -234,12 +235,12 @@ class Connection:
         return call.reply
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (check `waiter.done`), reading for everybody if
-        nobody else does. Only in the process that made the connection, which the caller has checked."""
+        """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
+        if no other thread does. Only in the process that made the connection, which the caller has checked."""
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Cancel all promises to `drive`: let a thread read for all requests in flight."""
+        """Cancel all promises to `drive`, and make a thread read for all requests in flight."""
         self._role.read_in_background()
 
     def fail(self, failure: MetaqError) -> None:
@@ -249,7 +250,7 @@ class Connection:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """End the connection; requests in flight get BrokerUnavailable. Waits at most `timeout` seconds until they have
-        got it, because a callback may block that. May be repeated. A forked process only closes its copy of the socket;
+        got it, because a callback may block this. May be repeated. A forked process only closes its copy of the socket;
         the connection is the parent's."""
         if self._guard.is_elsewhere:
             self._wire.close()
@@ -262,7 +263,7 @@ class Connection:
             raise
         if not (self._role.has_thread or self._role.has_ended):
             self._end()  # the interpreter is about to exit
-        if not self._role.is_background:  # otherwise a handler has called
+        if not self._role.is_background:  # otherwise a handler has called this
             closer = Waiter()
             self._closers.append(closer)
             if not self._role.has_ended:  # checked after the line above, as `_end` checks after setting it
@@ -271,8 +272,8 @@ class Connection:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
-        """Receive once, at most min(patience, one tick) seconds, and call the handlers of ended requests. Role holder
-        only."""
+        """Receive once, for at most min(patience, one tick) seconds, and call the handlers of ended requests. Only on
+        the thread that has the reading role."""
         stream = self._stream
         if stream.torn:
             self._wire.fail(BrokerUnavailable(f"reading an answer of {self.endpoint} was interrupted"))
@@ -283,7 +284,7 @@ class Connection:
         outcomes = stream.outcomes
         while outcomes:
             request, reply, error = outcomes[0]
-            if request.told:  # and interrupted
+            if request.told:  # and its handler was interrupted
                 reply, error = None, BrokerUnavailable(f"taking an answer of {self.endpoint} was interrupted")
             elif error is not None and request.deadline == _CUT_SHORT:
                 error = BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted")
@@ -300,7 +301,7 @@ class Connection:
             self._role.wake_background()
 
     def _end(self) -> None:
-        """End all requests, and wake waiters; background thread, without the role."""
+        """End all requests, and wake waiters; on the background thread, without the reading role."""
         pending = self._stream.pending
         while pending:
             try:
@@ -335,7 +336,7 @@ class Connection:
         if self._heartbeat_under_way:
             return
         if self._role.leader is None and wire.is_readable:
-            self._role.wake_background()  # an answer without a request: the broker closed the connection
+            self._role.wake_background()  # an answer without a request means that the broker closed the connection
             return
         if now - wire.last_traffic < self._config.heartbeat_idle_seconds:
             return
@@ -350,7 +351,7 @@ class Connection:
 
 
 def _nothing(_reply: Reply | None, _error: MetaqError | None) -> None:
-    """For a request whose handler was called."""
+    """Do nothing; the on_done of a request whose handler was called."""
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:

@@ -1,14 +1,14 @@
-"""Which address of a broker a client asks now, when it tries again to reach one, and which node of a broker set has
-taken the lead: a core without I/O, threads, locks and clocks.
+"""Decide which address of a broker a client uses now, when it tries again to reach one, and which node of a broker set
+leads: a core without I/O, threads, locks and clocks.
 
 | event | method | what comes out |
 |---|---|---|
-| somebody needs a broker | `found` | its link; None: `link` makes one, and somebody connects |
-| a connection was made, or not, or has ended | `connected`, `failed` | whether it is wanted; whether that is news |
+| a caller needs a broker | `found` | its link; None: `link` makes one, and the driver connects |
+| a connection was made, or not, or has ended | `connected`, `failed` | whether it is wanted; whether this was unknown |
 | a request has ended with an error | `follow` | the seconds after which another node is asked |
 | ZooKeeper shows these brokers | `listed` | the links to close, and whether to look earlier |
 | the time of `look_at` has come | `due` of each link | what to do with it |
-| nobody needs a broker any more, or any | `drop`, `close` | the links to close |
+| no caller needs a broker any more, or any | `drop`, `close` | the links to close |
 
 The threads of pool.py are one driver. now: monotonic seconds.
 """
@@ -30,13 +30,14 @@ from .wire import Endpoint
 __all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
 
 _LOOK_SECONDS = 0.5
-"""How often idle connections are checked."""
+"""Seconds between two checks of idle connections."""
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""A connection that failed in less time proves nothing about the broker: others that ask for it have more time."""
+"""Seconds below which a failed connection attempt proves nothing about the broker: other callers have more time for
+it."""
 
 LAST_ANSWERS_SECONDS = 0.2
-"""By then a running former leader has refused its waiting requests; a hanging one answers nothing."""
+"""Seconds within which a running former leader has refused its waiting requests; a hanging one answers nothing."""
 
 C = TypeVar("C")
 
@@ -59,21 +60,21 @@ L = TypeVar("L", bound=Link[Any])
 
 
 class Due(Enum):
-    """What the driver does with a link now."""
+    """What the driver must do with a link now."""
 
     NOTHING = auto()
     BEAT = auto()
     """Check the connection, if there is one."""
     CONNECT = auto()
     GIVE_UP = auto()
-    """`drop` it, and fail its connection with LeaderMoved."""
+    """`drop` the link, and fail its connection with LeaderMoved."""
 
 
 class PoolCore(Generic[L]):
     """The links by endpoint. One thread at a time; any thread may call `found`, `follow`, `look_at` and `due`, and read
     the attributes.
 
-    down: brokers that cannot be reached now; usually empty. closed: nothing is wanted any more.
+    down: brokers that cannot be reached now; usually empty. closed: no connection is wanted any more.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class PoolCore(Generic[L]):
         self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
 
     def found(self, endpoint: Endpoint, now: float) -> L | None:
-        """Return the link to `endpoint`, or to the leader that this node has named (`follow`); None if there is
-        none."""
+        """Return the link to `endpoint`, or to the leader that this node has named (`follow`); None if there is no
+        link."""
         return self.links.get(self._redirects.target(endpoint, self.down, now))
 
     def link(self, endpoint: Endpoint, now: float) -> L:
-        """As `found`, but make it if there is none. Raises BrokerUnavailable if this is closed."""
+        """Return as `found`, but make the link if there is none. Raises BrokerUnavailable if this is closed."""
         endpoint = self._redirects.target(endpoint, self.down, now)
         if self.closed:
             raise BrokerUnavailable(f"no connection to {endpoint}: this client is closed")
@@ -108,20 +109,20 @@ class PoolCore(Generic[L]):
         return link
 
     def drop(self, link: L) -> None:
-        """Nobody needs the broker any more."""
+        """Remove the link, because no caller needs the broker any more."""
         if self._is_wanted(link):
             del self.links[link.endpoint]
             self.down -= {link.endpoint}
 
     def close(self) -> list[L]:
-        """Nobody needs any broker any more. Return the links to close."""
+        """Remove all links, because no caller needs any broker any more, and return them; the driver closes them."""
         self.closed = True
         links = list(self.links.values())
         self.links.clear()
         return links
 
     def connected(self, link: L, connection: object) -> bool:
-        """A connection was made. Return whether it is still wanted."""
+        """Note that a connection was made. Return whether it is still wanted."""
         if not self._is_wanted(link):
             return False
         link.connection, link.cause = connection, ""
@@ -130,8 +131,8 @@ class PoolCore(Generic[L]):
         return True
 
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
-        """This connection of a broker has ended; None: none could be made. Any number of times. Return whether that is
-        news: then it is tried again at `retry_at`."""
+        """Note that this connection of a broker has ended; None: no connection could be made. May be repeated. Return
+        False if this was known; otherwise the connection is tried again at `retry_at`."""
         if not self._is_wanted(link):
             return False
         if connection is not None and (link.cause or connection is not link.connection):
@@ -147,13 +148,14 @@ class PoolCore(Generic[L]):
     # --- who leads a broker set -------------------------------------------------------------------------------------
 
     def follow(self, error: MetaqError, now: float) -> float | None:
-        """As ConnectionPool.follow."""
+        """Take the end of a request, as ConnectionPool.follow."""
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
         return 0.0 if isinstance(error, LeaderMoved) else None
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint], now: float) -> tuple[list[L], bool]:
-        """As ConnectionPool.listed. Return the links to close, and whether something is due earlier than before."""
+        """Take the registered brokers, as ConnectionPool.listed. Return the links to close, and whether something is
+        due earlier than before."""
         wanted = {*masters.values(), *others}
         gone = [link for each in self.down - wanted if (link := self.links.get(each)) is not None]
         for link in gone:
@@ -174,7 +176,7 @@ class PoolCore(Generic[L]):
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def look_at(self, now: float) -> float:
-        """Return when to look at all links again, if nothing happens before."""
+        """Return when to check all links again, if nothing happens before."""
         times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
         return min([now + _LOOK_SECONDS, *times])
 
@@ -188,5 +190,6 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Whether a connection attempt failed only because its time ran out. seconds: what it had; left: what remains."""
+    """Whether a connection attempt failed only because its time was over. seconds: its time limit; left: the time that
+    remains."""
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

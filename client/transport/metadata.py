@@ -1,4 +1,5 @@
-"""Where a topic's partitions are: a producer's view of a cluster, or of one broker without ZooKeeper."""
+"""A topic's partitions and their brokers' addresses: a producer's view of a cluster, or of one broker without
+ZooKeeper."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""As a partition: the broker chooses one. As a broker: its id is unknown."""
+"""As a partition's number: the broker chooses one. As a broker's: its id is unknown."""
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
 
@@ -34,8 +35,8 @@ def with_own_partitions(
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions of `topic` that accept messages, ordered. partitions: the registered ones.
 
-    Every broker accepts messages of our own topics (own_topics.py), and registers such a topic with the first one. A
-    broker that has not done so has partition 0.
+    Every broker accepts messages of metaq's own topics (own_topics.py), and registers such a topic with the first
+    message. A broker that has not done so has partition 0.
     """
     if not is_own_topic(topic):
         return tuple(partitions)
@@ -68,15 +69,15 @@ class Metadata(Protocol):
         """
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(topic)` when the view of a topic is there, and after each change. It is called on any thread
-        and must not block."""
+        """Call `listener(topic)` when the view of a topic is first read, and after each change. It is called on any
+        thread and must not block."""
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session, within `timeout` seconds. Idempotent."""
 
 
 class LentMetadata:
-    """Somebody else's metadata, which is left open."""
+    """Metadata that belongs to another object, which closes it."""
 
     def __init__(self, owner: Metadata) -> None:
         self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
@@ -98,10 +99,10 @@ def parse_address(address: str) -> Endpoint:
 
 
 class DirectMetadata:
-    """One broker by its address, as in metaq 1.x's direct mode.
+    """Metadata of one broker, by its address, as in metaq 1.x's direct mode.
 
-    Every topic has one partition, "the broker chooses", or the given number; a topic of metaq's own has its first
-    partition.
+    A topic has the given number of partitions, or one partition, "the broker chooses"; a topic of metaq's own has its
+    first partition.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
@@ -128,7 +129,7 @@ class DirectMetadata:
         return self._views.keys()
 
     def is_set(self, broker_id: int) -> bool:
-        """Return False: without ZooKeeper nobody would name the next leader."""
+        """Return False: without ZooKeeper the producer cannot find the next leader."""
         return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:

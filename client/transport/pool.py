@@ -34,7 +34,7 @@ Open = Callable[[Endpoint, ConnectionConfig, float], Connection]
 
 
 class _Link(Link[Connection]):
-    """`lock` is held while one thread connects for all."""
+    """A link with its lock, which a thread holds while it connects for all."""
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
         super().__init__(endpoint, backoff)
@@ -56,13 +56,13 @@ class ConnectionPool:
         random: Callable[[], float] = random,
         open: Open = open_connection,  # noqa: A002
     ) -> None:
-        """Raises ClientError if gevent or eventlet has patched modules that it waits with."""
+        """Raises ClientError if gevent or eventlet has patched modules that the pool waits with."""
         refuse_patched()
         self._config = config
         self._clock = clock
         self._open = open
         self._core = PoolCore(config, _Link, random)
-        self._mutex = threading.Lock()  # for all changes of the core
+        self._mutex = threading.Lock()  # held for all changes of the core
         self._wake = Bell()
         self._housekeeper: BackgroundThread | None = None
         self._guard = ForkGuard("client")
@@ -76,15 +76,17 @@ class ConnectionPool:
         """Return the open connection to `endpoint`, or to the leader that this node has named (`follow`); connect
         within `timeout` seconds if there is none.
 
-        Raises BrokerUnavailable: it cannot be reached, or could not just before; ClientError in a forked process.
+        Raises BrokerUnavailable: the broker cannot be reached, or could not be reached just before; ClientError in a
+        forked process.
         """
         link = self._core.found(endpoint, self._clock())
         connection = None if link is None else link.connection
         if connection is not None and not connection.closed:
-            return connection  # it refuses by itself in a forked process
+            return connection  # in a forked process the connection itself refuses
         self._guard.check()
         link = link or self._link(endpoint)
-        if connection is not None or link.cause:  # without the lock, which the housekeeping thread may hold to connect
+        # without the lock, which the housekeeping thread may hold while it connects
+        if connection is not None or link.cause:
             raise self._is_down(link)
         deadline = self._clock() + timeout
         held: list[bool] = []
@@ -98,7 +100,7 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """As `connection`, but never blocks; None if `connection` would have to connect.
+        """Return the connection as `connection`, but never block; None if `connection` would have to connect.
 
         Raises BrokerUnavailable as `connection`.
         """
@@ -106,19 +108,19 @@ class ConnectionPool:
         return None if link is None else self._there(link)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The broker is not needed any more: close its connection and stop reconnecting."""
+        """Close the broker's connection and stop reconnecting, because the broker is not needed any more."""
         if (link := self._core.links.get(endpoint)) is not None:
             with self._mutex:
                 self._core.drop(link)
             _close(link)
 
     def follow(self, error: MetaqError) -> float | None:
-        """Take the end of a request. Return the seconds to wait before it is sent again, if the only reason is that
-        another node leads the broker set. None: it has failed in another way."""
+        """Take the error of a request. If the only reason is that another node leads the broker set, return the seconds
+        to wait before the request is sent again. None: it failed for another reason."""
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """These are registered in ZooKeeper now. Stop reconnecting to other brokers that are down.
+        """Take the brokers that are registered in ZooKeeper now, and stop reconnecting to others that are down.
 
         If a broker id has moved to another node, requests in flight to the former node end soon, with LeaderMoved.
         """
@@ -131,7 +133,7 @@ class ConnectionPool:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
-        if self._guard.is_elsewhere:  # the locks may be held for ever, and the thread is the parent's
+        if self._guard.is_elsewhere:  # the locks may be held permanently, and the thread is the parent's
             for link in list(self._core.links.values()):
                 _close(link)
             return
@@ -139,12 +141,12 @@ class ConnectionPool:
         with self._mutex:
             links = self._core.close()
         self._wake.ring()
-        for link in links:  # all of them first: each may then use the whole time
+        for link in links:  # stop all of them first: each may then use the whole time
             _close(link, 0.0)
         for link in links:
             _close(link, max(0.0, deadline - time.monotonic()))
         if self._housekeeper is not None and not self._housekeeper.is_current:
-            self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # it may be connecting
+            self._housekeeper.join(max(0.0, deadline - time.monotonic()))  # the thread may be connecting
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
@@ -156,7 +158,8 @@ class ConnectionPool:
             return link
 
     def _there(self, link: _Link) -> Connection | None:
-        """Return the open connection; None if nobody has tried to make one. Raises BrokerUnavailable: it is down."""
+        """Return the open connection; None if no connection was tried. Raises BrokerUnavailable if the broker is
+        down."""
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
@@ -182,7 +185,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """The error in place of a connection. A caller may see the end of a connection before the pool is told."""
+        """Return the error for a broker without a connection. A caller may see the end of a connection before the pool
+        is told."""
         connection = link.connection
         if connection is None or not connection.closed:
             return BrokerUnavailable(f"{link.cause} (trying again in the background)")
@@ -190,7 +194,7 @@ class ConnectionPool:
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
     def _broken(self, link: _Link, connection: Connection) -> None:
-        """A connection has broken. Any thread, any number of times."""
+        """Note that a connection has broken. Any thread, any number of times."""
         self._mark_down(link, str(connection.failure), connection)
 
     def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:

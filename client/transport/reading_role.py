@@ -1,15 +1,16 @@
 """Decide which of the threads that share a connection reads it.
 
-No thread only reads: **a blocked caller reads for everybody** (the leader). It completes the answers of others as they
-come, and hands the role to another blocked caller (a follower) when its own answer is there. So a single thread that
-sends and waits never switches threads. A background thread holds the role only while requests without a blocked caller
-are in flight (futures, long polls).
+No thread only reads: **a blocked caller reads for all callers** (the leader). It completes the answers of others as
+they come, and hands the role to another blocked caller (a follower) when its own answer is there. So a single thread
+that sends and waits never switches threads. A background thread has the role only while requests without a blocked
+caller are in flight (futures, long polls).
 
 Invariants (`_mutex` guards the role):
 - `leader` has the role: it reads, or has been handed the role and is about to;
-- a request is entered in the stream before the role is looked at, and a thread that gives the role up looks at the
-  stream after that: so a request that needs a background reader always gets one;
-- if an interrupt (interrupts.py) drives a thread out of `drive`, another thread gives its role up by `_leave`.
+- a request is entered in the stream before the role is checked, and a thread that gives the role up checks the stream
+  after that: so a request that needs a background reader always gets one;
+- if an interrupt (interrupts.py) drives a thread out of `drive`, another thread gives up that thread's role by
+  `_leave`.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ __all__ = ["HANDLER_FAILED", "ReadingRole"]
 log = get_log(__name__)
 
 HANDLER_FAILED = "a handler of an answer failed"
-"""A bug in one request's handler must not stop the reading for all others, so it is logged."""
+"""Log line for a bug in one request's handler, which must not stop the reading for all other requests."""
 
 
 class _Background:
-    """Has the role while the background thread reads."""
+    """Marks the role as held by the background thread."""
 
 
 _BACKGROUND = _Background()
 
 
 class ReadingRole:
-    """Which thread reads one connection now. All methods may be called on any thread."""
+    """The role of reading one connection, and the thread that has it now. All methods may be called on any thread."""
 
     def __init__(
         self,
@@ -52,9 +53,9 @@ class ReadingRole:
         end: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """name: of the background thread. read(patience): receive once, at most so many seconds, and call the handlers
-        of ended requests; only on the thread that has the role. end: finish a failed connection; on the background
-        thread, maybe several times."""
+        """name: of the background thread. read(patience): receives once, for at most `patience` seconds, and calls the
+        handlers of ended requests; only called on the thread that has the role. end: finishes a failed connection;
+        called on the background thread, maybe several times."""
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
         """Set by `end`: the connection has failed, and no request is in flight any more."""
@@ -81,12 +82,13 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """This request was sent: provide a reader if no caller will read, or end it if the connection has failed."""
+        """Make sure that this sent request has a reader if no caller will read, or end it if the connection has
+        failed."""
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()
 
     def free_followers(self) -> None:
-        """Wake all followers: there is nothing to read any more."""
+        """Wake all followers, because nothing is left to read."""
         with self._mutex:
             followers = list(self._followers)
             self._followers.clear()
@@ -95,13 +97,13 @@ class ReadingRole:
             follower.mailbox.ring()
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (check `waiter.done`), reading for everybody if
-        nobody else does. Only in the process that made the connection, which the caller has checked."""
+        """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
+        if no other thread does. Only in the process that made the connection, which the caller has checked."""
         following = False
         try:
             while not waiter.done:
                 if waiter.answered:
-                    self._hand_over(waiter)  # it may have received the role in between
+                    self._hand_over(waiter)  # it may have received the role meanwhile
                     self.read_in_background()  # this thread may have promised to read for others
                     waiter.park_until_done(deadline, self._clock)
                     break
@@ -122,14 +124,14 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Cancel all promises to `drive`: let a thread read for all requests in flight."""
+        """Cancel all promises to `drive`, and make a thread read for all requests in flight."""
         self._orphans = True
         self.look_again()
 
     def _take_role(self, waiter: Waiter) -> bool:
-        """True: the caller reads now. False: it has become a follower and must park."""
+        """Take the role. True: the caller reads now. False: it has become a follower and must park."""
         with self._mutex:
-            if self.leader is waiter:  # handed over while it was parked
+            if self.leader is waiter:  # the role was handed over while the thread was parked
                 return True
             if self.leader is None and self._wire.failure is None:
                 self.leader = waiter
@@ -140,11 +142,11 @@ class ReadingRole:
                 waiter.mailbox = Bell()
             self._followers[waiter] = None
         if waiter.done:
-            waiter.mailbox.ring()  # finished before it had a mailbox
+            waiter.mailbox.ring()  # the waiter was finished before it had a mailbox
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """The waiter's thread goes away: it stops being a follower, and passes the role on. May be repeated, on any
+        """Remove a waiter whose thread goes away from the followers, and pass its role on. May be repeated, on any
         thread."""
         waiter.go()
         if not waiter.done and not waiter.returns:
@@ -159,38 +161,39 @@ class ReadingRole:
             self._read(remaining)
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
-        """Pass the role, if the giver has it, to a follower, or to the background thread if a request needs it, or to
-        nobody. May be repeated."""
+        """Pass the role, if the giver has it, to a follower; otherwise to the background thread if a request needs it;
+        otherwise to nobody. May be repeated."""
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
                 self._followers.pop(giver, None)
             if self.leader is giver:
                 self.leader = self._wake_heir() if self._followers and self._wire.failure is None else None
-        # Only now: a request entered in the meantime saw a leader and relies on this look.
+        # Checked only now: a request that was entered meanwhile saw a leader and relies on this check.
         if self.leader is None and (self._stream.pending or self._has_unfinished or self._wire.failure is not None):
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Wake the next leader. It is woken first, and finds the mutex taken: a needless wake-up would make it park
-        again."""
+        """Wake the next leader. It is woken before it has the role, and finds the mutex taken: an unneeded wake-up
+        would make it park again."""
         while self._followers:
             heir = next(iter(self._followers))
             if not heir.done:  # otherwise it is about to be woken, and would only pass the role on
                 assert heir.mailbox is not None
                 heir.mailbox.ring()
-                return heir  # it removes itself from the followers when it hands the role over
+                return heir  # it leaves the followers when it hands the role over
             self._followers.pop(heir, None)
         return None
 
     def look_again(self) -> None:
-        """Let the background thread do the work that no other thread will do. May be repeated, on any thread."""
+        """Make the background thread do the work that no other thread will do. May be repeated, on any thread."""
         if self.leader is not None:
             return
         if self._wire.failure is not None:
             if self._stream.pending or self._stream.outcomes or not self.has_ended:
                 self.wake_background()
             else:
-                self._wire.close()  # not earlier: the reader may have been in recv, and the number may be reused
+                # not earlier: the reader may have been in recv, and the file descriptor may be reused
+                self._wire.close()
             return
         if self._has_unfinished or (self._stream.pending and self._needs_background()):
             self.wake_background()
@@ -204,7 +207,7 @@ class ReadingRole:
         return self._orphans or any(request.background for request in list(self._stream.pending.values()))
 
     def wake_background(self) -> None:
-        """Let the background thread read if nobody does, and end the connection if it has failed."""
+        """Make the background thread read if no other thread does, and end the connection if it has failed."""
         with self._mutex:
             if self.leader is not None and self._wire.failure is None:
                 return
@@ -223,7 +226,7 @@ class ReadingRole:
     def _background_loop(self, wake: SimpleQueue[None]) -> None:
         with self._mutex:
             if self._background is not wake:
-                return  # its start was interrupted, and another thread took its place
+                return  # this thread's start was interrupted, and another thread took its place
         while True:
             wake.get()
             with self._mutex:
@@ -242,7 +245,7 @@ class ReadingRole:
         while self._wire.failure is None or stream.outcomes:
             try:
                 self._read(TICK)
-            except BaseException:  # SystemExit of a user's callback, for example: it must not end the reading
+            except BaseException:  # for example SystemExit of a user's callback: it must not end the reading
                 log.exception(HANDLER_FAILED)
             if not stream.pending and not stream.outcomes:
                 self._orphans = False

@@ -1,5 +1,5 @@
-"""Where a broker set's leader is according to its other nodes: faster than ZooKeeper's view, which has the last
-word."""
+"""Remember which node leads a broker set according to the other nodes. They know it earlier than ZooKeeper's view,
+which is decisive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""While a node can be asked again, its answer is not used for longer than this."""
+"""Longest time in seconds for which a node's answer is used, while the node can be asked again."""
 
 _JUMPS = 3
-"""Redirects followed at once, one after the other; nodes that point at each other are asked after pauses."""
+"""Number of redirects followed at once, one after the other; nodes that point at each other are asked after pauses."""
 
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
@@ -25,7 +25,7 @@ _PAUSE_SHARE = 0.25
 """Pause before a node is asked again, as a share of the time that the set has been without a leader."""
 
 _QUIET_SECONDS = 1.0
-"""After this long without a refusal, the next one begins a new trouble."""
+"""Seconds without a refusal after which the next one begins a new search for the leader."""
 
 
 class _Redirect(NamedTuple):
@@ -48,7 +48,8 @@ class Redirects:
     def __init__(self) -> None:
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
-        self._deposed: dict[Endpoint, float] = {}  # until when nodes that still name it are not believed
+        # former leaders, and until when nodes that still name them are not believed
+        self._deposed: dict[Endpoint, float] = {}
 
     def target(self, endpoint: Endpoint, down: Collection[Endpoint], now: float) -> Endpoint:
         """Return the node to ask instead of the node at `endpoint`, which may be the same. down: nodes that cannot be
@@ -63,7 +64,7 @@ class Redirects:
         return found.target
 
     def learn(self, error: NotLeader, now: float) -> float:
-        """A node has answered with `error`. Return the seconds to wait before the request is sent again."""
+        """Take the answer `error` of a node. Return the seconds to wait before the request is sent again."""
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
             trouble = self._troubles[error.broker_id] = _Trouble(now)
@@ -74,19 +75,20 @@ class Redirects:
             return pause
         known = self._targets.get(asked)
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
-        self._targets.pop(target, None)  # its earlier answer is older
+        self._targets.pop(target, None)  # the target's earlier answer is older
         if known is not None and known.target == target:
-            return 0.0  # other requests were in flight: the next one goes to the target
+            return 0.0  # other requests were in flight, too: the next one goes to the target
         trouble.jumps += 1
         return 0.0 if trouble.jumps <= _JUMPS else pause
 
     def leader(self, error: NotLeader) -> Endpoint | None:
-        """The address of the leader that the node has named; None: it does not know."""
+        """Return the address of the leader that the node has named; None if the node does not know it."""
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
-        """ZooKeeper shows another leader than before. That is newer than the nodes' earlier answers. For a while it is
-        also newer than their next ones: a newly elected node may still name the former leader, which may hang."""
+        """Note that ZooKeeper shows another leader than before. This is newer than the nodes' earlier answers. For a
+        while it also overrides their next ones: a newly elected node may still name the former leader, which may
+        hang."""
         for endpoint in former:
             self._forget(endpoint)
             self._deposed[endpoint] = now + TRUSTED_SECONDS

@@ -1,7 +1,7 @@
 """The socket of one connection, and its ClientStream: bytes in and out, on any thread.
 
 **Interrupts** (interrupts.py). One call of a C function (`extend` of a map) stores received bytes, and a signal handler
-cannot divide it: no bytes that left the socket are only in a variable. If a sending thread is interrupted, the
+cannot divide it, so bytes that left the socket are never only in a variable. If a sending thread is interrupted, the
 connection ends, because it is unknown how much has been sent (`_sending`).
 """
 
@@ -34,9 +34,9 @@ TICK = 0.25
 late."""
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""Up to this size joining buffers costs less than a scatter list."""
+"""Size up to which joining buffers costs less than a scatter list."""
 _MAX_IOV = 1000
-"""Buffers per sendmsg (Linux allows 1,024)."""
+"""Most buffers of one sendmsg (Linux allows 1,024)."""
 _FIRST_RECEIVE_BYTES = 16 * 1024
 
 
@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
 
 
 class Wire:
-    """A connected socket, and its stream. One thread at a time calls `read`; any thread may call the rest."""
+    """A connected socket, and its stream. One thread at a time calls `read`; any thread may call the other methods."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class Wire:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._sending = False
-        self._backlog: deque[tuple[memoryview, float]] = deque()  # data for the writer thread, and its deadline
-        self._received: list[bytes] = []  # at most one, not yet taken by the stream
+        self._backlog: deque[tuple[memoryview, float]] = deque()  # data for the writer thread, and their deadlines
+        self._received: list[bytes] = []  # at most one; the stream has not taken it yet
         self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
         self._polls = False  # because signals keep a receive from ending at its tick
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def read(self, patience: float, bulk: bool) -> bool:
-        """Receive once, at most min(patience, one tick) seconds, and pass the data to the stream; return whether any
-        came.
+        """Receive once, for at most min(patience, one tick) seconds, and pass the data to the stream; return whether
+        any data came.
 
         bulk: answers are large, so each is received whole, into its own buffer.
         """
@@ -101,7 +101,7 @@ class Wire:
             if not data:
                 self.fail(BrokerUnavailable(f"{self._stream.peer} closed the connection"))
                 return False
-            self.last_traffic = now  # while the answered requests are still pending: see Connection.notice_end
+            self.last_traffic = now  # while the answered requests still count as pending: see Connection.notice_end
             try:
                 self._stream.receive(data)
             except RemoteProtocolError as error:
@@ -114,9 +114,9 @@ class Wire:
         return came
 
     def _receive(self, patience: float, exactly: int | None) -> bool:
-        """Return whether `_received` has data. Raises OSError."""
+        """Receive into `_received`; return whether it has data. Raises OSError."""
         if self._received:
-            return True  # its reader was interrupted
+            return True  # the thread that received it was interrupted
         if self._polls and self._sock.gettimeout() is not None:
             self._sock.settimeout(None)  # for senders
         if (patience < TICK or self._polls) and not self._is_readable(min(patience, TICK)):
@@ -143,9 +143,10 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Signals whose handlers raise nothing, such as a profiler's, may come more often than a tick ends: Python
-        repeats the receive for each, with its whole tick. From the next receive on it does not block; instead poll()
-        waits, whose time Python keeps, at the price of a second system call per receive.
+        """Make later receives wait by poll(), which costs a second system call for each.
+
+        Signals whose handlers raise nothing, such as a profiler's, may come more often than a tick ends. Python then
+        repeats a blocking receive for each, with its whole tick; poll() ends in time.
         """
         self._polls = True
         try:
@@ -156,10 +157,10 @@ class Wire:
     # --- bytes out --------------------------------------------------------------------------------------------------
 
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        """Send these bytes, or nothing if the connection has failed. The calling thread writes for a tick.
+        """Send these bytes, or nothing if the connection has failed. The calling thread writes for at most one tick.
 
-        A writer thread sends the rest, followed by later data unless their deadline comes first. So nobody waits past a
-        deadline for the broker to take others' requests.
+        A writer thread sends the rest, and then later data unless their deadline comes first. So no caller waits past
+        its deadline until the broker takes other callers' requests.
         """
         broken: OSError | None = None
         with self._lock:
@@ -172,7 +173,7 @@ class Wire:
                 try:
                     self._sending = True
                     if rest := self._send_now(buffers):
-                        self._backlog.append((memoryview(rest), math.inf))  # its beginning has been sent
+                        self._backlog.append((memoryview(rest), math.inf))  # its first part has been sent
                         BackgroundThread(self._send_backlog, f"metaq-writer-{self._stream.peer}")
                     self._sending = False
                     return
@@ -211,7 +212,7 @@ class Wire:
             return 0
 
     def _send_backlog(self) -> None:
-        """The writer thread's work: while there is a backlog, no other thread writes."""
+        """Send the backlog; the writer thread's work. While there is a backlog, no other thread writes."""
         while (rest := self._next_of_backlog()) is not None:
             patience = self._clock() + self._config.request_timeout_seconds
             while rest:
@@ -238,7 +239,7 @@ class Wire:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def fail(self, failure: MetaqError) -> None:
-        """Fail the connection: wake the threads inside recv and send. The first failure counts."""
+        """Fail the connection: wake the threads inside recv and send. Later failures are ignored."""
         self.failure = self.failure or failure
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -258,7 +259,7 @@ class Wire:
             self.fail(BrokerUnavailable(f"sending a request to {self._stream.peer} was interrupted"))
 
     def close(self) -> None:
-        """Close the socket. No thread may be inside `read`, because its number may be reused."""
+        """Close the socket. No thread may be inside `read`, because the file descriptor may be reused."""
         self._sock.close()
 
 
@@ -286,7 +287,7 @@ def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> t
         while version is None:
             sock.settimeout(max(0.001, deadline - clock()))
             version = opening.receive(sock.recv(4096))
-        # block in the kernel for at most one tick: one system call per receive, where a Python timeout needs two
+        # block in the kernel for at most one tick: one system call per receive; a Python timeout needs two
         sock.settimeout(None)
         tick = _TIMEVAL.pack(0, int(TICK * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
