@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaVote as XaVote
 
 # Python first searches the directory where it is started. If that is a checkout with this folder, but without the
-# packages that lie beside it (see pyproject.toml), the installed ones are meant.
+# packages that are beside it (see pyproject.toml), use the installed ones.
 if not os.path.isdir(os.path.join(__path__[0], "client")):
     _installed = [os.path.join(entry, "metaq") for entry in sys.path]
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
@@ -90,7 +90,7 @@ _NAMES = {
     "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
-"""The public names, by their module below metaq."""
+"""The public names, by their modules below metaq."""
 
 _HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""`python -m metaq` is the command line `metaq`."""
+"""Run the command line `metaq` as `python -m metaq`."""
 
 from metaq.cli import main
 

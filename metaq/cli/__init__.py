@@ -7,10 +7,10 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """The program `metaq`: run the process's command line and exit with its code."""
-    # until the command is loaded: modules make no garbage, and collecting takes a tenth of a short command's time
+    """Run the process's command line and exit with its code: the program `metaq`."""
+    # until the command is loaded: modules make no garbage, and collecting would take a tenth of a short command's time
     gc.disable()
     from .app import main as run_program
 
-    gc.freeze()  # a help text ends here, and the interpreter's last collection would take a sixth of its time
+    gc.freeze()  # a help text ends here; the interpreter's last collection would take a sixth of its time
     run_program()

@@ -1,4 +1,4 @@
-"""Find groups that have read messages which a partition does not have, and set them back."""
+"""Find groups that have read messages which a partition does not have, and set their offsets back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 
 class Ahead(NamedTuple):
-    """A group that has committed `committed` in a partition, and has to continue at `back` to miss nothing.
+    """A group that has committed `committed` in a partition, and must continue at `back` to miss nothing.
 
-    owner: the member that reads the partition now, and would overwrite somebody else's commit; None for none.
+    owner: the member that reads the partition now, and would overwrite another program's commit; None: nobody reads it.
     """
 
     group: str
@@ -42,7 +42,7 @@ class Ahead(NamedTuple):
 
 
 def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
-    """Return where each partition of a node ends, as far as it is visible; also for a node that does not lead."""
+    """Return the visible end of each partition of a node, also of a node that does not lead."""
     found = {}
     for line in read_stats(connection, "offsets"):
         words = line.split(" ")
@@ -52,7 +52,7 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the groups that have committed more of the broker's partitions than these ends. Makes no request to a
+    """Return the groups whose committed offsets are after these ends of the broker's partitions. Makes no request to a
     broker."""
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
@@ -62,11 +62,11 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the groups that are behind the end of a partition of this broker, or behind a message that it does not
-    have.
+    """Return the groups whose offset is after the end of a partition of this broker, or after a message that it does
+    not have.
 
     ends: where the partitions ended before the first message that replaced lost ones; a group that has read more goes
-    back at least to there. Raises as Cluster.ask.
+    back to that end or before it. Raises as Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -95,7 +95,8 @@ def _back(
 
 
 def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
-    """Set each group back to where it has to continue. Return those that a member reads now: they are not set back."""
+    """Set each group back to where it must continue. Return the groups that a member reads now: they are not set
+    back."""
     by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
     for each in found:
         if each.owner is None:

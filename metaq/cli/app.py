@@ -1,6 +1,6 @@
-"""The program `metaq`: finds the command, runs it, and turns every user error into one line and an exit code.
+"""The program `metaq`: find the command, run it, and turn every user error into one line and an exit code.
 
-Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 interrupted; 141 the reader of a pipe left.
+Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 interrupted; 141 the reader of a pipe ended.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class CommandTable(click.Group):
-    """Loads a command's module when the command is called, so that `metaq produce` never waits for the broker's
-    imports."""
+    """Group that loads a command's module when the command is called, so that `metaq produce` never waits for the
+    broker's imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -68,7 +68,7 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        show_warnings()  # a help text ends before this, and gives no warning
+        show_warnings()  # not for a help text, which ends before this and gives no warning
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f".{name}", __package__), name)
         return command
@@ -132,7 +132,7 @@ def cli(zk: str | None, zk_timeout: float) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Entry point: run the command line `args` (default: the process's) and exit with its code."""
+    """Run the command line `args` (default: the process's) and exit with its code: the entry point."""
     _open_standard_streams()
     code = run(args)
     try:
@@ -164,14 +164,14 @@ def run(args: Sequence[str] | None = None) -> int:
             raise
         return _failed("metaq", sentence, EXIT_FAILED)
     except OSError as error:
-        # not a bug of ours but the user's file, disk or port: name it, without a traceback
+        # not an error of metaq but of the user's file, disk or port: name it, without a traceback
         where = f"{error.filename}: " if error.filename else ""
         return _failed("metaq", f"{where}{error.strerror or error}", EXIT_FAILED)
     return result if isinstance(result, int) else 0
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the extra that contains the missing module; None if it is in no extra, so that something else is wrong."""
+    """Return the extra that contains the missing module; None if no extra does, so that the error has another cause."""
     module = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(module)
     # metaq is installed here, and pip adds the extra's packages to it
@@ -179,7 +179,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 
 def run_spark_job() -> NoReturn:
-    """The program `metaq-spark`."""
+    """Run the program `metaq-spark`."""
     try:
         from metaq.spark_connector.job import run
     except ModuleNotFoundError as error:
@@ -212,6 +212,6 @@ def _failed(program: str, message: str, code: int) -> int:
 
 
 def _reader_left() -> int:
-    # the interpreter flushes stdout once more at exit: give it a destination
+    # give the interpreter, which flushes stdout once more at exit, a destination
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE

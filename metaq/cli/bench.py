@@ -306,7 +306,7 @@ def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[
 
 
 def _print(topic: str, outcomes: list[RunFigures], as_json: bool) -> None:
-    # the rest is for --json: this fits into 80 columns
+    # the other times are for --json: this fits into 80 columns
     timed = [name for name in TABLE_TIMES if any(name in outcome.latency_ms for outcome in outcomes)]
     rows = [
         (

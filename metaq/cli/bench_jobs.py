@@ -40,7 +40,7 @@ Destination = dict[str, Any]
 """A message's destination: `key` or `partition` of a producer's send call, or neither."""
 
 TIMED_EVERY = 16
-"""One of this many pipelined sends is timed: a callback for each would itself affect the measurement."""
+"""Number of pipelined sends per timed one: a callback for each would itself affect the measurement."""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
@@ -48,18 +48,19 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""Longest wait for messages before the next check whether the run is over."""
+"""Longest wait in seconds for messages before the next check whether the run is over."""
 IDLE_SECONDS = 2.0
-"""A group's backlog counts as read when no message has come for this long."""
+"""Seconds without a message after which a group's backlog counts as read."""
 JOIN_SECONDS = 30.0
-"""How long the first message may take: connecting, joining a group, another member's hand-over."""
+"""Seconds that the first message may take: connecting, joining a group, another member's hand-over."""
 
 LATE_SECONDS = 10.0
-"""How long a message of a latency run may take to arrive after the last was sent."""
+"""Seconds that a message of a latency run may take to arrive after the last one was sent."""
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Wait for each send; send to `places` in turn, or as the producer distributes the messages."""
+    """Return a job that sends single messages and waits for each, to `places` in turn, or as the producer distributes
+    them."""
 
     def job(tally: Tally) -> None:
         clock, place = run.clock_ns, cycle(places or ({},))
@@ -81,7 +82,8 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """Keep at most `frames` frames of up to `batch` messages without an answer; the times are of frames.
+    """Return a job that sends frames of up to `batch` messages, with at most `frames` of them unanswered; the times are
+    of frames.
 
     places: as in send_single, for frames.
     """
@@ -111,7 +113,7 @@ def send_batches(
 def send_pipelined(
     producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
-    """Keep at most `window` sends without an answer; places: as in send_single."""
+    """Return a job that keeps at most `window` sends unanswered; places: as in send_single."""
 
     def job(tally: Tally) -> None:
         unanswered: deque[Future[SendResult]] = deque()
@@ -145,7 +147,8 @@ class Polled(Protocol):
 
 
 class Stamps:
-    """One thread sends messages that contain the time at a fixed rate, another reads them from the same partition."""
+    """Two jobs: one thread sends messages with the time in them at a fixed rate, another reads them from the same
+    partition."""
 
     def __init__(self, run: Run, per_second: int) -> None:
         self._run = run
@@ -155,7 +158,8 @@ class Stamps:
         self._all_sent_ns: int | None = None
 
     def send(self, producer: Producer, partition: TopicPartition, size: int) -> None:
-        """The sending job, which is not counted; payloads are `size` bytes, at least STAMP_BYTES."""
+        """Send until the run is over; these messages are not counted. Payloads are `size` bytes, at least
+        STAMP_BYTES."""
         padding = bytes(size - STAMP_BYTES)
         unanswered: deque[Future[SendResult]] = deque()
         try:
@@ -180,7 +184,8 @@ class Stamps:
         return True
 
     def receive(self, reader: Polled, tally: Tally) -> None:
-        """The receiving job. Raises RequestTimedOut if a message is missing LATE_SECONDS after the last was sent."""
+        """Read the messages and note their times. Raises RequestTimedOut if a message is missing LATE_SECONDS after the
+        last was sent."""
         while self._all_sent_ns is None or tally.messages < self._sent:
             messages = reader.poll(POLL_MESSAGES, POLL_SECONDS)
             now = self._run.clock_ns()
@@ -199,7 +204,7 @@ class Stamps:
 
 
 class Piece(NamedTuple):
-    """The result of one read. next_offset: behind the last message; None if it is unknown."""
+    """The result of one read. next_offset: the position after the last message; None if it is unknown."""
 
     messages: int
     payload_bytes: int
@@ -207,7 +212,7 @@ class Piece(NamedTuple):
 
 
 class Reader(Protocol):
-    """Continues reading where it stopped."""
+    """A reader that continues where it stopped."""
 
     def read(self, most: int, seconds: float) -> Piece:
         """Return at most `most` messages, waiting at most `seconds` for the first."""
@@ -215,20 +220,20 @@ class Reader(Protocol):
 
 
 class MessageReader:
-    """Takes the payload of each message."""
+    """Reader that accesses the payload of each message."""
 
     def __init__(self, polled: Polled) -> None:
         self._polled = polled
 
     def read(self, most: int, seconds: float) -> Piece:
-        """As Reader."""
+        """Read single messages, as Reader.read."""
         messages = self._polled.poll(min(most, POLL_MESSAGES), seconds)
         size = sum(len(message.payload) for message in messages)
         return Piece(len(messages), size, messages[-1].next_offset if messages else None)
 
 
 class ArrowReader:
-    """Takes record batches, up to 65,536 messages each. Needs pyarrow."""
+    """Reader of record batches, up to 65,536 messages each. Needs pyarrow."""
 
     def __init__(self, consumer: Consumer) -> None:
         import pyarrow.compute  # an extra
@@ -237,16 +242,18 @@ class ArrowReader:
         self._compute = pyarrow.compute
 
     def read(self, most: int, seconds: float) -> Piece:
-        """As Reader."""
+        """Read a record batch, as Reader.read."""
         batch = self._consumer.poll_arrow(min(most, ARROW_MESSAGES), seconds)
         sizes = self._compute.sum(self._compute.binary_length(batch.column("payload")))
         return Piece(batch.num_rows, sizes.as_py() or 0)
 
 
 class Backlog:
-    """Reads one reader after the other, each to the offset behind its last message; None: until no more messages come.
+    """Job that reads with one reader after the other, each up to the offset after its last message; None: until no more
+    messages come.
 
-    Its time runs from the first message, polled alone, to the last: connecting and joining are not measured.
+    The time is measured from the first message, which is polled alone, to the last: connecting and joining are not
+    measured.
     """
 
     def __init__(self, readers: Generator[tuple[Reader, int | None], None, None], run: Run) -> None:
@@ -258,7 +265,7 @@ class Backlog:
         """Bytes of all payloads except the first message's."""
 
     def read(self, tally: Tally) -> None:
-        """The job that reads the backlog."""
+        """Read the backlog and count its messages."""
         with closing(self._readers) as readers:
             for reader, end in readers:
                 self._read_one(reader, end, tally)
@@ -285,5 +292,5 @@ class Backlog:
             self._first_ns = now
 
     def measured(self, messages: int) -> tuple[int, float]:
-        """Return how many of `messages` came after the first, and in how many seconds."""
+        """Return the number of `messages` after the first one, and the seconds that they took."""
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

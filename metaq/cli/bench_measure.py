@@ -22,7 +22,7 @@ __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _PENDING = 1 << 14
-"""Times kept one by one until one numpy call sorts them into buckets."""
+"""Number of durations that are kept one by one until one numpy call sorts them into buckets."""
 _SUB_BUCKETS = 256
 """Buckets for each power of two, as in HdrHistogram: a percentile is at most 1/256 too high."""
 _BUCKETS = 64 * _SUB_BUCKETS
@@ -31,7 +31,7 @@ _SHOW_SECONDS = 0.2
 
 
 class Durations:
-    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds; merge when it has ended."""
+    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds; merge after it has ended."""
 
     def __init__(self) -> None:
         self._pending = array("q")
@@ -94,7 +94,7 @@ class Limit:
 
 
 class Run:
-    """A current run, shared by its threads; it begins when it is made."""
+    """A run in progress, shared by its threads; it begins when the object is made."""
 
     def __init__(self, limit: Limit, stop: threading.Event, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.stop = stop
@@ -106,12 +106,12 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up or somebody has stopped it."""
+        """Whether the time is over, or the run was stopped."""
         return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
 
     def take(self, messages: int = 1) -> int:
-        """Return how many of the next `messages` belong to the run; 0 when it is over. Always call with the same
-        number."""
+        """Return how many of the next `messages` belong to the run; 0 when it is over. All calls must have the same
+        `messages`."""
         if self.over:
             return 0
         if self._count is None:
@@ -119,7 +119,7 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return how many messages, at most `most`, are missing after `done`."""
+        """Return the number of messages that are missing after `done`, at most `most`."""
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
@@ -143,8 +143,8 @@ class RunFigures:
 
 
 def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Durations]:
-    """Run each job on a thread of its own; return messages, seconds and times of all. A failure stops all and is
-    raised.
+    """Run each job on a thread of its own; return the messages, the seconds and the times of all. A failure stops all
+    jobs and is raised.
 
     On a terminal a line on stderr shows the progress. `title`: the run's name in that line.
     """

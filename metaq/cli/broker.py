@@ -161,8 +161,8 @@ def broker(
       metaq broker -f conf/server.ini -Fmetaslave=conf/async_slave.properties
       metaq broker -f conf/server.ini --node a
     """
-    # these, and Twisted: only for this command
-    gc.disable()  # run() has garbage collected once the broker has started
+    # these modules, and Twisted, are only needed by this command
+    gc.disable()  # run() has collected garbage once the broker has started
     from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerOptions
     from metaq.broker.main import run
 

@@ -1,5 +1,4 @@
-"""`metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: an operator's view of broker sets, and actions on
-them."""
+"""The commands `metaq brokers sets`, `hand-over`, `prefer`, `elect` and `forget`: show broker sets, and change them."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ from .tables import print_table
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
 ELECTION_SECONDS = 15.0
-"""How long a node may take to lead after it was chosen, or after a hand-over to it."""
+"""Seconds that a node may take to become leader after it was chosen, or after a hand-over to it."""
 
 _TRIES = 5
-"""Tries to change a state that others also change."""
+"""Number of tries to change a state that others also change."""
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
@@ -334,7 +333,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Return the groups that have read lost messages, and those of them that are not set back."""
+    """Return the groups that have read lost messages, and those among them that are not set back."""
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
         if not ahead:
@@ -368,11 +367,12 @@ _LEADING = ("leader", "taking-over", "handing-over")
 
 
 def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
-    """Raise CoordinationError if there is a better way, ConfigError for a node that is not there.
+    """Raise CoordinationError if there is a better way than an unclean election, ConfigError for a node that is not
+    present.
 
-    epoch: the highest that a node has seen; a lower one in the state means that the state was set back, and does not
-    say who is in sync. A node that led before its set's state was lost may still have its `master`, and the elected one
-    replaces it.
+    epoch: the highest that a node has seen. If the state has a lower one, ZooKeeper was set back, and the state does
+    not say who is in sync. A node that led before its set's state was lost may still have its `master`; the elected
+    node replaces it.
     """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]
@@ -395,8 +395,8 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
 
 
 def _waits_for_a_choice(told: Told) -> bool:
-    """Whether a node says that it does not stand for election, because ZooKeeper was set back to an older state of the
-    set."""
+    """Whether a node reports that it is no candidate in an election, because ZooKeeper was set back to an older state
+    of the set."""
     return not isinstance(told, MetaqError) and bool(told.get("setBack"))
 
 

@@ -1,4 +1,4 @@
-"""`metaq brokers`: the registered brokers, and a single broker's own report."""
+"""The command `metaq brokers`: show the registered brokers, and a single broker's own report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["brokers"]
 _FIELDS = ("broker", "role", "node", "address", "topics", "partitions", "config_checksum", "version")
 
 MAX_ASKED = 16
-"""Brokers asked for their version at a time."""
+"""Most brokers that are asked for their version at a time."""
 
 
 @click.group()
@@ -83,7 +83,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         ]
     found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
     columns = ("BROKER", "ROLE", "NODE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
-    named = {"broker", "config_checksum"}  # a number that identifies something is not a quantity
+    named = {"broker", "config_checksum"}  # these numbers identify something, so their digits are not grouped
     rows = [
         [str(value) if name in named and value is not None else value for name, value in each.items()] for each in found
     ]

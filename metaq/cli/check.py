@@ -1,4 +1,5 @@
-"""`metaq check`: the content of a data directory, written by the Java broker or by ours. Reads only."""
+"""The command `metaq check`: report the content of a data directory, written by the Java broker or by metaq's own.
+Reads only."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if no file there is a broker's: finding no damage there would mean nothing."""
+    """Raise ConfigError if no file in the directory is a broker's: a report without damage would mean nothing."""
     if is_data_directory(directory):
         return
     near = data_directories_near(directory)
@@ -91,8 +92,8 @@ def _require_data(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show a bar on a terminal's stderr, nothing elsewhere: yield functions to call with all bytes, and with each
-    step's."""
+    """Show a bar on a terminal's stderr, nothing elsewhere. Yield two functions: call the first with the number of all
+    bytes, the second with the bytes of each step."""
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
         task = bar.add_task("")
@@ -156,7 +157,7 @@ def _print(report: DirectoryReport) -> None:
 
 
 def _extent(report: DirectoryReport) -> str:
-    """Return how much was checked, and the total if that is more."""
+    """Return how much data was checked, and the total if that is more."""
     read = sum(each.checked_bytes for each in report.partitions)
     total = sum(each.bytes for each in report.partitions)
     return f"{byte_size(read)} of {byte_size(total)}" if read < total else byte_size(read)

@@ -1,6 +1,6 @@
-"""How a command reaches the cluster in `--zk`, or one broker, and reports absent brokers.
+"""Connect a command to the cluster in `--zk`, or to one broker, and report absent brokers.
 
-It waits for ZooKeeper for `--zk-timeout`.
+A command waits for ZooKeeper for `--zk-timeout`.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Return the seconds to wait for the first connection to ZooKeeper, by the option in front of the command."""
+    """Return the seconds to wait for the first connection to ZooKeeper: the option --zk-timeout before the command."""
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
     return ZK_TIMEOUT_SECONDS if chosen is None else float(chosen)
 
 
 def open_cluster(zk: str) -> Cluster:
-    """zk: connect string. Raises CoordinationUnavailable."""
+    """Return an open cluster. zk: connect string. Raises CoordinationUnavailable."""
     return Cluster(zk, start_timeout_seconds=zk_timeout())
 
 
 def ask_brokers(
     cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
 ) -> tuple[dict[int, _T], dict[int, str]]:
-    """Return the brokers' answers by their ids, and the reasons of those that did not answer, for `tell_silent`.
+    """Return the brokers' answers by their ids, and the reasons why other brokers did not answer, for `tell_silent`.
 
     question: called with the connection and the broker's id. Raises CoordinationError.
     """
@@ -86,17 +86,17 @@ def tell_silent(silent: Mapping[int, str]) -> None:
 
 @contextmanager
 def naming_topics(zk: str, topic: str) -> Iterator[None]:
-    """Wrap a producer: if no broker publishes `topic`, the error names the nearest existing topic."""
+    """Wrap the use of a producer: if no broker publishes `topic`, the error names the most similar existing topic."""
     try:
         yield
     except NoPartition:
         with open_cluster(zk) as cluster:
             cluster.partitions(topic)
-        raise  # it exists now
+        raise  # the topic exists now
 
 
 def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
-    """Report on stderr which brokers are absent, and how their exclusive data is left out."""
+    """Report on stderr which brokers are absent. how: what this means for data that only they have."""
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
@@ -104,20 +104,20 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Report on stderr that no broker is or ever was there: an empty table may belong to the wrong chroot."""
+    """Report on stderr if no broker is or ever was registered: an empty table may belong to the wrong chroot."""
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return the sentence about data that is missing because brokers are silent (Survey.silent)."""
+    """Return the sentence about data that are missing because brokers are silent (Survey.silent)."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: {missing} missing: start that broker, or correct its hostName"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
-    """Raise BrokerUnavailable if data of these partitions is incomplete, because brokers are silent or refuse."""
+    """Raise BrokerUnavailable if data of these partitions are incomplete, because brokers are silent or refuse."""
     told = [without(survey.silent, partitions)] if survey.silent else []
     told += [f"{each.topic} {each} is unknown: {why}" for each, why in survey.refused.items()]
     if told:
@@ -137,8 +137,7 @@ def _endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True)
 class Target:
-    """The broker that the user named; `connected` finds it. server takes precedence over ZooKeeper, which is then not
-    used."""
+    """The broker that the user named; `connected` finds it. If `server` is given, ZooKeeper is not used."""
 
     zk: str
     broker: int | None
@@ -162,12 +161,12 @@ class Target:
             connection.close()
 
     def endpoint(self) -> Endpoint:
-        """Return where the broker listens."""
+        """Return the broker's address."""
         return self.found()[0]
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
-        """Return where the broker listens; and the broker set, with its id, that it leads. --server is always a single
-        process."""
+        """Return the broker's address, and the broker set, with its id, that it leads; None if it leads none. --server
+        is always a single process."""
         if self.server is not None:
             return self.server, None
         with open_cluster(self.zk) as cluster:

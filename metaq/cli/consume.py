@@ -1,4 +1,4 @@
-"""`metaq consume`: messages of a topic on stdout, like kcat."""
+"""The command `metaq consume`: print messages of a topic on stdout, like kcat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .servers import stop_signal
 __all__ = ["consume"]
 
 POLL_SECONDS = 0.5
-"""Longest wait for messages between checks for Ctrl-C and the timeout."""
+"""Longest wait in seconds for messages between checks for Ctrl-C and the timeout."""
 POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 
@@ -117,7 +117,8 @@ def consume(
 
 
 def _one_filter(filters: Sequence[Where]) -> Where | None:
-    """Return the only filter: --tag may be repeated and widens the choice, but two filters would be ambiguous."""
+    """Return the only filter. --tag may be repeated, because a message needs only one of the tags; two filters would be
+    ambiguous."""
     if len(filters) > 1:
         joined = " AND ".join(f"({each.text})" for each in filters)
         raise click.BadParameter(
@@ -137,7 +138,8 @@ def _consume_directly(
     output: Output,
     timer: IdleTimer,
 ) -> list[str]:
-    """Return a sentence for each broker that could not be read; all have already been reported."""
+    """Print messages of the chosen partitions. Return a sentence for each broker that could not be read; each was
+    already reported."""
     left_out: list[str] = []
 
     def silent(sentence: str) -> None:
@@ -173,10 +175,10 @@ def _consume_in_group(
     output: Output,
     timer: IdleTimer,
 ) -> None:
-    from metaq import Consumer, ConsumerConfig  # only with a group
+    from metaq import Consumer, ConsumerConfig  # needed only with a group
 
     with open_cluster(zk) as cluster:
-        cluster.choose_partitions(topic)  # a group that waits for a misspelt topic would be listed for ever
+        cluster.choose_partitions(topic)  # raises for a misspelt topic: its group would stay listed
         tell_absent(cluster)
     with (
         stop_signal() as stop,
@@ -196,14 +198,14 @@ def _consume_in_group(
             for message in messages:
                 output.put(message)
             if messages:
-                output.flush()  # printed before it can be committed
+                output.flush()  # printed before the offset can be committed
                 timer.message_came()
     if stop.interrupted:
-        raise KeyboardInterrupt  # it has left its group
+        raise KeyboardInterrupt  # the consumer has left its group
 
 
 def _warn(damage: CorruptRecord) -> None:
-    """Report damage. The rest of the partition can be read."""
+    """Report damage; the rest of the partition can be read."""
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 
@@ -219,7 +221,7 @@ def _check_group_options(start: Position, only: tuple[PartitionName, ...], follo
 
 
 class Output:
-    """Prints messages on stdout; `left` counts down from --count, None without it."""
+    """Printer of messages on stdout; `left` counts down from --count, None without it."""
 
     def __init__(self, write: MessageFormat, count: int | None, stream: BinaryIO | None = None) -> None:
         self._write = write
@@ -238,7 +240,8 @@ class Output:
 
 
 class IdleTimer:
-    """Decides whether to keep waiting: always without a timeout, else for `timeout` seconds after the last message."""
+    """Timer that decides whether to keep waiting: always without a timeout, else for `timeout` seconds after the last
+    message."""
 
     def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = timeout

@@ -1,4 +1,5 @@
-"""`metaq dead-letters`: show messages that a group's handlers could not process, send them again, and drop them."""
+"""The command `metaq dead-letters`: show messages that a group's handlers could not process, send them again, drop
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from .output import counted, echo, field_text, message_fields, show
 __all__ = ["dead_letters"]
 
 LISTED = 100
-"""Number of dead letters that `list` shows by default: a screen or two."""
+"""Number of dead letters that `list` shows by default: one or two screens."""
 
 _SHOWN_BYTES = 40
 
@@ -214,7 +215,7 @@ def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes
 
 
 def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
-    """Return how many are chosen. Raises MessageNotFound for a name that does not exist."""
+    """Return the number of chosen letters. Raises MessageNotFound for a name that does not exist."""
     wanted = set(names)
     missing, count = set(wanted), 0
     for each in letters.read(**chosen, names=wanted or None):

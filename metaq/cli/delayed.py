@@ -1,4 +1,4 @@
-"""`metaq delayed`: list, count and cancel messages that wait for their time."""
+"""The command `metaq delayed`: list, count and cancel messages that wait for their time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 
 
 def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """Return this broker, or all present ones, and report absent ones. Raises as `Cluster.endpoint`."""
+    """Return the named broker, or all present ones, and report absent ones. Raises as `Cluster.endpoint`."""
     if broker is not None:
         cluster.endpoint(broker)
         return [broker]
@@ -179,8 +179,8 @@ def cancel_delayed(
 
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """Return the result that `cancel_at` would have, except for a message that was already cancelled: it does not
-    wait."""
+    """Return the result that `cancel_at` would have. A message that was already cancelled is an exception: it counts as
+    not waiting."""
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:
         if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):

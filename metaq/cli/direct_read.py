@@ -1,4 +1,5 @@
-"""Read a topic without a group: no state in ZooKeeper, every partition from a position to its end at the start."""
+"""Read a topic without a group: no state in ZooKeeper, every partition from a position to the end that it had at the
+start."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ _T = TypeVar("_T")
 
 READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
-"""Pause of a following reader after a round over all partitions without new messages."""
+"""Pause in seconds of a following reader after a round over all partitions without new messages."""
 RETRY_SECONDS = 5.0
-"""How long a following reader leaves a silent broker alone."""
+"""Seconds for which a following reader does not ask a silent broker."""
 
 
 @dataclass(slots=True)
@@ -61,13 +62,13 @@ def read_topic(
     """Yield messages of `topic` from `start` on, in order within a partition; partitions take turns of one block.
 
     only: these partitions, default all. follow: continue after the end; `idle` is then called whenever there is no new
-    message and says whether to keep waiting. on_damaged: called with damaged bytes; reading continues behind them.
-    on_silent: called once for a broker that does not answer, or a partition that an operator has closed, and with what
-    is missing. The others are still read, and with `follow` a silent broker is asked again every RETRY_SECONDS. where:
-    only messages that match this filter by content.
+    message and says whether to keep waiting. on_damaged: called with damaged bytes; reading continues after them.
+    on_silent: called once, with a sentence about the missing data, for a broker that does not answer, or a partition
+    that an operator has closed. The others are still read, and with `follow` a silent broker is asked again every
+    RETRY_SECONDS. where: only messages that match this filter by content.
 
     Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or with an unknown end;
-    BrokerUnavailable where on_silent would be called.
+    BrokerUnavailable if on_silent would be called but was not given.
     """
     chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
     reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse, where)
@@ -114,7 +115,7 @@ class _Reader:
         self._on_silent = on_silent
         self._where = where
         self._told: set[int | TopicPartition] = set()
-        for cursor in self.cursors:  # use all ends as they are at the beginning
+        for cursor in self.cursors:  # the end of each partition is the one that it has now
             self._ask(cursor, partial(self._open, cursor=cursor))
         self.leave_what_is_done()
 
@@ -136,7 +137,7 @@ class _Reader:
         cursor.offset = following
 
     def leave_what_is_done(self) -> None:
-        """Without `follow`, give up partitions of silent brokers and closed partitions."""
+        """Give up partitions of silent brokers and closed partitions, unless `follow` is set."""
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
 
     def _is_given_up(self, partition: TopicPartition) -> bool:
@@ -160,7 +161,7 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Report this once, until it answers again."""
+        """Report this once, until the broker or partition answers again."""
         if whom not in self._told:
             self._told.add(whom)
             self._on_silent(sentence)

@@ -1,6 +1,6 @@
-"""Earlier starts of `metaq up`, read from its data directory: a start serves all former data, and forgets nothing.
+"""Read earlier starts of `metaq up` from its data directory, so that a start serves all former data.
 
-Messages are below broker-*/data; topics without messages, and settings, in the server.ini of the last start.
+Messages are below broker-*/data; topics without messages, and settings, are in the server.ini of the last start.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def node_name(replica: int) -> str:
 
 
 def broker_directory(broker_id: int, replica: int) -> str:
-    """Return the name of the directory of a process below the data directory."""
+    """Return the name of a process's directory below the data directory."""
     return f"broker-{broker_id}" + (f"-{node_name(replica)}" if replica else "")
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
-    """stored: by broker id that has partitions in a node's directory, `stored_topics`. topics, settings: of the last
-    start. brokers, replicas: the maximum that have started; 0: none, no broker set."""
+    """What earlier starts have left. stored: `stored_topics` by broker id, for ids with partitions in a node's
+    directory. topics, settings: of the last start. brokers, replicas: the highest numbers that were started; 0: none,
+    no broker set."""
 
     stored: dict[int, dict[str, int]]
     topics: list[TopicSpec]
@@ -79,7 +80,7 @@ class EarlierStarts:
 
 
 def _place(directory: Path) -> tuple[int, int] | None:
-    """Return broker id and replica of a process's directory; None: it is not one."""
+    """Return broker id and replica of a process's directory; None if it is not such a directory."""
     found = _DIRECTORY.fullmatch(directory.name)
     return (int(found[1]), string.ascii_lowercase.index(found[2] or "a")) if found else None
 
@@ -102,14 +103,14 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """Return by broker id that has partitions in a node's directory: topics, and their highest partition number plus
-    one."""
+    """Return the topics by broker id, for ids with partitions in a node's directory; each topic with its highest
+    partition number plus one."""
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
         place = _place(data.parent)
         if place is None:
             continue
-        from metaq.broker import inspection  # a first start needs no broker modules: this saves 0.2 s
+        from metaq.broker import inspection  # a first start needs no broker modules, which saves 0.2 s
 
         for name, partitions in inspection.stored_topics(data).items():
             of_broker = found.setdefault(place[0], {})

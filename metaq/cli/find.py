@@ -1,4 +1,4 @@
-"""`metaq find`: find messages in a topic by their id or by a key."""
+"""The command `metaq find`: find messages in a topic by their id or by a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`metaq groups`: list consumer groups and their lag, and move their offsets."""
+"""The command `metaq groups`: list consumer groups and their lag, and move their offsets."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
-    """Return the failed messages whose pause is not over; None if a broker does not tell. Only a group that reads them
-    has any."""
+    """Return the number of failed messages whose pause is not over; None if a broker does not report it. Only a group
+    that reads failed messages has any."""
     topic = RETRY_PREFIX + group
     if topic not in topics:
         return 0
@@ -146,7 +146,7 @@ def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int
 
 
 def _dead_letters(cluster: Cluster, group: str) -> int | None:
-    """Return the number of dead letters; None if a broker that has some does not tell."""
+    """Return the number of dead letters; None if a broker that has some does not answer."""
     try:
         return count_dead_letters(cluster, group)
     except CoordinationError:
@@ -158,8 +158,8 @@ def _dead_letters(cluster: Cluster, group: str) -> int | None:
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
     """Return the topics that each group reads.
 
-    Raises ClientError for a group without a member and an offset: the error names the nearest group that has one, and
-    ends with `otherwise`. For a shared group it names the command for it.
+    Raises ClientError for a group without a member and an offset: the error names the most similar group that has one,
+    and ends with `otherwise`. For a shared group it names the command for shared groups.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
@@ -180,7 +180,7 @@ def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPar
 
 
 def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
-    """Raise BrokerUnavailable if something was left out."""
+    """Raise BrokerUnavailable if partitions were left out."""
     if left:
         brokers = ", ".join(sorted({name.partition("-")[0] for name in left}, key=int))
         raise BrokerUnavailable(
@@ -351,10 +351,10 @@ class GroupPartition(NamedTuple):
     """A group's position in one partition. None: unknown.
 
     committed: None before the first commit. bounds: None if the broker does not answer, or if the partition is closed.
-    lag_bytes, lag_messages: readable data behind the offset; before the first commit, all readable data. lag_seconds:
+    lag_bytes, lag_messages: readable data after the offset; before the first commit, all readable data. lag_seconds:
     how long ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
-    missed_from: the partition has other messages in place of the one in front of the offset, and the group may have
-    missed those from here on; None as far as is known.
+    missed_from: the message before the offset was replaced by others, and the group may have missed messages from this
+    offset on; None if nothing is known to be missed.
     """
 
     partition: TopicPartition
@@ -378,7 +378,7 @@ class GroupPartition(NamedTuple):
 
 
 def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
-    """Return a sentence for an operator."""
+    """Return a sentence for an operator about messages that a group may have missed."""
     return (
         f"group {group} has read messages of {partition.topic} {partition} that are lost, and skips the messages that "
         f"took their place: stop its members, and run `{commanded(group, partition, missed_from)}`"
@@ -428,6 +428,6 @@ def _measure(
         back = common_offset(connection, partition, waiting.bounds.first, message_id)
         found = found._replace(missed_from=back if back is not None and back < found.committed else None)
     if found.committed is not None and found.committed > waiting.bounds.end:
-        return found  # of another life of the partition: the group's position in this one is unknown
+        return found  # of an earlier partition with this name: the group's position in this one is unknown
     seconds = None if waiting.seconds is None else int(waiting.seconds)
     return found._replace(lag_bytes=waiting.bytes, lag_messages=waiting.messages, lag_seconds=seconds)

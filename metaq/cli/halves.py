@@ -1,4 +1,4 @@
-"""`metaq halves`: list and decide half messages, which wait for the outcome of their transaction."""
+"""The command `metaq halves`: list and decide half messages, which wait for the outcome of their transaction."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """Return why no half message is listed. A producer group is known only while brokers have half messages of it, or
-    its producers wait for questions."""
+    """Return why no half message is listed. A producer group is known only while brokers have its half messages, or its
+    producers wait for questions."""
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
     for page in pages.values():

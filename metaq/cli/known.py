@@ -1,4 +1,5 @@
-"""The topics and groups that the cluster knows. An unknown name is an error, which an empty table would hide."""
+"""Check names against the topics and groups of the cluster. An unknown name is an error, which an empty table would
+hide."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """Return all brokers' reports on a shared group ("" = all groups), and why the others are silent.
+    """Return all brokers' reports on a shared group ("" = all groups), and the reasons why other brokers are silent.
 
-    Brokers without shared groups, such as 1.x's, have none.
+    Brokers without shared groups, such as 1.x's, report none.
     """
     masters = [broker_id for broker_id, nodes in cluster.view.brokers().items() if nodes.master is not None]
     found, silent = ask_brokers(cluster, masters, partial(_shared_status, group=group))
@@ -34,13 +35,17 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
-    """Return the groups with a topic of failed messages or of dead letters, which is created with its first message."""
+    """Return the groups that have a topic of failed messages or of dead letters. Such a topic is created with its first
+    message."""
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
 
 def check_known_group(cluster: Cluster, group: str) -> None:
-    """Raise ClientError, with the nearest name, for a group that is neither a consumer group nor a shared one, and has
-    no failed messages or dead letters. Raise BrokerUnavailable if a silent broker may have it as a shared one."""
+    """Check that a group is a consumer group or a shared group, or has failed messages or dead letters.
+
+    Raises ClientError, which names the most similar group; BrokerUnavailable if a silent broker may have it as a shared
+    group.
+    """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:
         return
@@ -54,7 +59,7 @@ def check_known_group(cluster: Cluster, group: str) -> None:
 
 
 def check_known_topic(cluster: Cluster, topic: str) -> None:
-    """Raise NoPartition, with the nearest name, for a topic that never existed.
+    """Check that a topic exists or has existed. Raises NoPartition, which names the most similar topic.
 
     For a group's own topics only the group must be known: they are created when a message first fails.
     """

@@ -2,7 +2,7 @@
 
 <data>/zookeeper/            ZooKeeper's data
 <data>/broker-<id>/          server.ini (written at every start), broker.log, data/
-<data>/broker-<id>-<node>/   the same of each further node of a broker set; broker-<id> is its node `a`
+<data>/broker-<id>-<node>/   the same for each further node of a broker set; broker-<id> is its node `a`
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 HOST = "127.0.0.1"
 MAX_REPLICAS = 8
 START_SECONDS = 30.0
-"""Longest time from the start of all brokers until every topic is published."""
+"""Longest time in seconds from the start of all brokers until every topic is published."""
 
 GRACE_MS = 500
-"""How long a stopping broker keeps serving clients that move away: here they all stop."""
+"""Milliseconds for which a stopping broker keeps serving clients that move to other brokers: here all brokers stop."""
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
 ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
@@ -65,7 +65,7 @@ class PlannedNode:
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """What to start. ports: one per process; their broker ids are 0, 1, …, and then from 0 again for the next node of
-    each set. Partitions of a topic are per broker id."""
+    each set. Numbers of partitions are per broker id."""
 
     data_dir: Path
     ports: Sequence[int]
@@ -88,7 +88,7 @@ class ClusterPlan:
         return len(self.ports) // self.replicas
 
     def nodes(self) -> list[PlannedNode]:
-        """Return all processes: the first of each broker id, then the second …"""
+        """Return all processes: the first one of each broker id, then the second ones, and so on."""
         return [
             PlannedNode(
                 number % self.brokers,
@@ -128,14 +128,14 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
 
 
 class LocalCluster:
-    """Starts and stops the processes of a ClusterPlan. Main thread only: the processes die with that thread."""
+    """The processes of a ClusterPlan: starts and stops them. Main thread only: the processes end with that thread."""
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart(text): a node of a set has ended, and was started again; or it leads in place of another one whose
-        data is gone."""
+        """on_restart(text): called when a node of a set has ended and was started again, or leads in place of another
+        node whose data were removed."""
         self.plan = plan
         self.brokers: list[Child] = []
-        """In the order of plan.nodes()."""
+        """The broker processes, in the order of plan.nodes()."""
         self._on_restart = on_restart
         self._zookeeper = local_zookeeper(plan.data_dir / "zookeeper", plan.zookeeper_port, HOST, plan.apache_jars)
 
@@ -145,7 +145,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """The address of each broker id; for a set those of all nodes with their names."""
+        """The address of each broker id; for a set, the addresses of all nodes with their names."""
         nodes = self.plan.nodes()
         return [
             ", ".join(
@@ -168,13 +168,13 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start everything and wait until all brokers publish all topics, and all nodes of sets are in sync.
+        """Start all processes and wait until all brokers publish all topics, and all nodes of sets are in sync.
 
         Raises CoordinationUnavailable or BrokerUnavailable with the last log line of the failed process.
         """
         plan = self.plan
-        # ZooKeeper starts while the brokers load. But a set needs its state there first, and Apache's opens no session
-        # to anybody if one was requested before it served.
+        # ZooKeeper starts while the brokers load. But a set needs its state there first; and Apache's server opens no
+        # session for any client if one was requested before it served.
         at_once = plan.replicas == 1 and plan.apache_jars is None
         self._zookeeper.launch()
         if at_once:
@@ -192,7 +192,7 @@ class LocalCluster:
             session.close()
 
     def _found_sets(self, session: ZkSession) -> None:
-        """Give a set its first state: a broker that has messages leads, else its preferred node.
+        """Write a set's first state: a broker that has messages leads, otherwise the set's preferred node.
 
         A set whose nodes have a history keeps its state, unless no node has the in-sync data. If the state is lost, the
         set waits for an operator.
@@ -202,22 +202,22 @@ class LocalCluster:
             directories = [each.directory for each in self.plan.nodes() if each.broker_id == broker_id]
             view = read_set(session, broker_id)
             if view.state is None and not any((each / "data" / "metaqset").exists() for each in directories):
-                preferred = node_name(broker_id % self.plan.replicas)  # spread the leaders
+                preferred = node_name(broker_id % self.plan.replicas)  # spread the leaders over the nodes
                 first = node_name(0) if broker_id in stored else preferred
                 write_state(session, broker_id, SetState(0, "", {first: ""}, preferred), view)
             elif view.state is not None:
                 self._choose_data(session, broker_id, view.state, view)
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
-        """If no directory has the in-sync data, somebody has removed it: let the node with the highest epoch lead. Data
-        that only the removed directory had is lost. Raises StoreError."""
+        """Let the node with the highest epoch lead if no directory has the in-sync data, because somebody has removed
+        it. Data that only the removed directory had are lost. Raises StoreError."""
         from metaq.broker import inspection  # as in earlier_starts.py
 
         nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]
         stored = {node.node or "": inspection.stored_node(node.directory / "data") for node in nodes}
         having = {name: found for name, found in stored.items() if found is not None}
         if not having or any(found.copied or state.has_in_sync(name, found.instance) for name, found in having.items()):
-            return  # only an operator knows whether a copy is the right one
+            return  # only an operator knows which copy is the right one
         chosen = max(having, key=lambda name: having[name].epoch)
         epoch = max(state.epoch, *(found.epoch for found in having.values()))
         in_sync = {chosen: having[chosen].instance}
@@ -290,7 +290,7 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time.
 
-        The nodes of a set stop one after the other, the first one last: it leads when no other node can.
+        The nodes of a set stop one after the other, and the first node last: it leads when no other node can.
         """
         while self.brokers:
             last = self.brokers[-self.plan.brokers :]

@@ -1,4 +1,4 @@
-"""`metaq monitor`: check a cluster once or repeatedly, and report what an operator should know."""
+"""The command `metaq monitor`: check a cluster once or repeatedly, and report what an operator should know."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`metaq partitions move` and `moves`, and `metaq brokers drain`: move partitions to other brokers while clients
-run."""
+"""The commands `metaq partitions move` and `moves`, and `metaq brokers drain`: move partitions to other brokers while
+clients run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`metaq offsets`: show the offsets of groups, copy them to another broker, move them."""
+"""The command `metaq offsets`: show the offsets of groups, copy them to another broker, move them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def offsets() -> None:
 
 
 def _as_here(command: click.Command) -> click.Command:
-    """Return the same command with this group's name in its examples."""
+    """Return the same command with `metaq offsets` in its examples."""
     here = copied(command)
     here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
     return here
@@ -58,7 +58,7 @@ offsets.add_command(_as_here(seek_group), "seek")
 
 
 class Shown(NamedTuple):
-    """One stored offset."""
+    """One stored offset of a group."""
 
     group: str
     partition: TopicPartition
@@ -212,7 +212,7 @@ def _copy_group(
     targets: Sequence[TopicPartition],
     dry_run: bool,
 ) -> list[Copied]:
-    """Copy a group's offsets. Sources that it never committed are left out."""
+    """Copy a group's offsets. Partitions that the group never committed are left out."""
     pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
     there = zip(targets, cluster.committed_many(group, targets), strict=True)
     rows, wanted = [], {}

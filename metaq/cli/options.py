@@ -1,4 +1,5 @@
-"""Option types and options that several commands share. A wrong value is refused before anything is opened."""
+"""Option types and options that several commands share. A wrong value is refused before any file or connection is
+opened."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType[T]):
-    """Converts a text by `parse`. A ValueError of `parse` (InvalidName is one) says what is wrong with the text.
+    """Type that converts a text by `parse`. A ValueError of `parse` (InvalidName is one) says what is wrong with the
+    text.
 
     An argument that is not a text is already a value: a default, or one that click has converted before.
     """
@@ -90,7 +92,7 @@ class TopicSpec(NamedTuple):
 
 
 def _topic_spec(text: str) -> TopicSpec:
-    """`NAME` or `NAME:PARTITIONS`."""
+    """Parse `NAME` or `NAME:PARTITIONS`."""
     name, colon, number = text.rpartition(":")
     if not colon:
         name, number = number, "1"
@@ -136,7 +138,7 @@ def _is_digits(text: str) -> bool:
 
 
 def _moment(text: str) -> datetime | None:
-    """Parse a time in ISO 8601, local time unless it names a zone; None if it is not a time."""
+    """Parse a time in ISO 8601, in local time unless it names a zone; None if it is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -150,9 +152,10 @@ def _time(text: str) -> datetime:
 
 
 def _position(text: str) -> Position:
-    """`earliest`, `latest`, a byte offset, a time, `-COUNT` messages before the end, or a message: `id:ID`, `key:KEY`.
+    """Parse a position: `earliest`, `latest`, a byte offset, a time, `-COUNT` messages before the end, or a message:
+    `id:ID`, `key:KEY`.
 
-    Raises ValueError naming these choices.
+    Raises ValueError, which names these choices.
     """
     from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that use no cluster
 
@@ -209,7 +212,7 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""For a command that uses brokers or files: earlier brokers made topics that ZooKeeper does not accept."""
+"""For commands that use brokers or files: earlier brokers made topics whose names ZooKeeper does not accept."""
 STORED_GROUP = Parsed("GROUP", check_group)
 """As STORED_TOPIC, for groups of shared consumers."""
 TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
@@ -227,7 +230,7 @@ PORT = click.IntRange(0, 65535)
 
 
 class _ZkOption(click.Option):
-    """Takes the value behind the command, else in front of it, else from the environment."""
+    """Option that takes the value after the command, else the one before it, else the environment's."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         in_front = ctx.find_root().params.get("zk")
@@ -254,7 +257,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
-    """Return `call`, which precedes `command`, with these options above those of `command`."""
+    """Return `call`, which runs before `command`, with these options listed above those of `command`."""
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):
         wrapped = option(wrapped)
@@ -262,7 +265,8 @@ def with_options(call: Callable[..., Any], command: Callable[..., Any], *options
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on stderr, unless `yes`. Raises ClientError for a no and for a closed stdin; click.Abort for Ctrl-C."""
+    """Ask the question on stderr, unless `yes`. Raises ClientError for the answer no and for a closed stdin;
+    click.Abort for Ctrl-C."""
     if yes:
         return
     try:

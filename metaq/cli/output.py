@@ -1,4 +1,4 @@
-"""How commands print data: JSON for programs, a table for people; numbers and sizes in one style.
+"""Print the data of commands: JSON for programs, a table for people; numbers and sizes in one style.
 
 Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`. All output for people goes through this
 module: clients have chosen many of the texts, and a terminal would obey control characters in them.
@@ -44,7 +44,7 @@ UNKNOWN = "unknown"
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON on stdout, indented, keys in the order given."""
+    """Print `value` as JSON on stdout, indented, with the keys in the given order."""
     print(json_text(value, indent=2))
 
 
@@ -53,7 +53,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
     import simplejson  # not for tables
 
     text: str = simplejson.dumps(value, indent=indent)
-    return text.replace("\x7f", "\\u007f")  # the only one that JSON does not escape
+    return text.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -62,7 +62,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def show_warnings() -> None:
-    """Print the client's warnings on stderr if nobody has set up logging, without characters that a terminal obeys."""
+    """Print the client's warnings on stderr if logging is not set up; control characters are escaped."""
     import logging  # not needed for a help text
 
     class Shown(logging.Formatter):
@@ -84,7 +84,7 @@ def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Seque
 
 
 def say(as_json: bool, value: Any, text: str) -> None:
-    """Print `value` as JSON, or a sentence."""
+    """Print `value` as JSON, or the sentence `text`."""
     if as_json:
         print_json(value)
     else:
@@ -108,7 +108,7 @@ def counted(number: int | None, noun: str) -> str:
 
 
 def moment(ms: int | None) -> str | None:
-    """Return Unix milliseconds in ISO 8601; None for 0 and None, which stand for never."""
+    """Return Unix milliseconds as a time in ISO 8601; None for 0 and None, which stand for never."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
@@ -195,7 +195,8 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """Return a field of such an object for a table of names and values, whose numbers users copy."""
+    """Return a field of such an object for a table of names and values. Its numbers are not grouped, because users copy
+    them."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, dict):

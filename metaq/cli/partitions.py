@@ -1,5 +1,5 @@
-"""`metaq partitions`: close and open partitions of a running broker, delete and renumber those of a stopped one, and
-move them to another broker (moving.py)."""
+"""The command `metaq partitions`: close and open partitions of a running broker, delete and renumber those of a stopped
+one, and move them to another broker (moving.py)."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
-    """Call `act` at a broker, or at a broker set's leader after all its other nodes, and return its result. If the
-    leader alone refused requests, the next leader would serve them."""
+    """Call `act` at a broker, or at all nodes of a broker set, the leader last, and return the (leader's) result. If
+    only the leader refused requests, the next leader would serve them."""
     endpoint, found = target.found()
     if found is None:
         with target.connected(endpoint) as connection:

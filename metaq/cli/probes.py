@@ -1,4 +1,4 @@
-"""The checks of `metaq monitor`, and when they give an alarm."""
+"""Checks of `metaq monitor`, and when they give an alarm."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ from .stats import named_figures
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
-"""A probe must be readable within this time (a Java broker with asynchronous flush shows it after unflushInterval)."""
+"""Seconds within which a probe must be readable (a Java broker with asynchronous flush shows it after
+unflushInterval)."""
 _PROBE_READ_BYTES = 4096
 
 
 class ProbeLevel(StrEnum):
-    """Worst first. UNKNOWN: could not be checked, for a reason given on another line."""
+    """Levels of a result, the worst first. UNKNOWN: could not be checked, for a reason given on another line."""
 
     ALARM = "alarm"
     WARNING = "warning"
@@ -66,7 +67,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """An alarm is given beyond these limits. max_lag: bytes; max_disk and min_memory: percent."""
+    """Limits beyond which an alarm is given. max_lag: bytes; max_disk and min_memory: percent."""
 
     max_lag: int = 100_000_000
     max_put_failed: int = 0
@@ -78,7 +79,7 @@ class ProbeLimits:
 
 
 class Monitor:
-    """Remembers the previous check: movement is only known from the second check on. One thread."""
+    """The checks and their memory: whether a group moves is only known from the second check on. One thread."""
 
     def __init__(
         self,
@@ -100,12 +101,12 @@ class Monitor:
         self._checked = False
         self._put_failed: dict[int, int] = {}
         self._waited: dict[tuple[str, TopicPartition], int] = {}
-        """The committed offset of each group and partition with messages waiting at the last check."""
+        """The committed offset of each group and partition that had waiting messages at the last check."""
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """For each group with dead letters: their end, and their number at that time."""
+        """For each group with dead letters: the ends of their partitions, and their number at that time."""
 
     def look(self) -> list[Seen]:
-        """Run every check once; worst results first. A failed request is a result, not an error.
+        """Run every check once; return the results, the worst first. A failed request is a result, not an error.
 
         Raises ClientError, NoPartition on the first call for a group or a probe topic that never existed.
         """
@@ -128,7 +129,7 @@ class Monitor:
         there = own_topics_groups(cluster, DEAD_PREFIX).union(each.group for each in shared)
         missing = [each for each in others if each not in there]
         if missing and silent:
-            return  # a silent broker may have it as a shared group: its data is unknown
+            return  # a silent broker may have it as a shared group: the group's data are unknown
         check_groups(cluster, missing)
         if self._probe_topic is not None and self._probe_topic not in cluster.view.topics():
             cluster.choose_partitions(self._probe_topic)
@@ -169,7 +170,8 @@ class Monitor:
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
-        """Yield a line for each set; add to `leaderless` those whose line says why their broker is absent."""
+        """Yield a line for each set. Add to `leaderless` the sets whose line already says why their broker is
+        absent."""
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
             if not look.leader and not look.is_replaced:
@@ -201,7 +203,7 @@ class Monitor:
             yield from _above(what, "failed put", failed - before, limits.max_put_failed, " since the last look")
         if failed is not None:
             self._put_failed[broker_id] = failed
-        if connection.speaks_frames:  # a Java broker reports it only by JMX
+        if connection.speaks_frames:  # a Java broker reports this only by JMX
             try:
                 prepared = len(prepared_transactions(connection))
             except RequestRefused as error:
@@ -247,7 +249,8 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """Yield a warning while there are any. They are counted, by reading them, only when there are new ones."""
+        """Yield a warning while a group has dead letters. They are counted, which reads them, only when there are new
+        ones."""
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
             return
@@ -284,7 +287,7 @@ class Monitor:
         lag = row.lag_bytes or 0
         limit = self._limits.max_lag
         still = False
-        if lag and row.committed is not None:  # messages since the last check may still be on their way
+        if lag and row.committed is not None:  # messages that came since the last check may still be processed
             self._waited[key] = row.committed
             still = before == row.committed
         if not members:
@@ -312,7 +315,7 @@ class Monitor:
         for directory in self._data_dirs:
             try:
                 usage = shutil.disk_usage(directory)
-            except OSError as error:  # it existed when the command began
+            except OSError as error:  # the directory existed when the command began
                 yield Seen(ProbeLevel.ALARM, f"disk {directory}", f"cannot be read: {error.strerror}")
                 continue
             full = usage.used * 100 // usage.total
@@ -325,18 +328,18 @@ class Monitor:
 
 
 class _Cause(NamedTuple):
-    """Why partitions of a group are shown, and the level."""
+    """Why partitions of a group are reported, and the level."""
 
     level: ProbeLevel
     text: str
 
 
 _NAMED = 8
-"""Maximum partitions, or topics, that a line names."""
+"""Most partitions, or topics, that a line names."""
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
-    """Return the total of waiting data in these partitions, and their names; the farthest behind first."""
+    """Return the total of waiting data in these partitions, and their names, the largest lag first."""
     farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
     names = [_place(row) for row in farthest]
     return f"{_waiting(rows)} in {_some(names)}"
@@ -383,7 +386,7 @@ def _shared_status(connection: Connection, partition: TopicPartition) -> list[Sh
 
 
 def _shared(group: str, parts: Sequence[SharedPartition]) -> Seen:
-    """Return one line for a shared group. Messages left for members that ask for them are normal."""
+    """Return one line for a shared group. Waiting messages are normal while members request messages."""
     members = {name for each in parts for name in each.members}
     left, leased = sum(each.left for each in parts), sum(each.leased for each in parts)
     text = f"{counted(left, 'message')} left, {leased:,} of them leased: see `metaq shared describe {group}`"
@@ -449,8 +452,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
-    """Yield an alarm for each broker that once existed, or for which groups have offsets: its waiting messages are
-    unknown."""
+    """Yield an alarm for each absent broker that once existed, or for which groups have offsets: its waiting messages
+    are unknown."""
     having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
         for broker_id in _committed_brokers(cluster, group):
@@ -489,12 +492,12 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
     try:
         question = partial(read_bytes, partition=partition, offset=offset, max_bytes=_PROBE_READ_BYTES)
         return bytes(cluster.ask(partition, question))
-    except OffsetOutOfRange:  # a Java broker that has not flushed it yet
+    except OffsetOutOfRange:  # a Java broker has not flushed it yet
         return b""
 
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
-    """Yield the steps; an error ends them and is an alarm. The loss of ZooKeeper is left to the caller to report."""
+    """Yield the results of the steps; an error ends them and is an alarm. The caller reports the loss of ZooKeeper."""
     try:
         yield from steps
     except CoordinationUnavailable:
@@ -504,7 +507,7 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """noun: the counted thing, in the singular; rest: which ones."""
+    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: which ones."""
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
         return
@@ -513,7 +516,7 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
 
 
 def _servers(zk: str) -> Iterator[Seen]:
-    """Check each server of a ZooKeeper that answers. An ensemble that has lost one may not lose many more."""
+    """Check each server of a ZooKeeper that answers. An ensemble that has lost one server can lose only few more."""
     servers = zk.partition("/")[0]
     found = examine(servers, zk_timeout())
     for each in found:
@@ -552,7 +555,7 @@ def _number(figures: dict[str, object], name: str) -> int | None:
 
 
 def _available_memory_percent() -> int | None:
-    """Return the percentage; None where the system does not tell (not Linux)."""
+    """Return the percentage of available memory; None if the system does not report it (not Linux)."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

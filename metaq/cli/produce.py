@@ -1,4 +1,4 @@
-"""`metaq produce`: one message per line, from a file or stdin."""
+"""The command `metaq produce`: send each line of a file or of stdin as a message."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ READ_BYTES = 1 << 20
 
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
-    """Parse `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError saying what is wrong, also for values that no message
-    can have."""
+    """Parse `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError, which says what is wrong, also for values that no
+    message can have."""
     name, sign, written = text.partition("=")
     if not sign:
         raise ValueError(f"{text!r} has no '=': write NAME=VALUE")
@@ -86,11 +86,11 @@ _PROPERTY_TYPES: Mapping[str, tuple[Callable[[str], PropertyValue], str]] = {
     "bool": (_bool, "true or false"),
     "bytes": (lambda text: b64decode(text, validate=True), "base64, like /w=="),
 }
-"""The parser of each type, and a description of its values."""
+"""For each type, the parser and a description of the values."""
 
 
 class LineChunk(NamedTuple):
-    """Lines without their ends, and how many bytes were read for them."""
+    """Lines without their ends, and the number of bytes that were read for them."""
 
     lines: list[bytes]
     read_bytes: int
@@ -99,7 +99,7 @@ class LineChunk(NamedTuple):
 SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
 """Sends lines as messages and waits until all are acknowledged.
 
-Returns the bytes of their payloads, and the numbers of nodes that have them (SendResult.replicas).
+Returns the bytes of their payloads, and the numbers of nodes that have the messages (SendResult.replicas).
 """
 
 
@@ -111,7 +111,8 @@ class Progressed:
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """The numbers of nodes that had messages at their acknowledgement; None: the broker has not said for some."""
+    """The numbers of nodes that had messages when these were acknowledged; None is among them if the broker did not
+    report it for some."""
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -186,7 +187,7 @@ def produce(
         size = file.stat().st_size if file.is_file() else None
         with _progress_bar(f"to {topic}", size) as advance:
             _send_lines(line_chunks(stream), send, batch, progressed, advance)
-    if not progressed.messages:  # no request was made for the topic
+    if not progressed.messages:  # no line was sent, so no send has checked the topic
         with open_cluster(zk) as cluster:
             cluster.partitions(topic)
     _print_summary(topic, progressed, as_json)
@@ -218,7 +219,7 @@ def _send_lines(
 
 
 def _acknowledged(lines: int, is_certain: bool = False) -> str:
-    """Return how far it came, and how to continue. is_certain: no later line is stored."""
+    """Return how many lines are acknowledged, and how to continue. is_certain: no later line is stored."""
     twice = "" if is_certain else "; some may come twice"
     if not lines:
         return f"no line is {'stored' if is_certain else 'acknowledged'}: send all again{twice}"
@@ -232,7 +233,7 @@ class _BadLine(ClientError):
 
 
 def _stored_nothing(error: MetaqError) -> bool:
-    """Whether none of the lines that were sent together is stored.
+    """Return whether no line of a failed call is stored.
 
     False if the request failed on the way: then nobody knows. False if a broker of 1.x refuses lines, because each line
     is a separate request there.
@@ -243,7 +244,7 @@ def _stored_nothing(error: MetaqError) -> bool:
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
-    """Yield the lines of `stream` on arrival: all that can be read without waiting is passed on at once."""
+    """Yield the lines of `stream` on arrival: all data that can be read without waiting are passed on at once."""
     read = getattr(stream, "read1", stream.read)
     rest = b""
     while data := read(READ_BYTES):
@@ -285,7 +286,7 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """Return the error of a line. If the line was sent with others, these may be stored."""
+    """Return the error of a line. If the line was sent with others, the error says that these may be stored."""
     return error if is_alone else ClientError(str(error))
 
 
@@ -298,7 +299,8 @@ def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
 
 @contextmanager
 def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
-    """Show a bar on stderr if that is a terminal and the input is not typed into it; yield a function that moves it."""
+    """Show a bar on stderr if that is a terminal and the input is not typed into it; yield a function that moves the
+    bar."""
     if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
         yield lambda _: None
         return

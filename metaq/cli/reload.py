@@ -1,4 +1,4 @@
-"""`metaq reload`: make a running broker, or each node of a broker set, read its server.ini again."""
+"""The command `metaq reload`: make a running broker, or each node of a broker set, read its server.ini again."""
 
 from __future__ import annotations
 

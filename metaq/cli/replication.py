@@ -1,4 +1,4 @@
-"""`metaq replication`: show the progress of a slave, on either side, and reconnect."""
+"""The command `metaq replication`: show the progress of a slave, on either side, and reconnect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tables import print_table
 __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
-"""Roles that keep a connection to the other side. A slave without one names no peer once its master has left
+"""Roles that keep a connection to the other side. A slave without a connection names no peer once its master has left
 ZooKeeper."""
 TROUBLED = ("troubled", "stopped")
 

@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Stop(threading.Event):
-    """Set by SIGTERM or SIGINT. number: of the first signal, 0 before."""
+    """Event that SIGTERM or SIGINT sets. number: of the first signal, 0 before."""
 
     number = 0
 
@@ -63,7 +63,7 @@ def stop_signal() -> Iterator[Stop]:
 
 @contextmanager
 def locked_directory(option: str, directory: Path) -> Iterator[Path]:
-    """Create `directory` and hold it for this process alone. Raises ConfigError, DirectoryInUse naming `option`."""
+    """Create `directory` and lock it for this process. Raises ConfigError, DirectoryInUse, which name `option`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("a+")
@@ -81,7 +81,7 @@ def locked_directory(option: str, directory: Path) -> Iterator[Path]:
 
 
 def wait_until(condition: Callable[[], bool], deadline: float, interval: float = 0.02) -> bool:
-    """Call `condition` until it is true or time.monotonic() reaches `deadline`; return its last answer."""
+    """Call `condition` until it is true or time.monotonic() reaches `deadline`; return its last result."""
     while not condition():
         if time.monotonic() >= deadline:
             return False
@@ -90,7 +90,8 @@ def wait_until(condition: Callable[[], bool], deadline: float, interval: float =
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to send `number` to this process when its parent ends, even by SIGKILL; at once if it has ended.
+    """Ask the kernel to send `number` to this process when its parent ends, even by SIGKILL; at once if the parent has
+    ended.
 
     Linux only, where prctl(2) exists; elsewhere a child outlives a killed parent. The kernel watches the *thread* that
     started the child, so children are started from the main thread.
@@ -98,7 +99,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent_pid:  # it ended before prctl
+    if os.getppid() != parent_pid:  # the parent ended before prctl
         os.kill(os.getpid(), number)
 
 
@@ -111,14 +112,17 @@ def signal_name(number: int) -> str:
 
 
 class Child:
-    """`main(arguments)` of a module as a child process, in its own session (Ctrl-C reaches only the parent). The kernel
-    ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only (die_with_parent)."""
+    """A child process that runs `main(arguments)` of a module, in its own session (Ctrl-C reaches only the parent).
+
+    The kernel ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only
+    (die_with_parent).
+    """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
         """name: for messages. module: the module of the main function; by default the command line."""
         self.name = name
         self.log = log
-        # -P: not modules that happen to be in the user's directory
+        # -P: do not import modules that happen to be in the user's directory
         command = [sys.executable, "-P", "-m", "metaq.cli.servers", str(os.getpid()), module, *arguments]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
@@ -134,31 +138,32 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if the child has ended: with the signal that ended it, else its log's last line."""
+        """Raise BrokerUnavailable if the child has ended. The error names the signal that ended it, else its log's last
+        line."""
         code = self.process.poll()
         if code is None:
             return
-        if code < 0:  # its log does not mention the signal
+        if code < 0:  # the log of a killed process does not mention the signal
             raise BrokerUnavailable(f"{self.name} was ended by {signal_name(-code)} (log: {self.log})")
         raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
 
     def last_words(self) -> str:
-        """Return the last non-blank line of its log."""
+        """Return the last line of its log that is not blank."""
         lines = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it said nothing"
 
     def terminate(self) -> None:
-        """Ask it to stop (SIGTERM); returns at once."""
+        """Send SIGTERM, and return at once."""
         if self.running:
             self.process.terminate()
 
     def kill(self) -> None:
-        """End it by SIGKILL and wait for its end."""
+        """Send SIGKILL and wait for the end."""
         self.process.kill()
         self.process.wait()
 
     def stop(self, timeout: float = 15.0) -> int:
-        """Send SIGTERM, then SIGKILL after `timeout` seconds; return its exit code (negative: a signal)."""
+        """Send SIGTERM, then SIGKILL after `timeout` seconds; return the exit code (negative: a signal)."""
         self.terminate()
         try:
             return self.process.wait(timeout)
@@ -168,8 +173,8 @@ class Child:
 
 
 def _run_child() -> None:
-    """Run this module as `python -m`: PARENT_PID MODULE ARGUMENT …"""
-    gc.disable()  # as the command line does (cli/__init__.py); the standalone ZooKeeper never collects
+    """Run a module's main in the child, called as `python -m`: PARENT_PID MODULE ARGUMENT …"""
+    gc.disable()  # as in the command line (cli/__init__.py); the standalone ZooKeeper never collects
     parent_pid, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent_pid))
     import_module(module).main(arguments)

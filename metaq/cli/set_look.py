@@ -1,4 +1,4 @@
-"""A look at broker sets: their state in ZooKeeper, and their nodes' own reports."""
+"""Look at broker sets: their state in ZooKeeper, and their nodes' own reports."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ASKED = 16
-"""Nodes asked at a time."""
+"""Most nodes that are asked at a time."""
 
 _NAMED = 8
-"""Maximum differences that a line names."""
+"""Most differences that a line names."""
 
 Told = Mapping[str, Any] | MetaqError
-"""A node's own report (SET_STATUS), or why there is none."""
+"""A node's own report (SET_STATUS), or the error in place of one."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def is_led(view: SetView) -> bool:
 
 
 def ask_nodes(nodes: Mapping[str, SetNode]) -> dict[str, Told]:
-    """Return the nodes' own reports by name."""
+    """Return the reports of these nodes by name."""
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         return dict(zip(nodes, pool.map(_ask, nodes.values()), strict=True))
 
@@ -69,7 +69,7 @@ def _ask(node: SetNode) -> Told:
 
 
 class SetLook(NamedTuple):
-    """One broker set. told: the reports of the present nodes."""
+    """One broker set with its state. told: the reports of the present nodes."""
 
     broker_id: int
     view: SetView
@@ -79,40 +79,41 @@ class SetLook(NamedTuple):
     def leader(self) -> str:
         """The node that leads and that clients find; "" if there is none, or if it reports that it has stopped.
 
-        A leader that has stopped stays in ZooKeeper while no other node is in sync: its data is not given up.
+        A leader that has stopped stays in ZooKeeper while no other node is in sync: its data are not given up.
         """
         leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a broker outside the set has its id, and no node is present."""
+        """Whether no node is present, and a broker outside the set has the set's id."""
         return self.view.master is not None and not self.view.nodes
 
     @property
     def stopped(self) -> list[str]:
-        """Nodes that report that they wait for an operator; sorted."""
+        """Names of nodes that report that they wait for an operator, sorted."""
         return [name for name in self.names if self.role(name) == "stopped"]
 
     @property
     def leader_says(self) -> Mapping[str, Any]:
-        """The leader's report on the set; empty if nobody leads, or if the leader does not answer."""
+        """The leader's report on the set; empty if no node leads, or if the leader does not answer."""
         return self.says(self.leader)
 
     @property
     def in_sync(self) -> list[str]:
-        """Nodes that are in sync and present, sorted."""
+        """Names of nodes that are in sync and present, sorted."""
         return sorted(self.view.in_sync_present)
 
     @property
     def set_back(self) -> bool:
-        """Whether ZooKeeper has an older state than a node has seen: its in-sync nodes may lack messages."""
+        """Whether ZooKeeper has an older state than a node has seen: the nodes that it calls in sync may lack
+        messages."""
         revoked = self.view.state is not None and self.view.state.is_revoked
         return revoked or any(bool(self.says(name).get("setBack")) for name in self.told)
 
     @property
     def names(self) -> list[str]:
-        """Nodes that are present, or that the state names; sorted."""
+        """Names of nodes that are present or in the state, sorted."""
         state = self.view.state
         named = {*state.members, state.leader, state.preferred} - {""} if state else set()
         return sorted(named.union(self.view.nodes))
@@ -138,7 +139,7 @@ class SetLook(NamedTuple):
         return f"was {role}" if role == "leader" and name != self.leader else role
 
     def error(self, name: str) -> str:
-        """Return what is wrong with a node: its own report takes precedence over its leader's."""
+        """Return a node's error: from its own report, otherwise from its leader's."""
         answer = self.told.get(name)
         if isinstance(answer, MetaqError):
             return "" if name == self.leader else f"does not answer: {answer}"
@@ -146,8 +147,8 @@ class SetLook(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """Sentences about services or promises that would differ if another node led; [] as far as is known. A node
-        that does not answer, or is too old to tell, counts as equal to the others."""
+        """Sentences about services or promises to clients that would change if another node led; empty if none is
+        known. A node that does not answer, or whose version does not report this, counts as equal to the others."""
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
 
@@ -170,7 +171,8 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 
 def leader_last(view: SetView) -> list[str]:
-    """Return the present nodes. An operator's change of one after the other is complete when the leader has it."""
+    """Return the names of the present nodes, the leader last. An operator's change of all nodes is complete when the
+    leader has it."""
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
 
@@ -178,8 +180,8 @@ def leader_last(view: SetView) -> list[str]:
 def at_every_node(
     broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
 ) -> Iterator[tuple[str, T]]:
-    """Yield each present node and the result of `act` there, the leader last: if a node cannot be reached, the leader
-    has not changed.
+    """Call `act` at each present node, the leader last, and yield the node's name and the result. If a node cannot be
+    reached, the leader has not changed.
 
     failed: what such a node did not do; command: does it at a single node, with --server. Raises ClientError.
     """
@@ -202,7 +204,7 @@ def at_every_node(
 
 
 def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """told: `configuration` of SET_STATUS, by node."""
+    """Return the differences between the nodes' configurations. told: `configuration` of SET_STATUS, by node."""
     found: list[str] = []
     options = {name: each.get("system", {}) for name, each in told.items()}
     found += _differing(options, "[system]")
@@ -218,7 +220,7 @@ def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def told_differences(differences: Sequence[str]) -> str:
-    """Return a sentence for an operator."""
+    """Return a sentence about the differences for an operator."""
     more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
     return (
         f"its nodes have different server.ini files, so what clients are served depends on which node leads: "
@@ -227,7 +229,8 @@ def told_differences(differences: Sequence[str]) -> str:
 
 
 def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
-    """options: of the same section, by node. An option that an older node does not report is not compared."""
+    """Return the options whose values differ. options: of the same section, by node. An option that a node of an
+    earlier version does not report is not compared."""
     nodes = list(options)
     keys = dict.fromkeys(key for each in options.values() for key in each)
     found = []

@@ -1,4 +1,4 @@
-"""`metaq shared`: list shared groups and their remaining messages, and make brokers forget them."""
+"""The command `metaq shared`: list shared groups and their remaining messages, and make brokers forget them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .output import UNKNOWN, counted, echo, show
 __all__ = ["members_text", "shared"]
 
 _NAMED = 5
-"""Maximum members that a line names; --json has all of them."""
+"""Most members that a line names; --json has all of them."""
 
 
 @click.group()
@@ -164,8 +164,8 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 
 def members_text(members: Mapping[str, int]) -> str:
-    """Return the first few members, those with most messages first, each with its number, and how many more there
-    are."""
+    """Return the first few members, those with most messages first, each with its number of messages, and the number of
+    other members."""
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

@@ -1,4 +1,4 @@
-"""`metaq stats`: a broker's own report, Java or ours: the body of 1.x's `stats` command."""
+"""The command `metaq stats`: print a broker's own report, Java or metaq's own: the body of 1.x's `stats` command."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
 
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
-    """Raise NoPartition, with the nearest of its topics and `others`, if the broker neither has nor configures the
-    topic."""
+    """Raise NoPartition if the broker neither has nor configures the topic. The error names the most similar one of its
+    topics and `others`."""
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
         near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")
@@ -67,12 +67,13 @@ def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) 
 
 
 def named_figures(lines: Sequence[str]) -> _Row:
-    """Parse `name value` lines by name; whole numbers as such. A line of one word (a topic's name) is its own value."""
+    """Parse `name value` lines into a dict; whole numbers become int. A line of one word (a topic's name) is its own
+    value."""
     return {name: _value(value) for name, _, value in (line.partition(" ") for line in lines if line)}
 
 
 def stats_rows(lines: Sequence[str]) -> list[_Row]:
-    """Parse `<topic> name value name value …` lines, one row each; `*Empty*` leaves a row of the topic alone."""
+    """Parse `<topic> name value name value …` lines, one row each; `*Empty*` gives a row with only the topic."""
     rows: list[_Row] = []
     for line in lines:
         topic, *words = line.split(" ")
@@ -81,7 +82,7 @@ def stats_rows(lines: Sequence[str]) -> list[_Row]:
 
 
 def _shown(name: str, value: object) -> object:
-    """Format the value. A number that identifies something is not a quantity: its digits stay together."""
+    """Format the value. A number that identifies something is not a quantity: its digits are not grouped."""
     return str(value) if name in _IDENTIFIERS and value is not None else value
 
 

@@ -1,5 +1,5 @@
-"""Tables of the command line. Those for a pipe or file are written here: rich, which fits tables to a terminal, takes a
-third of a short command's time to load."""
+"""Print tables of the command line. Tables for a pipe or file are written here: rich, which fits tables to a terminal,
+takes a third of a short command's time to load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     if _is_plain(sys.stdout):
         print(*_lines(columns, texts, numeric, widths), sep="\n")
     else:
-        from .terminal import print_fitting  # not for a pipe
+        from .terminal import print_fitting  # not needed for a pipe
 
         print_fitting(columns, texts, numeric, widths)
 
@@ -46,7 +46,7 @@ def _is_plain(stream: TextIO) -> bool:
 def _lines(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> list[str]:
-    """Return the lines as rich draws a SIMPLE_HEAD box with enough room."""
+    """Return the lines of the table, as rich draws a SIMPLE_HEAD box with enough room."""
     line = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     blank = " " * (len(line) + 2)
     head, *body = (f" {_GAP.join(map(_padded, row, numeric, widths))} " for row in (columns, *texts))

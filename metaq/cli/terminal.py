@@ -1,5 +1,5 @@
-"""Tables and progress bars on a terminal, by rich. A separate module, because loading rich takes a third of a short
-command's time."""
+"""Print tables and progress bars on a terminal, by rich. A separate module, because loading rich takes a third of a
+short command's time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "print_fitting", "progress"]
 
 _GAP, _NARROW_GAP = 3, 1
-"""Blanks between two columns, normally and if space is scarce."""
+"""Blanks between two columns: normally, and if space is scarce."""
 _FOLDED_WIDTH = 9
 """Minimum width of a column of text."""
 
@@ -34,8 +34,8 @@ class _Console(Console):
 
 
 def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
-    """Return a console on `stream` (default stdout): as wide as the terminal, or `pipe_columns` and plain without
-    one."""
+    """Return a console on `stream` (default stdout), as wide as the terminal. Without a terminal it is plain and has
+    `pipe_columns`."""
     target = stream or sys.stdout
     return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
@@ -44,7 +44,7 @@ def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
     """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are right-aligned and not
-    folded. widths: of each column's widest text."""
+    folded. widths: the widest text of each column."""
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)
     for gap in (_GAP, _NARROW_GAP):
@@ -73,7 +73,7 @@ def _table(
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """Return a line on stderr if that is a terminal, removed at its end; nothing elsewhere."""
+    """Return a progress line on stderr if that is a terminal, removed at its end; nothing is shown elsewhere."""
     from rich.progress import Progress  # not for tables
 
     return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())

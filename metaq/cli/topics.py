@@ -1,4 +1,4 @@
-"""`metaq topics`: the topics, and the content of their partitions."""
+"""The command `metaq topics`: list topics, and the content of their partitions."""
 
 from __future__ import annotations
 

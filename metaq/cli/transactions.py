@@ -1,4 +1,4 @@
-"""`metaq transactions`: open and prepared transactions of a broker, and an operator's decision on them."""
+"""The command `metaq transactions`: list a broker's open and prepared transactions, and decide them for an operator."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _EFFECTS = {
 
 
 def _check_there(connection: Connection, key: str, action: str) -> None:
-    """Raise TransactionRefused if the broker has nothing with this key to which `action` applies."""
+    """Raise TransactionRefused if the broker has no transaction with this key to which `action` applies."""
     wanted = "decided" if action == "forget" else "prepared"
     ends = ("prepared", "active") if action == "rollback" else (wanted,)
     found = {

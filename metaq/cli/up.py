@@ -1,4 +1,4 @@
-"""`metaq up`: a development cluster from one command."""
+"""The command `metaq up`: run a development cluster."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
 
 
 def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
-    """Return how many brokers to start; ConfigError if that leaves one out whose directory has messages."""
+    """Return the number of brokers to start. Raises ConfigError if a broker whose directory has messages would not
+    start."""
     stored = earlier.stored
     needed = max(stored, default=0) + 1
     if brokers is None:
@@ -174,8 +175,8 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
 
 
 def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
-    """Return how many nodes to start of each broker; ConfigError for fewer than before: only the omitted node may have
-    the last messages."""
+    """Return the number of nodes to start for each broker. Raises ConfigError for fewer than before: the omitted node
+    may be the only one with the last messages."""
     if replicas is None:
         return max(stored, 1)
     if replicas < stored:
@@ -185,7 +186,7 @@ def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
 
 
 def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:
-    """Tell a user who names fewer partitions than exist that none is hidden."""
+    """Tell a user who names fewer partitions than exist that all of them are served."""
     counts = dict(served)
     for name, partitions in named:
         if partitions < counts[name]:

@@ -1,4 +1,4 @@
-"""`metaq zookeeper`: a ZooKeeper server in the foreground, for development and tests."""
+"""The command `metaq zookeeper`: run a ZooKeeper server in the foreground, for development and tests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ zookeeper_server_option = click.option(
 
 
 def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
-    """Return the server, not started. apache_jars: the directory of Apache's jars; None: the standalone server."""
+    """Return the server, not yet started. apache_jars: the directory of Apache's jars; None: the standalone server."""
     if apache_jars is None:
         from metaq.coordination.standalone_process import StandaloneZooKeeper
 

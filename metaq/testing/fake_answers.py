@@ -1,4 +1,4 @@
-"""A broker's answers from memory, in both protocols, through the real codecs; no I/O."""
+"""Answer requests as a broker does, from memory, in both protocols, through the real codecs; no I/O."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ __all__ = ["Answers", "Connected"]
 
 
 class Connected:
-    """A connection. out: bytes to send to it."""
+    """An open connection of a client. out: bytes to send on it."""
 
     def __init__(self) -> None:
         self.out = bytearray()
@@ -120,7 +120,7 @@ class _Parked:
 
 @dataclass(slots=True, eq=False)
 class _ParkedCheck:
-    """A producer that waits for questions."""
+    """A request of a producer that waits for questions about half messages."""
 
     caller: Connected
     opaque: int
@@ -129,7 +129,8 @@ class _ParkedCheck:
 
 
 class Answers:
-    """The partitions and transactions of one broker, and its answers. One thread. Its attributes: see FakeBroker."""
+    """The partitions and transactions of one broker, and its answers. One thread. FakeBroker describes the
+    attributes."""
 
     def __init__(
         self, topics: Mapping[str, int], broker_id: int, *, speaks_frames: bool, clock: Callable[[], float]
@@ -183,7 +184,7 @@ class Answers:
             caller.out += self._text(caller, request)
 
     def _drop_caller(self, caller: Connected) -> None:
-        """Handle the loss of its connection."""
+        """Handle the loss of a connection."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
         self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
         self.halves.lost(caller)
@@ -199,7 +200,7 @@ class Answers:
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
-        """Return the number of served partitions of `topic`; our brokers have topics of their own."""
+        """Return the number of served partitions of `topic`; metaq's own brokers also serve metaq's own topics."""
         own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
         return self.topics.get(topic, own)
 
@@ -213,11 +214,12 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the topic has acceptCompressed=true; older brokers do not check."""
+        """Whether the topic has acceptCompressed=true; brokers of earlier versions do not check."""
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
     def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
-        """records: flags and bodies of the send. Raises CompressionNotAccepted, PayloadUnreadable."""
+        """Check compressed records. records: flags and bodies of the send. Raises CompressionNotAccepted,
+        PayloadUnreadable."""
         if not (self.speaks_frames and self.knows_compressed):
             return
         for flag, body in records:
@@ -254,7 +256,7 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """Return the first id of records (flag, body) that are to wait for their time; None if they are not. Raises
+        """Return the first id if these records (flag, body) must wait for their time; None if they need not. Raises
         RemoteProtocolError, DelayRefused."""
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
@@ -267,7 +269,7 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """Move due messages, or all waiting ones, to their partitions."""
+        """Move due messages to their partitions; everything: all waiting messages."""
         for each in self.delays.take_due(everything=everything):
             self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 
@@ -294,7 +296,7 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """Return the answer; None: it is answered later."""
+        """Return the answer; None: it will be answered later."""
         match RequestCode(frame.code):
             case RequestCode.SEND:
                 return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
@@ -427,7 +429,7 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """As `_answer_parked`, for producers that wait for questions."""
+        """Answer producers that wait for questions and get one now. Return their connections."""
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
         for parked in waiting:
@@ -441,7 +443,7 @@ class Answers:
         return answered
 
     def _patience(self) -> float | None:
-        """Return the seconds until `_answer_parked` has to be called in any case; None: never."""
+        """Return the seconds until `_answer_parked` must be called; None: never."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
         patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
         asked = self.halves.patience([parked.request for parked in self._parked_checks])
@@ -464,7 +466,7 @@ class Answers:
         return answered
 
     def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
-        """Return the answer if there is data, or if this is the last chance."""
+        """Return the answer if there are data, or if this is the last chance."""
         log = self.log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
         damaged_from = NOT_DAMAGED

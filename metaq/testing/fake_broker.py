@@ -36,18 +36,19 @@ class _Session(Connected):
 class FakeBroker(Answers):
     """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
 
-    speaks_frames: False = it answers like a Java broker. takes_many: False = like our first ones, which did not know
-    SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
-    messages. takes_where: False = like older ones, which do not filter by content. knows_compressed: False = like those
-    that did not know compressed messages, and accept any. accept_compressed: topics with acceptCompressed=true in
-    server.ini; others accept no compressed messages, and 1.x clients get no messages of the listed ones. silent: it
-    reads and never answers (a hung broker). refuse: called with each request; a returned number is the status (text) or
-    response code (frame) of the refusal. leader: the URL of another node, "" if none is known: it is a node of a broker
-    set that does not lead, and refuses every frame but SET_STATUS. role: the role that it reports there, by default
-    `leader` or `follower`. replicas: the number of nodes that it reports to have messages; 0: it does not report it.
-    max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends, pulls, connections: how many
-    were taken. transactions: the open ones. delays.waiting: messages that wait for their time, by the given clock.
-    halves.waiting: half messages that wait for their outcome; halves.decided: the outcomes of others by id.
+    speaks_frames: False = it answers like a Java broker. takes_many: False = like the first versions, which did not
+    know SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
+    messages. takes_where: False = like earlier versions, which do not filter by content. knows_compressed: False = like
+    versions that did not know compressed messages, and accept any. accept_compressed: topics with acceptCompressed=true
+    in server.ini; other topics accept no compressed messages, and 1.x clients get no messages of the listed ones.
+    silent: it reads and never answers (a hung broker). refuse: called with each request; a returned number is the
+    status (text) or response code (frame) of the refusal. leader: the URL of another node, "" if none is known: then
+    this is a node of a broker set that does not lead, and refuses every frame except SET_STATUS. role: the role that it
+    reports there, by default `leader` or `follower`. replicas: the number of nodes that it reports to have messages; 0:
+    it does not report it. max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends,
+    pulls, connections: how many it has received. transactions: the open ones. delays.waiting: messages that wait for
+    their time, by the given clock. halves.waiting: half messages that wait for their outcome; halves.decided: the
+    outcomes of the other half messages by id.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class FakeBroker(Answers):
         self.accept_compressed = accept_compressed
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
-        """The offset that `handle_all` has reached, by group and partition."""
+        """The offset up to which `handle_all` has handled messages, by group and partition."""
         self._reserved = socket.socket()  # bound, and never listening
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
@@ -112,7 +113,7 @@ class FakeBroker(Answers):
         self.run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
-        """Store messages directly; return their offsets. Parked pulls are answered."""
+        """Store messages directly; return their offsets. Waiting pulls are answered."""
         offsets: list[int] = []
         log = self.log(topic, partition)
         self.run_there(
@@ -121,15 +122,15 @@ class FakeBroker(Answers):
         return offsets
 
     def deliver_delayed(self) -> None:
-        """Deliver all waiting messages now, regardless of their times. Parked pulls are answered."""
+        """Deliver all waiting messages now, regardless of their times. Waiting pulls are answered."""
         self.run_there(lambda: self._deliver(everything=True))
 
     def ask_for_halves(self) -> None:
-        """Ask producers that check transactions for the outcome of all waiting half messages now."""
+        """Ask producers that check transactions for the outcomes of all waiting half messages now."""
         self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
-        """Store a message whose last byte does not match its checksum. Parked pulls are answered."""
+        """Store a message whose last byte does not match its checksum. Waiting pulls are answered."""
         log = self.log(topic, partition)
 
         def store() -> None:
@@ -139,7 +140,7 @@ class FakeBroker(Answers):
         self.run_there(store)
 
     def bodies(self, topic: str, partition: int) -> list[bytes]:
-        """The bodies stored in a partition, in order."""
+        """Return the bodies stored in a partition, in order."""
         return self.log(topic, partition).bodies()
 
     @property
@@ -149,7 +150,7 @@ class FakeBroker(Answers):
     # --- its thread -------------------------------------------------------------------------------------------------
 
     def run_there(self, call: Callable[[], object]) -> None:
-        """Call it on the broker's thread, which owns the logs, and wait until it has returned."""
+        """Run `call` on the broker's thread, which owns the logs, and wait until it has returned."""
         done = threading.Event()
 
         def run() -> None:
@@ -243,15 +244,15 @@ class FakeCluster:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
         self.sets: set[int] = set()
-        """Ids of brokers that are broker sets."""
+        """Ids of brokers that count as broker sets."""
 
     def register(self, broker: FakeBroker) -> None:
-        """Register the broker (or its new incarnation)."""
+        """Register the broker, or a new start of it."""
         self._brokers[broker.broker_id] = broker
         self._changed(broker)
 
     def unregister(self, broker: FakeBroker) -> None:
-        """End the broker's session."""
+        """End the broker's registration."""
         del self._brokers[broker.broker_id]
         self._changed(broker)
 
@@ -277,4 +278,4 @@ class FakeCluster:
         self._listeners.append(listener)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Do nothing: nothing is held open."""
+        """Do nothing, because nothing is open."""

@@ -1,4 +1,4 @@
-"""Messages that wait for their time, in the memory of a FakeBroker."""
+"""Keep messages that wait for their time, in the memory of a FakeBroker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FakeDelays", "WaitingRecord"]
 
 
 class WaitingRecord(NamedTuple):
-    """due: Unix ms. flag, body: as they will be delivered."""
+    """A waiting message. due: Unix ms. flag, body: as they will be delivered."""
 
     id: int
     topic: str
@@ -33,8 +33,8 @@ class FakeDelays:
         self._counter = 0
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
-        """Return the first id of these (flag, body) if they are to wait; None if none is. Raises RemoteProtocolError,
-        as a broker refuses a message that it cannot keep."""
+        """Keep these records (flag, body) and return the first id, if they must wait; None if none must. Raises
+        RemoteProtocolError, as a broker refuses a message that it cannot keep."""
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
             return None
@@ -51,7 +51,7 @@ class FakeDelays:
         return found[0].id
 
     def cancel(self, topic: str, partition: int, identity: int) -> Cancelled:
-        """Return the answer to CANCEL_DELAYED."""
+        """Cancel a message, and return the answer to CANCEL_DELAYED."""
         for each in self.waiting:
             if each[:3] == (identity, topic, partition):
                 self.waiting.remove(each)
@@ -67,7 +67,7 @@ class FakeDelays:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next one is due; None if none waits."""
+        """Return the seconds until the next message is due; None if none waits."""
         if not self.waiting:
             return None
         return max(0.0, min(each.due for each in self.waiting) / 1000 - self._clock()) + 0.001

@@ -1,4 +1,4 @@
-"""Half messages, in the memory of a FakeBroker."""
+"""Keep half messages in the memory of a FakeBroker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""Time from a half message to its first check, unless the message sets it."""
+"""Milliseconds from a half message to its first check, unless the message sets it."""
 
 
 @dataclass(slots=True)
 class FakeHalf:
-    """A half message that waits for its outcome. due: when a producer is asked for it next, Unix ms. asked: how often
-    one was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown."""
+    """A half message that waits for its outcome. due: when a producer is next asked for it, Unix ms. asked: how often a
+    producer was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown."""
 
     id: int
     topic: str
@@ -40,7 +40,7 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """Return when it is given to this asker, Unix ms; infinite: not while these producers ask."""
+        """Return when this is given to the asking producer, Unix ms; infinite: not while these producers ask."""
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
         if self.producer in ("", request.producer):
@@ -54,12 +54,13 @@ class FakeHalves:
     """The waiting half messages, and the decided ones. One thread."""
 
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
-        """clock: seconds since 1970. deliver: puts one into its partition; returns the message's id and offset."""
+        """clock: seconds since 1970. deliver: puts a half message into its partition; returns the message's id and
+        offset."""
         self.waiting: list[FakeHalf] = []
         self.askers: dict[str, object] = {}
-        """Producer → the connection on which it asks."""
+        """The connection on which each producer waits for questions."""
         self.decided: dict[int, HalfOutcome] = {}
-        """The outcome by the id of the half message."""
+        """The outcomes by the ids of the half messages."""
         self._replies: dict[int, EndHalfReply] = {}
         self._clock = clock
         self._deliver = deliver
@@ -70,7 +71,7 @@ class FakeHalves:
         return int(self._clock() * 1000)
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int:
-        """Take these records (flag, body) and return the first id. Raises RemoteProtocolError."""
+        """Keep these records (flag, body) and return the first id. Raises RemoteProtocolError."""
         now_ms = self._now_ms
         found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
@@ -84,7 +85,7 @@ class FakeHalves:
         return found[0].id
 
     def end(self, request: EndHalfRequest) -> EndHalfReply:
-        """Return the answer to END_HALF."""
+        """Decide a half message, and return the answer to END_HALF."""
         for each in self.waiting:
             if (each.id, each.topic, each.partition) == (request.message_id, request.topic, request.partition):
                 self.waiting.remove(each)
@@ -94,7 +95,7 @@ class FakeHalves:
         return self._replies.get(request.message_id, EndHalfReply(HalfOutcome.UNKNOWN))
 
     def checked(self, request: CheckHalvesRequest) -> list[CheckedHalf]:
-        """Return the half messages for which a producer is asked now."""
+        """Return the half messages about which the producer of this request is asked now."""
         now_ms = self._now_ms
         found: list[CheckedHalf] = []
         for each in self.waiting:
@@ -106,7 +107,7 @@ class FakeHalves:
         return found
 
     def make_due(self) -> None:
-        """Make producers be asked for all waiting ones now."""
+        """Make all waiting half messages due, so that producers are asked about them now."""
         for each in self.waiting:
             each.due = 0
 
@@ -115,6 +116,7 @@ class FakeHalves:
         self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
 
     def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
-        """Return the seconds until one of these requests gets a half message; None if none waits for them."""
+        """Return the seconds until one of these requests gets a half message; None if no half message waits for
+        them."""
         due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
         return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

@@ -26,7 +26,7 @@ __all__ = ["MemoryLog", "checked"]
 
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
-    """Return the headers of a batch. Raises RemoteProtocolError like a broker, for records that a client must not
+    """Return the headers of a batch. Raises RemoteProtocolError, as a broker does, for records that a client must not
     send."""
     found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
@@ -52,7 +52,7 @@ class MemoryLog:
         return self.first + len(self.data)
 
     def append(self, body: Buffer, identity: int, flag: int) -> int:
-        """Store one record, return its offset."""
+        """Store one record and return its offset."""
         offset = self.end
         self.starts.append(offset)
         self.ids.append(identity)
@@ -62,14 +62,14 @@ class MemoryLog:
         return offset
 
     def append_all(self, records: memoryview, found: list[RecordHeader], ids: list[int]) -> int:
-        """Store the records of a batch, return the first one's offset."""
+        """Store the records of a batch and return the first one's offset."""
         start = self.end
         for each, identity in zip(found, ids, strict=True):
             self.append(records[each.start + HEADER_BYTES : each.end], identity, each.flag)
         return start
 
     def drop_before(self, offset: int) -> None:
-        """Forget the records in front of `offset`, which must begin a record (as retention does)."""
+        """Drop the records before `offset`, which must begin a record (as retention does)."""
         count = int(np.searchsorted(self.starts, offset))
         del self.data[: offset - self.first]
         del self.starts[:count], self.ids[:count], self.tags[:count]
@@ -85,19 +85,19 @@ class MemoryLog:
         return [data[each.start + HEADER_BYTES : each.end] for each in iter_headers(data)]
 
     def before(self, offset: int) -> int:
-        """Return the number of records that lie wholly in front of `offset`."""
+        """Return the number of records that end at or before `offset`."""
         if offset >= self.end:
             return len(self.starts)
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Return the sizes of the records from `offset` on that fit, as an index knows them."""
+        """Return the sizes of the records from `offset` on that fit into `max_bytes`, as an index knows them."""
         ends = [*self.starts[1:], self.end]
-        known = zip(self.starts, ends, strict=False)  # one end more than nothing
+        known = zip(self.starts, ends, strict=False)  # there is one end more, of nothing
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
 
     def damage_at(self, offset: int) -> int | None:
-        """Return where the next record starts if the one at `offset` is damaged."""
+        """Return where the next record begins if the one at `offset` is damaged; None if it is intact."""
         if offset not in self.starts:
             return None
         (size, *_) = self.sizes(offset, len(self.data))

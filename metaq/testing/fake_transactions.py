@@ -13,7 +13,7 @@ __all__ = ["FakeTransactions"]
 
 @dataclass(slots=True)
 class _Open:
-    """One transaction. home: the connection of a local one."""
+    """One transaction. home: the connection to which a local transaction belongs."""
 
     home: Hashable
     actions: list[Callable[[], object]] = field(default_factory=list)
@@ -22,7 +22,7 @@ class _Open:
 
 
 class FakeTransactions:
-    """Transactions by key. `prepared` ones are kept until they are committed or rolled back."""
+    """Transactions by key. Prepared transactions are kept until they are committed or rolled back."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -48,11 +48,11 @@ class FakeTransactions:
         self._open = {key: each for key, each in self._open.items() if is_xa(key) or each.home is not home}
 
     def forget(self, key: str) -> None:
-        """Drop a transaction, as its time-out does."""
+        """Drop a transaction, as a time-out does."""
         del self._open[key]
 
     def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
-        """Carry out a verb and return the text of the answer. Raises TransactionRefused."""
+        """Execute a verb and return the text of the answer. Raises TransactionRefused."""
         if kind is TransactionType.RECOVER:
             return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)
         if key is None:

@@ -1,4 +1,4 @@
-"""A handler and its retries without ZooKeeper: does the work of Consumer.run(handler) on the calling thread."""
+"""Call a handler and retry it without ZooKeeper: the work of Consumer.run(handler) on the calling thread."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def handle_all(
     topics: Iterable[str],
     retry: Retry = _RETRY,
 ) -> int:
-    """Call `handler` with each message of `topics`, from the end of an earlier call for `group`, until none is left.
+    """Call `handler` with each message of `topics` until none is left, beginning where an earlier call for `group`
+    ended.
 
-    A message on which it fails is handled again. Returns the number of calls. Pauses are skipped: waiting messages,
-    including other delayed ones, are delivered when everything else is handled. Raises the handler's exceptions that
-    are not an Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
+    A message on which the handler fails is handled again. Returns the number of calls. Pauses are skipped: waiting
+    messages, including other delayed ones, are delivered when all other messages are handled. Raises the handler's
+    exceptions that are not an Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:
@@ -68,7 +69,7 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
 
 def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
     """Return the dead letters of a group as stored: payload, tag and keys are the original's; `attempts` and `origin`
-    say the rest."""
+    describe the failure."""
     return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
 
 

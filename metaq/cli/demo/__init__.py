@@ -1,4 +1,4 @@
-"""`metaq demo`: the main job on real input, from an empty directory to a checked result."""
+"""The command `metaq demo`: run the main job on real input, from an empty directory to a checked result."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the demo like Ctrl-C: through the `finally` of everything it started."""
+    """End the demo by SIGTERM as by Ctrl-C: all `finally` blocks run, so everything that was started ends."""
     raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """Check whether every message arrived: compare the sent messages with the histories that the consumers wrote.
 
 The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
-arrival, before it may commit them. So a consumer killed at any moment leaves a true history: messages that it had not
-written it had not committed either, and another consumer must get them.
+arrival, before it may commit the messages. So a consumer that is killed at any moment leaves a true history: it had
+committed no message that it had not written, and another consumer must get the others.
 
 Anomalies, after jepsen's `kafka` checker:
 
@@ -25,7 +25,8 @@ import numpy.typing as npt
 __all__ = ["ROW", "Delivery", "History", "check_delivery", "empty_history", "read_history"]
 
 ROW = np.dtype([("time_ns", "<i8"), ("sequence", "<i8"), ("offset", "<i8"), ("broker", "<i4"), ("partition", "<i4")])
-"""One received message. time_ns: a clock that all processes of the machine share (CLOCK_MONOTONIC); offset in bytes."""
+"""One received message. time_ns: by a clock that all processes of the machine share (CLOCK_MONOTONIC); offset in
+bytes."""
 
 History = npt.NDArray[np.void]
 """Rows of dtype ROW."""
@@ -33,7 +34,7 @@ History = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The result of the check, in messages."""
+    """The result of the check; the counts are of messages."""
 
     sent: int
     received: int
@@ -56,14 +57,15 @@ class Delivery:
 
 
 def read_history(path: Path) -> History:
-    """Return the history in `path`. A row cut at the end by a crash is left out: it counts as not received."""
+    """Return the history in `path`. A row that a crash has cut at the end is left out: its message counts as not
+    received."""
     data = path.read_bytes()
     whole = len(data) // ROW.itemsize * ROW.itemsize
     return np.frombuffer(data[:whole], dtype=ROW)
 
 
 def empty_history(rows: int = 0) -> History:
-    """Return `rows` rows to fill in."""
+    """Return an array of `rows` rows to fill in."""
     return np.zeros(rows, dtype=ROW)
 
 
@@ -102,7 +104,7 @@ def _first_deliveries(rows: History) -> History:
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:
-    """Return the order of `rows` by partition and offset; equal ones stay in order of time."""
+    """Return the order of `rows` by partition and offset; rows of the same record stay in order of time."""
     return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 
 

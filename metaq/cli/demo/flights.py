@@ -18,7 +18,7 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["FLIGHTS", "CarrierDelay", "carrier_names", "delays_in", "flights_table", "json_messages", "mean_delays"]
 
 FLIGHTS = 336_776
-"""Rows of the table."""
+"""Number of rows of the table."""
 
 
 def package_file(name: str) -> Path:
@@ -52,7 +52,7 @@ def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
 
 
 class CarrierDelay(NamedTuple):
-    """Flights of a carrier, and the mean departure delay in minutes of those that left (None if none did)."""
+    """Number of a carrier's flights, and the mean departure delay in minutes of those that left (None if none did)."""
 
     flights: int
     mean: float | None
@@ -69,11 +69,11 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
     """Return the figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different
-    ones."""
+    figures."""
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:
         row = json.loads(payload)
-        delay = CarrierDelay(row["flights"], row.get("mean_dep_delay"))  # Spark leaves nulls out
+        delay = CarrierDelay(row["flights"], row.get("mean_dep_delay"))  # Spark omits nulls
         if found.setdefault(row["carrier"], delay) != delay:
             raise ValueError(f"carrier {row['carrier']} has two results: {found[row['carrier']]} and {delay}")
     return dict(sorted(found.items()))

@@ -30,7 +30,7 @@ POLL_MESSAGES = 500
 POLL_SECONDS = 0.25
 COMMIT_SECONDS = 1.0
 WATCH_SECONDS = 0.02
-"""Interval between questions to ZooKeeper for the owners while a rebalance is measured."""
+"""Seconds between questions to ZooKeeper for the owners while a rebalance is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starts, kills and stops members; main thread only. `cluster` shows the owners."""
+    """Starter of members, which it also kills and stops; main thread only. `cluster` shows the owners."""
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
         self._cluster = cluster
@@ -111,17 +111,17 @@ class ConsumerGroup:
         member.process.kill()
 
     def stop(self) -> None:
-        """Have all live members commit and leave."""
+        """Make all live members commit and leave."""
         stop_all([member.process for member in self.live], STOP_SECONDS)
         self.live.clear()
 
     def check(self) -> None:
-        """Raise BrokerUnavailable naming a member that has ended by itself."""
+        """Raise BrokerUnavailable, which names the member, if a member has ended by itself."""
         for member in self.live:
             member.process.check()
 
     def wait_for(self, received: float, timeout: float, tick: Callable[[], None]) -> None:
-        """Wait until all members together have received that many messages. Raises RequestTimedOut."""
+        """Wait until all members together have received `received` messages. Raises RequestTimedOut."""
 
         def enough() -> bool:
             tick()
@@ -160,7 +160,7 @@ class ConsumerGroup:
         return dict(sorted(names.items()))
 
     def _member_name(self, consumer: str) -> str:
-        """Return the member's name. 1.x puts the group in front of a configured consumer id: `<group>_<id>`."""
+        """Return the member's name. 1.x puts the group before a configured consumer id: `<group>_<id>`."""
         return consumer.removeprefix(f"{self._settings.group}_")
 
 
@@ -168,7 +168,7 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limits work to `rate` messages a second, counted from the last time there was nothing to do."""
+    """Limiter of work to `rate` messages a second, counted from the last time there was nothing to do."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Return when `messages` more would be done at the rate."""
+        """Wait until `messages` more messages would be done at the rate."""
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each
         if self._free_at > now:
@@ -201,7 +201,7 @@ def history_of(messages: Sequence[Message], time_ns: int) -> History:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """ZOOKEEPER GROUP TOPIC CONSUMER_ID HISTORY_FILE RATE SESSION_SECONDS; runs until SIGTERM."""
+    """Run a member until SIGTERM. Arguments: ZOOKEEPER GROUP TOPIC CONSUMER_ID HISTORY_FILE RATE SESSION_SECONDS."""
     zookeeper, group, topic, consumer_id, history, rate, session_seconds = arguments
     stopping = False
 
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def receive(consumer: Consumer, rows: BinaryIO, throttle: Throttle) -> None:
-    """Poll once: the rows are in the file before the next poll lets their offsets be committed."""
+    """Poll once. The rows are in the file before the next poll lets their offsets be committed."""
     messages = consumer.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
     if messages:
         rows.write(history_of(messages, time.monotonic_ns()).tobytes())

@@ -30,14 +30,14 @@ class BySpark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """All figures of the last table. Rates in messages per second."""
+    """All figures of the last table. Rates are in messages per second."""
 
     delivery: Delivery
     rebalances: Sequence[Rebalance]
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """Messages behind by partition, after all consumers had left."""
+    """Messages after the committed offset by partition, when all consumers had left."""
     by_spark: BySpark | None
     """None: Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
@@ -45,7 +45,7 @@ class DemoFigures:
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong, in words; empty if the demo succeeded."""
+        """Sentences about what went wrong; empty if the demo succeeded."""
         found = []
         if not self.delivery.ok:
             found.append(f"delivery: {self.delivery}")
@@ -57,7 +57,7 @@ class DemoFigures:
 
 
 class Report:
-    """Prints on `console`; without a terminal it prints only the last line of each bar."""
+    """Printer on `console`; without a terminal it prints only the last line of each bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

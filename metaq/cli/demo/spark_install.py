@@ -17,7 +17,7 @@ from .report import Report
 __all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
 
 INSTALL_SECONDS = 1800.0
-"""Longest time from the demo's start: a slow network is no fault of the demo."""
+"""Longest time in seconds from the demo's start: a slow network is no fault of the demo."""
 
 
 def is_missing() -> bool:
@@ -51,7 +51,7 @@ class SparkInstallation:
         return self._pip.running
 
     def stop(self) -> None:
-        """End it if it still runs."""
+        """End pip if it still runs."""
         self._pip.stop()
 
 

@@ -17,7 +17,7 @@ FLIGHT = "carrier STRING, dep_delay DOUBLE"
 
 
 def delays_by_carrier(flights: DataFrame) -> DataFrame:
-    """Return one message per carrier, its key and its figures as JSON, from messages with a flight as JSON."""
+    """Return one message per carrier, its key and its figures as JSON, from messages that hold a flight as JSON."""
     flight = sql.from_json(sql.col("value").cast("string"), FLIGHT)
     figures = (
         flights.select(flight.alias("flight"))
@@ -28,7 +28,7 @@ def delays_by_carrier(flights: DataFrame) -> DataFrame:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """ZOOKEEPER GROUP FROM_TOPIC TO_TOPIC."""
+    """Run the job. Arguments: ZOOKEEPER GROUP FROM_TOPIC TO_TOPIC."""
     zookeeper, group, source, target = arguments
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (

@@ -41,12 +41,13 @@ REBALANCE_SECONDS = 30.0
 DRAIN_SECONDS = 120.0
 SPARK_SECONDS = 400.0
 LAG_SECONDS = 0.25
-"""Interval of lag checks while the group works through its backlog."""
+"""Seconds between lag checks while the group works through its backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The demo's parameters. flights: None = all. join_at and kill_at: when, as shares of all messages received."""
+    """The demo's parameters. flights: None = all. join_at and kill_at: when a member joins, and when one is killed, as
+    shares of all messages received."""
 
     directory: Path
     brokers: int = 2
@@ -56,12 +57,12 @@ class Script:
     join_at: float = 0.25
     kill_at: float = 0.5
     install_spark: bool = False
-    """Install PySpark meanwhile if it is missing."""
+    """Whether to install PySpark meanwhile if it is missing."""
 
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
-    """Run everything below `script.directory`. Yield the figures, and the connect string of the cluster.
+    """Run all steps below `script.directory`. Yield the figures, and the connect string of the cluster.
 
     The cluster serves until the block ends. Then, or if this raises, all processes have ended.
     """
@@ -165,7 +166,7 @@ def _send(zookeeper: str, table: pd.DataFrame, report: Report) -> float:
 def _consume(
     group: ConsumerGroup, cluster: Cluster, script: Script, total: int, report: Report
 ) -> tuple[list[History], list[Rebalance]]:
-    """Run two consumers, a third that joins, and kill one; until the group has committed everything."""
+    """Run two consumers and a third that joins, and kill one; wait until the group has committed all messages."""
     report.step("Consume as a group of processes: two, a third joins, one is killed")
     try:
         with report.progress("receiving", total) as set_done:
