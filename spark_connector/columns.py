@@ -1,4 +1,4 @@
-"""Turn rows into messages: the allowed columns of a written DataFrame, and the use of each."""
+"""Turn rows into messages: the allowed columns of a written DataFrame, and what each column means."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ COLUMNS = {
 """The columns that may be written, and their allowed types."""
 
 PreparedItem = bytes | Message
-"""A payload, or a body that already starts with its attributes (it has no partition yet)."""
+"""A payload, or a Message whose body already starts with its attributes (it has no partition yet)."""
 
 _NOWHERE = TopicPartition("", -1, -1)
 
 
 class _Headers(NamedTuple):
-    """The column headers of one row."""
+    """The values of the column `headers` in one row."""
 
     properties: dict[str, PropertyValue]
     reserved: dict[str, str]
@@ -69,7 +69,8 @@ _NO_HEADERS = _Headers({}, {})
 
 
 class _Said(NamedTuple):
-    """The columns of one row, except its payload. due: Unix ms, not to be delivered before; None: at once."""
+    """The values of the columns of one row, except its payload. due: Unix ms before which the message is not delivered;
+    None: delivered at once."""
 
     key: str | None = None
     tag: str | None = None
@@ -79,8 +80,8 @@ class _Said(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one topic, in order. keys: choose their partitions; None if there is no key at all. Either all of them
-    have a delivery time (deliver_at), or none."""
+    """Rows of one topic, in order. keys: choose the rows' partitions; None if no row has a key. Either all rows have a
+    delivery time (deliver_at), or none."""
 
     topic: str
     keys: Sequence[str | None] | None
@@ -138,8 +139,8 @@ def _has_type(name: str, kind: DataType) -> bool:
 def rows_by_topic(
     batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
 ) -> Iterator[Rows]:
-    """Return the rows of each topic. typed: headers as from a read with typedHeaders. packer: compresses payloads.
-    Raises ClientError for a row that is not a message."""
+    """Yield the rows of each topic. typed: headers have the form of a read with typedHeaders. packer: compresses
+    payloads. Raises ClientError for a row that is not a message."""
     for name, rows in _by_topic(batch, topic):
         for each in _by_time(rows):
             yield _rows(name, each, typed, packer)
@@ -157,7 +158,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split rows into immediate and delayed ones: no batch of messages has both."""
+    """Split rows into immediate and delayed ones, because no batch of messages may have both."""
     if "deliver_at" not in batch.schema.names or not batch.num_rows:
         yield batch
         return
@@ -172,9 +173,9 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Return rows without key, and by partition rows with one, with one of the partition's keys.
+    """Return the rows without a key, and the rows with a key by partition, each with one of the partition's keys.
 
-    Without partitions (nobody publishes the topic now), all keys are under None.
+    Without partitions (no broker publishes the topic now), all rows with a key are under None.
     """
     if rows.keys is None:
         return rows.items, {}
@@ -206,7 +207,7 @@ def _rows(topic: str, batch: pa.RecordBatch, typed: bool, packer: Packer | None)
         return Rows(topic, None, payloads)  # the producer compresses them
     defaults = ([default] * len(payloads) for default in _Said())
     columns = zip(*(given or default for given, default in zip(said, defaults, strict=True)), strict=True)
-    known: dict[tuple[Any, ...], tuple[int, bytes]] = {}  # by the arguments of a _Said
+    known: dict[tuple[Any, ...], tuple[int, bytes]] = {}  # the encoded attributes by the arguments of a _Said
     items: list[PreparedItem] = []
     for row, names, payload in zip(columns, headers or [None] * len(payloads), payloads, strict=True):
         encoded = None if names else known.get(row)
@@ -291,7 +292,7 @@ def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None
 
 
 def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
-    """Decode header values: UTF-8 becomes text, other bytes stay bytes; typed: or the typed value that they encode."""
+    """Decode header values: UTF-8 becomes text, other bytes stay bytes. typed: decode the typed value in the bytes."""
     found = _Headers({}, {})
     for name, value in pairs:
         if name is None:

@@ -1,14 +1,14 @@
-"""Exactly once: names of transactions, a task's transactions, and the driver's decision on a batch.
+"""Write exactly once: names of transactions, a task's transactions, and the driver's decision on a batch.
 
-All transactions of a query have the same qualifier, so that `recover` lists exactly these. The xid has the rest: gtrid
-`<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query id
-and the batch are Spark's and the same after a restart. The random part differs, so that a restarted driver's tasks
-cannot meet a transaction left by an earlier run.
+All transactions of a query have the same qualifier, so that `recover` lists exactly these. The other parts are in the
+xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The
+query id and the batch are Spark's and the same after a restart. The random part differs, so that the names of a
+restarted driver's tasks cannot equal those of transactions left by an earlier run.
 
-Tasks leave prepared transactions, on which the driver decides. The decision is one write to ZooKeeper: from then on the
-batch's transactions are to be committed, by this or a later driver. If a driver is killed before the decision, nobody
+Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: from then on
+the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision, nobody
 commits its transactions: Spark runs the batch again, and they are rolled back. If it is killed after the decision, the
-next run of the batch commits them, and the transactions that this run has prepared are rolled back.
+next run of the batch commits them, and rolls back the transactions that it has prepared itself.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _FORMAT_ID = 0x6D717370
-"""Format id of our xids: "mqsp"."""
+"""Format id of metaq's xids: "mqsp"."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One batch of one query: visible all together or not at all (broker by broker, one after the other)."""
+    """One batch of one query. Its messages become visible all together or not at all (broker by broker, one after the
+    other)."""
 
     query_id: str
     batch: int
 
 
 class Verdicts(NamedTuple):
-    """The decisions on transactions in doubt; those of later batches are left alone."""
+    """The decisions on transactions in doubt; those of later batches stay as they are."""
 
     commit: tuple[Xid, ...]
     roll_back: tuple[Xid, ...]
@@ -95,8 +96,8 @@ def batch_of(xid: Xid) -> int:
 
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
-    """Judge transactions while `batch` is being finished. Those named by the decision are committed. Others of this
-    batch and of earlier ones are rolled back, because no decision can name them any more."""
+    """Decide on transactions in doubt while `batch` is being finished. Transactions that the decision names are
+    committed. Others of this batch and of earlier ones are rolled back, because no decision can name them any more."""
     commit, roll_back = [], []
     for xid in in_doubt:
         if decided is not None and batch_of(xid) == decided.batch and xid.bqual.decode() in decided.pending:
@@ -116,8 +117,8 @@ _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_R
 class TaskTransactions:
     """The transactions of one attempt of one task. One thread.
 
-    Rows are collected up to `transaction_bytes`, then go in one transaction per broker, which is begun and prepared at
-    once. So slow rows from Spark do not run into the brokers' time limit for transactions.
+    Rows are collected up to `transaction_bytes`, then sent in one transaction per broker, which is begun and prepared
+    at once. So slow rows from Spark do not exceed the brokers' time limit for transactions.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class TaskTransactions:
         self._xa: XaResource | None = None
 
     def add(self, rows: Rows) -> None:
-        """Take rows of one topic, and prepare collected rows when there are enough. Raises NoPartition, XaError."""
+        """Take rows of one topic, and prepare the collected rows when there are enough. Raises NoPartition, XaError."""
         partitions = self._producer.partitions(rows.topic)
         if not partitions:
             raise NoPartition(f"topic {rows.topic!r} is published by no registered broker: start one that does")
@@ -152,7 +153,7 @@ class TaskTransactions:
             self._wait(partitions[self._turn % len(partitions)], batch)
             self._turn += 1
         for partition, (_, items) in keyed.items():
-            assert partition is not None  # there are some
+            assert partition is not None  # the topic has partitions
             for batch in split_batches(items, self._messages, size_of=size_of):
                 self._wait(partition, batch)
 
@@ -164,7 +165,7 @@ class TaskTransactions:
             self._prepare(broker, mine)
 
     def roll_back(self) -> None:
-        """Drop everything, as far as brokers answer; the rest is rolled back with the next batch."""
+        """Roll back all prepared transactions whose brokers answer; the others are rolled back with the next batch."""
         for name in self.prepared:
             self._try_to_roll_back(name)
 
@@ -175,9 +176,10 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
-        """Prepare; retry in a new transaction if the broker has gone with the last one, or was silent.
+        """Prepare a transaction on this broker; try again in a new transaction if the broker was lost or silent.
 
-        A transaction that may be prepared although its answer was lost is never committed, because nobody has its name.
+        A transaction that may be prepared although its answer was lost is never committed, because no list has its
+        name.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:
@@ -224,13 +226,13 @@ class TaskTransactions:
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 COMMIT_SECONDS = 60.0
-"""How long a decided batch waits for silent brokers before the query fails (a restart continues it)."""
+"""Seconds for which a decided batch waits for silent brokers before the query fails (a restart continues the batch)."""
 
 _COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
 
 
 class Resource(Protocol):
-    """The methods needed of an XaResource."""
+    """The methods of an XaResource that are needed here."""
 
     def commit(self, xid: Xid) -> None: ...
     def rollback(self, xid: Xid) -> None: ...
@@ -240,17 +242,17 @@ class Resource(Protocol):
 
 
 class DecisionStore(Protocol):
-    """The methods needed of DecidedBatches."""
+    """The methods of DecidedBatches that are needed here."""
 
     def load(self, query_id: str) -> Versioned: ...
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None: ...
 
 
 class Coordinator:
-    """End batches of one query. One thread.
+    """Coordinator that ends the batches of one query. One thread.
 
-    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError; the query then fails, and its
-    next run's `commit` of the same batch finds out the outcome.
+    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError. The query then fails, and
+    `commit` of the same batch in its next run finds out the outcome.
     """
 
     def __init__(
@@ -269,8 +271,8 @@ class Coordinator:
         self._sleep = sleep
 
     def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
-        """Make the transactions `prepared`, by name, visible, and nothing else of this batch. Return False if an
-        earlier run had decided the batch, so that `prepared` is rolled back. topic: one of the written topics."""
+        """Commit the transactions `prepared`, given by name, and no others of this batch. Return False if an earlier
+        run had decided the batch, so that `prepared` is rolled back. topic: one of the written topics."""
         found = self._complete(self._store.load(self._query_id))
         ours = _last(found) < batch
         if ours and prepared:
@@ -281,10 +283,10 @@ class Coordinator:
         return ours
 
     def abort(self, batch: int) -> None:
-        """Drop the tasks' prepared transactions, unless the batch was decided: then complete it."""
+        """Roll back the tasks' prepared transactions. If the batch was decided before, complete it instead."""
         found = self._complete(self._store.load(self._query_id))
         if _last(found) < batch:
-            # A pending decision, whose answer was lost, must not arrive after this.
+            # A pending decision, whose answer was lost, must not take effect after this.
             found = self._replace(found, found.decided or DecidedBatch(batch - 1))
         self._clear(found, batch)
 
@@ -308,7 +310,8 @@ class Coordinator:
         return self._replace(found, DecidedBatch(decided.batch, (), decided.topic))
 
     def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
-        """A decided transaction that its broker no longer has in doubt was committed: nobody rolls it back."""
+        """Commit the decided transactions on one broker. One that is no longer in doubt there was committed: nobody
+        rolls it back."""
         names = [name for name in decided.pending if broker_of(name) == broker]
         wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
         backoff, deadline = Backoff(0.05, 2.0), self._clock() + COMMIT_SECONDS
@@ -344,8 +347,8 @@ class Coordinator:
                 ) from error
 
     def _clear(self, found: Versioned, batch: int) -> None:
-        """Roll back transactions that no decision will name, of attempts that failed or were killed. Later calls get
-        the rest."""
+        """Roll back transactions that no decision will name, of attempts that failed or were killed. Later calls roll
+        back those of brokers that are silent now."""
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():
             log.warning("broker %d may keep transactions of query %s: %s", broker, self._query_id, failure)

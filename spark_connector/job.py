@@ -35,13 +35,14 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 """Exit codes. After FAILED the same command continues at its position (drain), or may repeat rows (restore)."""
 
 DAY = "day"
-"""The partition column of the Parquet files: the date, in UTC, when the broker stored the message; null for Java's."""
+"""The partition column of the Parquet files: the date, in UTC, when the broker stored the message; null for messages of
+a Java broker."""
 _PLACE = ("topic", "broker", "partition")
 _POLL_SECONDS = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. Progress goes to standard error, the result as a line of JSON to the
+    """Run one command; return the exit code. Progress goes to standard error, the result as a line of JSON to standard
     output."""
     chosen = _parser().parse_args(arguments)
     return _administer(chosen) if "tool" in chosen else _run_in_spark(chosen)
@@ -100,8 +101,8 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Return options of the source. Raises ConfigError; NoPartition or CoordinationUnavailable, which Spark would
-    report with Java's stack trace."""
+    """Return options of the source. Raises ConfigError, and NoPartition or CoordinationUnavailable here, because Spark
+    would report them with Java's stack trace."""
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
         "zookeeper": chosen.zookeeper,
@@ -121,7 +122,7 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Write each message to one file once: the checkpoint and the sink's own log record what is done."""
+    """Write each message to one file once: the checkpoint and the sink's own log record which batches are done."""
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
     checkpoint = chosen.checkpoint or f"{chosen.directory.rstrip('/')}/_checkpoint"
@@ -169,7 +170,7 @@ def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Send messages; one task sends those of one partition, in their order."""
+    """Send the rows; all rows of one partition are sent by one task, in their order."""
     rows = _days(spark.read.parquet(chosen.directory), chosen.since, chosen.until)
     ordered = rows.repartition(*_PLACE).sortWithinPartitions(*_PLACE, "offset")
     left_out = {"topic"} if "topic" in options else set()
@@ -181,7 +182,7 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Select these days; messages without a day (Java's) are in no range."""
+    """Select rows of these days; a row without a day (a Java broker's message) is in no range."""
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
     if until is not None:
@@ -203,8 +204,8 @@ class WritingQuery(NamedTuple):
 
 
 def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
-    """Return all queries with a node below spark/writes. Raises CoordinationUnavailable, CoordinationError for a
-    damaged node."""
+    """Yield all queries with a znode below spark/writes. Raises CoordinationUnavailable, CoordinationError for a
+    damaged znode."""
     store = DecidedBatches(session)
     for query_id in store.query_ids():
         decided = store.load(query_id).decided
@@ -213,8 +214,8 @@ def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
 
 
 def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
-    """Commit decided transactions, roll back prepared ones, and remove the node. The query must not be running, and
-    must not be started again from its checkpoint: it would write its last batch once more.
+    """Commit decided transactions, roll back prepared ones, and remove the query's znode. The query must not be
+    running, and must not be started again from its checkpoint: it would write its last batch once more.
 
     Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
     """
@@ -308,7 +309,7 @@ def _day(text: str) -> str:
 
 
 def run() -> NoReturn:
-    """The console script."""
+    """Run the console script."""
     sys.exit(main())
 
 

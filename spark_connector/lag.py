@@ -1,4 +1,4 @@
-"""The lag of streaming queries: a listener of Spark's progress that asks the brokers."""
+"""Measure the lag of streaming queries: a listener to Spark's progress that asks the brokers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class PartitionLag(NamedTuple):
     """A query's backlog in one partition.
 
     position, end: byte offsets; bytes: of stored messages between them; messages: None if the broker cannot count them
-    (Java); seconds: age of the oldest of them since its broker stored it, 0.0 if there is none, None if its id has no
-    time (Java).
+    (Java); seconds: age of the oldest of these messages since its broker stored it, 0.0 if there is none, None if its
+    id has no time (Java).
     """
 
     partition: TopicPartition
@@ -55,7 +55,7 @@ class PartitionLag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """The lag of one query behind micro-batch `batch`. failures: why other partitions are not in `partitions`."""
+    """The lag of one query after micro-batch `batch`. failures: why other partitions are not in `partitions`."""
 
     query_id: str
     name: str | None
@@ -70,13 +70,13 @@ class LagReport:
 
     @property
     def messages(self) -> int | None:
-        """Sum over all partitions; None if one cannot be counted."""
+        """Sum over all partitions; None if a broker cannot count the messages of one."""
         counts = [each.messages for each in self.partitions]
         return None if None in counts else sum(each for each in counts if each is not None)
 
     @property
     def seconds(self) -> float | None:
-        """Maximum over all partitions; None if one has no times."""
+        """Maximum over all partitions; None if the messages of one have no times."""
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)
 
@@ -88,11 +88,12 @@ class _Progress(NamedTuple):
 
 
 class LagListener(StreamingQueryListener):
-    """`spark.streams.addListener(LagListener(zookeeper))`: a report after each micro-batch, and while a query is idle.
+    """Listener that reports the lag after each micro-batch, and while a query is idle. Add it by
+    `spark.streams.addListener(LagListener(zookeeper))`.
 
     Spark's events only record a query's position; a thread of this object asks the cluster, so a silent broker blocks
-    no query and no other listener. If it is slower than the micro-batches, it leaves some out. Remove it from Spark
-    before close().
+    no query and no other listener. If the thread is slower than the micro-batches, it skips some. Remove the listener
+    from Spark before close().
     """
 
     def __init__(
@@ -131,14 +132,14 @@ class LagListener(StreamingQueryListener):
             self._cluster = None
 
     def report(self, query: StreamingQuery | str) -> LagReport | None:
-        """Return the last report of a query, or of the query with this id (not runId); None before the first. Any
-        thread."""
+        """Return the last report of a query, or of the query with this id (not runId); None before the first report.
+        Any thread."""
         return self._reports.get(query if isinstance(query, str) else str(query.id))
 
     # --- Spark's events, on a thread of Spark -----------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # the names are Spark's
-        """Nothing is known yet."""
+        """Do nothing, because no position is known yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
@@ -148,7 +149,8 @@ class LagListener(StreamingQueryListener):
             self._schedule(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Ask again: an idle query may be behind, because it waits for minOffsetsPerTrigger, or its broker is gone."""
+        """Measure again: an idle query may have a lag, because it waits for minOffsetsPerTrigger, or its broker is
+        gone."""
         if str(event.id) in self._known:
             self._schedule(str(event.id))
 
@@ -198,9 +200,10 @@ class LagListener(StreamingQueryListener):
 
 
 def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
-    """Return a query's positions from the offsets of its sources in Spark's progress; foreign sources are ignored.
+    """Return a query's positions from the offsets of its sources in Spark's progress; other kinds of sources are
+    ignored.
 
-    Spark reports only the offset of a Python source, and only ours look like `{"trades":{"0-1":4096}}`.
+    Spark reports only the offset of a Python source, and only metaq's look like `{"trades":{"0-1":4096}}`.
     """
     positions: PartitionOffsets = {}
     for text in offsets:

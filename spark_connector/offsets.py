@@ -1,7 +1,7 @@
 """Compute the byte ranges that a query, or a micro-batch of a stream, reads: pure functions of plain values.
 
-Everything is decided once, on the driver, when a batch is planned; later messages are not part of it. Limits of a
-micro-batch are shared among the partitions in proportion to their backlogs, so none starves.
+All ranges are decided once, on the driver, when a batch is planned; later messages are not part of it. Limits of a
+micro-batch are shared among the partitions in proportion to their backlogs, so each partition makes progress.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _STARTED = ""
-"""Key in the place of a topic; no topic has this name."""
+"""Key in place of a topic's name; no topic has this name."""
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
 """A stream's position, in checkpoints and in `startingOffsets`: byte offset by topic and `<brokerId>-<partition>`."""
@@ -51,8 +51,8 @@ StreamOffsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition at planning time: where it is read, its readable bytes [first, end), the group's offset, and the
-    offsets of the options' times (None: not requested)."""
+    """A partition at planning time: the broker from which it is read, its readable bytes [first, end), the group's
+    offset, and the offsets of the times in the options (None: not requested)."""
 
     id: TopicPartition
     endpoint: Endpoint
@@ -67,8 +67,9 @@ class PartitionState:
 class OffsetRange:
     """The messages of one partition that begin in [start, end), in bytes; a message ends at `end`. Sent to an executor.
 
-    nodes: addresses of the broker set's nodes at planning time; empty if the broker is no set. planned_ms: since 1970;
-    messages expired by then are left out, also by repetitions of the task. 0: none.
+    nodes: addresses of the broker set's nodes at planning time; empty if the broker is no set. planned_ms: planning
+    time in ms since 1970. Messages that had expired then are left out, also when the task is repeated. 0: none is left
+    out.
     """
 
     id: TopicPartition
@@ -92,7 +93,7 @@ class Lost:
 
 
 class DataLoss(OffsetOutOfRange):
-    """A query requests bytes that partitions do not have (any more); `lost` has each range."""
+    """A query requests bytes that partitions do not have, or not any more; `lost` has each range."""
 
     def __init__(self, lost: Sequence[Lost], first: int, end: int) -> None:
         super().__init__(lost[0].start, first, end)
@@ -151,8 +152,8 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """Return both ends in words, as the options name them, if the range ends before it starts. A group whose offset is
-    after the end has read everything."""
+    """Return both ends of the range in words, as the options name them, if it ends before it starts. A group whose
+    offset is after the end has read everything, which is no error."""
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
     if first is not None and last is not None:
@@ -165,7 +166,7 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
 
 
 def shown(bounds: RangeEnds) -> object:
-    """Return the option's value for an error: JSON as JSON."""
+    """Return the option's value as an error shows it: JSON stays JSON."""
     if isinstance(bounds, At):
         return bounds.time_ms
     if isinstance(bounds, str):
@@ -193,7 +194,7 @@ def _starting(options: ReadOptions, state: PartitionState) -> int:
 
 def _ending(options: ReadOptions, state: PartitionState) -> int:
     if isinstance(options.ending, At | Times):
-        # it was requested after the end, where messages may have arrived since
+        # the time was looked up after the end, and messages may have been stored in between
         return LATEST if state.ending_time is None else min(state.ending_time, state.end)
     return _number(options.ending, state)
 
@@ -212,7 +213,8 @@ def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
 
 
 class OffsetLost(OffsetOutOfRange):
-    """The query's offsets are outside the readable bytes: `lost`, each with its partition; `id` is the first."""
+    """The query's offsets are outside the readable bytes: `lost` has each offset with its partition; `id` is the first
+    one."""
 
     def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
         state, wanted = lost[0]
@@ -230,8 +232,8 @@ class OffsetLost(OffsetOutOfRange):
 def check_partitions(
     option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
 ) -> None:
-    """Raise ConfigError unless offsets or times per partition name each of `ids` once. away: partitions without a live
-    broker, which are optional."""
+    """Raise ConfigError unless the offsets or times per partition name each of `ids` once. away: partitions without a
+    live broker, which may be omitted."""
     if isinstance(bounds, Explicit):
         named = bounds.offsets
     elif isinstance(bounds, Times):
@@ -253,8 +255,8 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Return into how many parts to cut each range so that there are at least `min_partitions`, in proportion to its
-    bytes."""
+    """Return the number of parts into which each range is cut, so that there are at least `min_partitions` in all, in
+    proportion to the ranges' bytes."""
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
     total = sum(each.end - each.start for each in ranges)
@@ -262,14 +264,15 @@ def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[
 
 
 def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
-    """Return `whole`, cut at the byte offsets `boundaries` (message boundaries; those outside have no effect)."""
+    """Return the parts of `whole`, cut at the byte offsets `boundaries` (message boundaries; those outside have no
+    effect)."""
     inside = {each for each in boundaries if whole.start < each < whole.end}
     marks = [whole.start, *sorted(inside), whole.end]
     return [OffsetRange(whole.id, whole.endpoint, start, end) for start, end in pairwise(marks)]
 
 
 def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRange:
-    """Return `found` without the parts before `start` and from `end` on."""
+    """Return `found` without its bytes before `start` and from `end` on."""
     low = found.start if start is None else max(found.start, start)
     high = found.end if end is None else min(found.end, end)
     return OffsetRange(found.id, found.endpoint, low, high)
@@ -287,7 +290,8 @@ def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None
 
 
 def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
-    """The inverse of to_json. Raises ValueError for anything except a position of this source."""
+    """Decode a stream's position: the inverse of to_json. Raises ValueError for anything except a position of this
+    source."""
     return {
         TopicPartition.parse(topic, name): offset
         for topic, names in offsets.items()
@@ -298,7 +302,7 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 def started_of(offsets: StreamOffsets) -> int | None:
     """Return when the query with this position began, in milliseconds since 1970. None: an earlier version has written
-    it; then partitions that it did not see at its start begin at byte 0."""
+    the position; then partitions that the query did not see at its start begin at byte 0."""
     return offsets.get(_STARTED, {}).get("ms")
 
 
@@ -316,15 +320,16 @@ def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> di
 # --- admission of messages to one micro-batch -------------------------------------------------------------------------
 
 Span = tuple[int, int]
-"""Bytes [start, end) of a partition that wait to be read; both are begins of messages (or the end)."""
+"""Bytes [start, end) of a partition that wait to be read; a message begins at both (or the partition ends at `end`)."""
 Count = Callable[[TopicPartition, Span], int]
-"""Number of messages in a span."""
+"""Returns the number of messages in a span."""
 After = Callable[[TopicPartition, int, int, int], int]
-"""(partition, offset, messages, bytes) -> the offset after at most so many messages and bytes."""
+"""Returns, for (partition, offset, messages, bytes), the offset after at most that many messages and bytes."""
 
 
 def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """Divide `limit` in proportion to `waiting`, at most the backlog of each; the sum is the smaller of both sums."""
+    """Divide `limit` in proportion to `waiting`, at most the backlog of each partition. The sum is `limit`, or the
+    whole backlog if that is smaller."""
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)

@@ -1,7 +1,7 @@
 """Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
-Names and meanings are the same as in Spark's Kafka source where it has the option. A wrong value raises ConfigError
-with the option, the value and the choices. So does an unknown option, or an option of the other kind of read.
+Names and meanings are the same as in Spark's Kafka source if that has the option. A wrong value raises ConfigError with
+the option, the value and the choices. So does an unknown option, or an option of the other kind of read.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ WRITE_NAMES = (
     "metaq.transaction.bytes",
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
-"""Spark's own options of a streaming query, which it passes on."""
+"""Options of a streaming query that belong to Spark, and that it passes on."""
 PROVIDER = "provider"
 """Passed by Spark when a table is made, `CREATE TABLE … USING metaq`."""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
-"""Spark's option for `load("trades")`, `start("trades")` and `save("trades")`."""
+"""Option that Spark sets for `load("trades")`, `start("trades")` and `save("trades")`."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """All options of a write; `topic` is None if each row names its own in the column `topic`."""
+    """All options of a write; `topic` is None if each row names its own topic in the column `topic`."""
 
     zookeeper: str
     topic: str | None = None
@@ -101,12 +101,13 @@ class WriteOptions:
 
 
 class OptionValues:
-    """Options by name, ignoring case, as in Spark."""
+    """The given options by name, ignoring case, as in Spark."""
 
     def __init__(
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
-        """path: the option set by `load("trades")`. listed: `names` in words, if some are only for some uses."""
+        """path: the option set by `load("trades")`. listed: the valid names in words, if some options are only for some
+        uses."""
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
             raise ConfigError(PROVIDER, self._values[PROVIDER], _NO_TABLES)
@@ -171,7 +172,7 @@ class OptionValues:
 
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
-    """Return `name` if `check` accepts it; `value` is the option's whole value, if that is more than the name."""
+    """Return `name` if `check` accepts it; `value` is the option's whole value, if that has more than this name."""
     try:
         return check(name)
     except InvalidName as error:
@@ -181,15 +182,16 @@ def check_name(option: str, name: str, check: Callable[[str], str], value: str |
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 EARLIEST, LATEST = -2, -1
-"""Meaning of these numbers as an offset in JSON, as in Spark's Kafka source."""
+"""Offsets with a special meaning in JSON, as in Spark's Kafka source."""
 
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
-"""A block becomes one Arrow batch. Smaller blocks cost Python and the broker more per row, larger ones Spark's JVM."""
+"""Bytes of one block, which becomes one Arrow batch. Smaller blocks cost Python and the broker more per row, larger
+ones Spark's JVM."""
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
-"""A pull has all tags."""
+"""Most tags of a read: every pull contains all of them."""
 
 COMMON_NAMES = (
     "zookeeper",
@@ -226,7 +228,7 @@ _LISTED = (
 )
 
 ReadMode = Literal["batch", "stream", "any"]
-"""any: checks of load(), when the kind of read is not known yet."""
+"""The kind of a read. any: checks of load(), when the kind is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ class Explicit:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds since 1970 per topic and partition name."""
+    """Times per topic and partition name, in milliseconds since 1970."""
 
     times: Mapping[str, Mapping[str, int]]
 
@@ -268,7 +270,8 @@ class BatchLimits:
 class ReadOptions:
     """All options of a read. Exactly one of topics, pattern and assigned is set.
 
-    columns: the columns for Spark, in its order; None: all. Not an option, but the schema of `spark.read.schema(…)`.
+    columns: the columns for Spark, in its order; None: all. This is not an option, but the schema of
+    `spark.read.schema(…)`.
     """
 
     zookeeper: str
@@ -396,7 +399,8 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
 
 
 def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
-    """Return the start, in the order of precedence of the Kafka source: one time, times, offsets."""
+    """Return the option's name and the start. If several are given, the order of precedence is the Kafka source's: one
+    time, times, offsets."""
     if values.given("startingTimestamp"):
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
     if values.given("startingOffsetsByTimestamp"):
@@ -419,8 +423,8 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
 def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
-    """Return the bounds. never: an offset without meaning here; None: there is none. hint: an error's remark about
-    `words`."""
+    """Return the bounds that the option sets. never: an offset without meaning here; None: there is none. hint: an
+    error's remark about `words`."""
     text = values.get(option, default).strip()
     if text.lower() in words:
         return text.lower()
@@ -451,7 +455,7 @@ def _time(values: OptionValues, option: str) -> int:
 def _numbers(
     option: str, text: str, wanted: str, check: Callable[[int], str | None]
 ) -> Mapping[str, Mapping[str, int]]:
-    """Parse JSON with a number per topic and partition; `check` says what is wrong with one."""
+    """Parse JSON with a number per topic and partition. `check` returns what is wrong with a number, or None."""
     topics = _json_object(option, text, '{"trades":{"0-0":4096}}')
 
     def wrong(what: str) -> NoReturn:
@@ -470,7 +474,8 @@ def _numbers(
 
 
 def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse repeated names: JSON keeps the last one, so the query would read something else than written."""
+    """Return the pairs as a dict. Raises ConfigError for repeated names: JSON would keep the last one, and the query
+    would read something else than was written."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

@@ -1,4 +1,4 @@
-"""The driver's questions to the cluster: the partitions, their contents, and where to cut them."""
+"""Ask the cluster, on the driver, for the partitions and their contents, and decide where to cut them."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WARNING_SECONDS = 10.0
-"""Interval between log lines while a query waits."""
+"""Seconds between two log lines while a query waits."""
 
 PLANNING_SECONDS = 10.0
 """How long planning waits: until each broker set with a node has a leader with all its topics; for a topic that no live
-broker has while a set may change its leader; and for a partition that may change its broker."""
+broker has while a set may change its leader; and for a partition that may be moving to another broker."""
 
 FAILOVER_SECONDS = 60.0
 """How long the planning driver waits for silent or absent brokers. Also how long a task waits for its broker to come
-back or to be replaced: a reading task continues after the last message, a writing one waits for a broker set's next
+back or to be replaced: a reading task continues after the last message, a writing task waits for a broker set's next
 leader."""
 
 _T = TypeVar("_T")
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
-    """Raises CoordinationUnavailable."""
+    """Return an open cluster. Raises CoordinationUnavailable."""
     return Cluster(options.zookeeper, root=options.root, config=options.connection, patience_seconds=PLANNING_SECONDS)
 
 
@@ -101,9 +101,9 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = False) -> _T:
-    """Return the result of `work`, retried while brokers go and come, for FAILOVER_SECONDS from the first failure on.
+    """Return the result of `work`; retry it while brokers go and come, for FAILOVER_SECONDS from the first failure on.
 
-    runs: the query has found its partitions before, so if no live broker has a topic, its broker went. Raises
+    runs: the query has found its partitions before, so if no live broker has a topic, its broker has gone. Raises
     BrokerUnavailable when the time is over, and as `work`: NoPartition at once, or after PLANNING_SECONDS if a broker
     set may change its leader, or if partitions are just being handed over to another broker.
     """
@@ -136,8 +136,8 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """The same ranges, for tasks, which find the leaders of broker sets by themselves, and agree on expired
-    messages."""
+    """Return the same ranges with what tasks need: the nodes of broker sets, to find their leaders, and one time for
+    all, so that tasks agree on expired messages."""
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
     return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
@@ -146,11 +146,11 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """As `selected`, plus partitions that no live broker offers, as far as znodes or `seen` name them.
+    """Return the `selected` partitions, and those that no live broker offers, as far as znodes or `seen` name them.
 
-    seen: the finds of earlier calls for the same query, extended by this call, because the session of an absent broker
-    may end meanwhile. Raises BrokerUnavailable, which names them, if a topic has no other partitions, or if `assign`
-    names one of them.
+    seen: the partitions that earlier calls for the same query found; this call extends it, because the session of an
+    absent broker may end meanwhile. Raises BrokerUnavailable, which names the partitions, if a topic has no other
+    partitions, or if `assign` names one of them.
     """
     registered = cluster.view.brokers().keys()
     try:
@@ -163,7 +163,7 @@ def select(
             raise BrokerUnavailable(f"not readable now: {without(away)}") from error
         raise
     away = _away(cluster, options, registered, found, seen)
-    if not all(each.exists for each in away):  # a move may have ended, or a broker started, between the questions
+    if not all(each.exists for each in away):  # a move may have ended, or a broker started, between the two reads
         found = selected(cluster, options)
         away = _away(cluster, options, registered, found, seen)
     seen.update(found)
@@ -177,7 +177,7 @@ def _away(
     offered: Collection[TopicPartition],
     seen: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """As `left_out`, plus partitions of `seen` that are not offered any more."""
+    """Return `left_out`, plus the partitions of `seen` that are not offered any more."""
     away = left_out(cluster, options, registered, offered)
     known = {*offered, *(each.partition for each in away)}
     if known.issuperset(seen):
@@ -190,7 +190,7 @@ def left_out(
     cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
 ) -> list[LeftOut]:
     """Return the partitions that the options select and a znode names, and that are not among those `offered`.
-    registered: ids of the brokers that were live before these were read."""
+    registered: ids of the brokers that were live before `offered` was read."""
     if options.assigned:
         topics = {each.topic for each in options.assigned}
         found = cluster.left_out(topics.__contains__, registered, offered)
@@ -202,8 +202,8 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if partitions `away`, of `select`, would be left out and that is data loss; otherwise
-    warn of them."""
+    """Raise BrokerUnavailable if leaving out the partitions `away` (of `select`) is data loss by the options; otherwise
+    log a warning about them."""
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
         said = "start the broker, or set failOnDataLoss=false to read the others without them"
@@ -219,7 +219,7 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Warn of the partitions that a query leaves out. how: how those that surely exist are left out."""
+    """Log a warning about the partitions that a query leaves out. how: what happens to those that surely exist."""
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
             log.warning("left out: %s (%s)", without(found), said)
@@ -256,7 +256,8 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
-    """Return the state of each partition. Raises BrokerUnavailable, RequestRefused (a time, asked of a Java broker)."""
+    """Return the state of each partition. Raises BrokerUnavailable, RequestRefused (if a Java broker is asked for a
+    time)."""
     survey = cluster.survey()
     group = options.group if options.starting == "committed" else None
     offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
@@ -275,8 +276,9 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """The same, with JSON offsets at the begins of messages. Raises as check_begins if failOnDataLoss is true;
-    otherwise ends inside a message move behind it, and tasks begin with the next one."""
+    """Return the ranges with both ends between messages, for offsets given as JSON. Raises as check_begins if
+    failOnDataLoss is true. Otherwise an end inside a message moves to the end of the message, and tasks begin with the
+    next message."""
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
         ends = [(each.endpoint, each.id, each.end) for each in ranges]
@@ -290,8 +292,8 @@ def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[O
 def check_begins(
     cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
 ) -> None:
-    """Raise ConfigError if JSON offsets of the option are inside messages. The text protocol, and so a Java broker,
-    cannot tell: there the task fails."""
+    """Raise ConfigError if JSON offsets of the option are inside messages. Over the text protocol, and so on a Java
+    broker, this cannot be checked: there the task fails."""
     if not isinstance(bounds, Explicit):
         return
     inside = []
@@ -305,7 +307,8 @@ def check_begins(
 
 
 def _begin(connection: Connection, partition: TopicPartition, offset: int) -> int:
-    """Return `offset` if a message begins there, or the partition ends; otherwise the nearest begin."""
+    """Return `offset` if a message begins there, or the partition ends there; otherwise the nearest beginning of a
+    message."""
     if not connection.speaks_frames or offset_after(connection, partition, offset, 0) == offset:
         return offset
     try:  # while an index is rebuilt, the answer above proves nothing
@@ -316,7 +319,7 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return `found` up to the end of the message that contains the byte before `offset`, if the broker can tell."""
+    """Return `found`, ended after the message that contains the byte before `offset`, if the broker can tell."""
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
     return narrow(found, None, offset)
@@ -328,7 +331,7 @@ def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
 
 
 def _narrowed(connection: Connection, found: OffsetRange, pushed: Pushed) -> OffsetRange:
-    if connection.speaks_frames:  # a Java broker has no times, and its messages none to compare
+    if connection.speaks_frames:  # a Java broker cannot look up a time, and its messages have none to compare
         for low, high in ((pushed.min_time_ms, None), (None, pushed.max_time_ms)):
             start = None if low is None else offset_at_time(connection, found.id, max(0, low))
             end = None if high is None else offset_at_time(connection, found.id, max(0, high))
@@ -366,7 +369,7 @@ def _boundary(cluster: Cluster, whole: OffsetRange) -> Callable[[int, int, int],
 
 
 def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], int]) -> list[int]:
-    """Return the boundaries after each `messages` messages of `piece`."""
+    """Return a boundary after every `messages` messages of `piece`."""
     found: list[int] = []
     offset = after(piece.start, messages, INT64_MAX)
     while offset < piece.end:
@@ -378,7 +381,7 @@ def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], i
 def check_published(options: WriteOptions) -> None:
     """Raise NoPartition if no live broker accepts messages of the option's topic; CoordinationUnavailable.
 
-    Topics in rows are not known before the tasks run.
+    Topics that rows name are not known before the tasks run.
     """
     if options.topic is not None:
         config = ConnectionConfig(protocol=options.protocol)

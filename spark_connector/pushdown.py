@@ -1,6 +1,6 @@
-"""Translate filters that Spark pushes down into fetching: partitions, byte offsets, store times, tags.
+"""Use filters that Spark pushes down to fetch less: by partition, byte offset, store time, tag.
 
-Pure. More than the filters ask for may be fetched, never less: Spark applies every filter again itself.
+Pure. More messages than the filters ask for may be fetched, never fewer: Spark applies every filter again itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The remainder after filters; None = everything. offset and time in [low, high), bytes and milliseconds since
-    1970."""
+    """The messages that the pushed filters leave; None = all. offset and time in [low, high), bytes and milliseconds
+    since 1970."""
 
     topics: frozenset[str] | None = None
     brokers: frozenset[int] | None = None
@@ -56,7 +56,7 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Return the tags for pulls; () if all messages must be fetched."""
+        """Return the tags that pulls request; () if all messages must be fetched."""
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
         return tuple(tags) if sendable else ()
@@ -68,7 +68,7 @@ class Pushed:
 
 
 def push(filters: Iterable[Filter], pushed: Pushed = Pushed()) -> Pushed:
-    """Restrict `pushed` by all of `filters`; filters on other columns, or of other kinds, are left to Spark."""
+    """Restrict `pushed` by all of `filters`. Filters on other columns, or of other kinds, are left to Spark."""
     for each in filters:
         pushed = _add(pushed, each)
     return pushed
@@ -107,8 +107,8 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """Restrict by time. The column has milliseconds and `value` is rounded down to them: its own millisecond is always
-    fetched."""
+    """Restrict by time. The column has milliseconds and `value` is rounded down to them: messages of its own
+    millisecond are always fetched."""
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)
     elif isinstance(each, LessThan):
@@ -118,7 +118,7 @@ def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _interval(each: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return [low, high) of the integers that pass."""
+    """Return [low, high) of the integers that pass the filter."""
     match each:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -1,4 +1,4 @@
-"""Reading: the driver plans partitions, and each task reads one range over its own connection."""
+"""Read topics: the driver plans partitions, and each task reads one range over its own connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class MetaqReader(DataSourceReader):
-    """Made on the driver and pickled to the tasks; holds options, and the part of the filters that concerns
+    """Reader that is made on the driver and pickled to the tasks. It holds the options, and the filters that reduce
     fetching."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -54,7 +54,8 @@ class MetaqReader(DataSourceReader):
         self.pushed = Pushed(tags=frozenset(options.tags) or None)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one input partition per range. Decided now, so later messages are not part of the query."""
+        """Return one input partition per range. The ranges are decided now, so later messages are not part of the
+        query."""
         return [InputPartition(planned) for planned in plan_query(self.options, self.pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -63,10 +64,10 @@ class MetaqReader(DataSourceReader):
 
 
 class FilteringReader(MetaqReader):
-    """A reader that fetches less through the query's filters.
+    """A reader that uses the query's filters to fetch less.
 
-    Not the default: Spark 4.3 keeps the plan of a DataFrame's first query and uses it for later queries of the same
-    DataFrame that have no filter to push. Those then miss rows.
+    It is not the default: Spark 4.3 keeps the plan of a DataFrame's first query and uses it for later queries of the
+    same DataFrame that have no filter to push. Those queries then miss rows.
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
@@ -78,12 +79,13 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """A task: read from the planned broker, and continue elsewhere if that broker goes.
+    """Yield the messages of one range, in a task: read from the planned broker, and from another one if that broker
+    goes.
 
     Raises as RangeReader.batches, and BrokerUnavailable when no broker has served the partition for FAILOVER_SECONDS.
     """
     planned: OffsetRange | None = partition.value
-    if planned is None:  # Spark's partition for a query without ranges
+    if planned is None:  # the partition that Spark makes for a query without ranges
         return
     spare_modules()
     nodes = SetNodes(planned.id, planned.nodes, options.connection)
@@ -105,8 +107,8 @@ def read_partition(
 
 
 class RangeReader:
-    """Read one range. position: byte offset of the next message to hand out. place: the partition that has the range
-    now. Rows have the planned partition, so that a repeated task gives the same rows."""
+    """Reader of one range. position: byte offset of the next message to return. place: the partition that has the range
+    now. Rows have the planned partition, so that a repeated task returns the same rows."""
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
@@ -118,12 +120,12 @@ class RangeReader:
         self._tags = tags
 
     def batches(self, connection: Connection) -> Iterator[pa.RecordBatch]:
-        """Yield batches from `position` to the end: pull each block while the previous one is processed; memory is
+        """Yield batches from `position` to the end: each block is pulled while the previous one is processed. Memory is
         bounded by two blocks and a batch.
 
         If failOnDataLoss is true, raises DataLoss if retention was faster or the topic was recreated, and CorruptRecord
-        for damaged bytes; otherwise they are logged and skipped. BrokerUnavailable also if a slave has not copied
-        enough.
+        for damaged bytes; otherwise both are logged and skipped. Raises BrokerUnavailable also if a slave has not
+        copied enough.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -156,7 +158,7 @@ class RangeReader:
                 if damage is None and following < end:
                     coming = self._ask(connection, following)
             for block in blocks:
-                self.position = block.end  # while the caller has the block, it counts as handed out
+                self.position = block.end  # while the caller has the block, it counts as returned
                 for part in self._unpacked(block):
                     yield _chosen(part, self._options, self._planned.planned_ms)
             if damage is not None:
@@ -168,15 +170,16 @@ class RangeReader:
             self.position = following
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
-        """Send the next pull. The broker answers while this thread, and Spark, process the previous block: no thread of
-        ours need wait, which would compete for the interpreter's lock. most_bytes: by default the option's."""
+        """Send the next pull. The broker answers while this thread, and Spark, process the previous block. So no other
+        thread of this process need wait, which would compete for the interpreter's lock. most_bytes: by default the
+        option's."""
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
         return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
-        """Return the answer. Raises OffsetOutOfRange also if the partition ends before the range, LeaderMoved, and as
-        BegunPull.result."""
+        """Return the answer to a pull. Raises OffsetOutOfRange also if the partition ends before the range,
+        LeaderMoved, and as BegunPull.result."""
         if self._nodes:
             self._wait(connection, coming)
         pulled = coming.result()
@@ -186,7 +189,7 @@ class RangeReader:
         return pulled
 
     def _wait(self, connection: Connection, coming: BegunPull) -> None:
-        """Wait for an answer that a node of a broker set may never give. Raises LeaderMoved."""
+        """Wait for an answer; a node of a broker set may never send it. Raises LeaderMoved."""
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
             leader = self._nodes.leader(connection.endpoint)
@@ -195,12 +198,13 @@ class RangeReader:
 
     @staticmethod
     def _drop(coming: BegunPull) -> None:
-        """Drop the pull: nothing else may be requested on the connection before its answer is there."""
+        """Wait for the pull's answer and drop it: the connection cannot be used for other requests before that."""
         with suppress(OffsetOutOfRange, CorruptRecord):
             coming.result()
 
     def _behind(self, connection: Connection, damage: CorruptRecord) -> int:
-        """Return the position after damaged bytes. Raises CorruptRecord, with their range, if that is data loss."""
+        """Return the position after damaged bytes. Raises CorruptRecord, with their range, if skipping them is data
+        loss."""
         end = self._planned.end
         if damage.position >= end:
             return end
@@ -216,24 +220,24 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the next message after a position inside one: the topic was recreated and has grown beyond it. Raises
-        DataLoss."""
+        """Return the next message after a position inside one: the topic was recreated and has grown beyond the
+        position. Raises DataLoss."""
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
         self._lose(Lost(self._planned.id, offset, following), partition_bounds(connection, self.place), inside)
         return following
 
     def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError | None = None) -> None:
-        """Record the loss, or raise DataLoss."""
+        """Log the loss, or raise DataLoss if failOnDataLoss is true."""
         if self._options.fail_on_data_loss:
             raise DataLoss([lost], bounds.first, bounds.end) from error
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """Yield the records before the first damaged one, and then that one, if any. Raises _CutOff."""
+        """Return the records before the first damaged one, and the error of that one, if any. Raises _CutOff."""
         planned = self._planned
         runs = pulled.runs
-        apart = len(runs) > 1  # the broker left out records that were not requested
+        apart = len(runs) > 1  # the broker did not send records between the runs
         # Without a table of sizes only the checksums tell whether a record begins at the offset.
         check = self._options.check_crcs or pulled.sizes is None
         blocks: list[DecodedColumns] = []
@@ -258,8 +262,8 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """The same blocks with decompressed payloads, if Spark wants them: in parts, so that memory stays bounded.
-        Raises CorruptRecord if one cannot be decompressed, if that is data loss."""
+        """Yield the same blocks with decompressed payloads, if Spark wants them: in parts, so that memory stays
+        bounded. Raises CorruptRecord if a payload cannot be decompressed and that is data loss."""
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
             return
@@ -277,8 +281,8 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Return where to continue if there are no messages at the position. Raises DataLoss, BrokerUnavailable of a
-        slave."""
+        """Return where to continue if there are no messages at the position. Raises DataLoss, or BrokerUnavailable if a
+        slave lacks them."""
         offset, end = self.position, self._planned.end
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
@@ -287,7 +291,8 @@ class RangeReader:
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
-        """The planned bytes existed, so a broker other than the planned one that has fewer is a slave behind."""
+        """Raise BrokerUnavailable if the broker is a slave that lacks planned bytes. The bytes existed at planning
+        time, so a broker other than the planned one that has fewer must be such a slave."""
         planned = self._planned
         if connection.endpoint != planned.endpoint and bounds.end < planned.end:
             raise BrokerUnavailable(
@@ -297,12 +302,13 @@ class RangeReader:
 
 
 class _CutOff(Exception):
-    """The text protocol cuts an answer at the requested size, and its first message is larger."""
+    """The text protocol cuts an answer at the requested size, and the first message is larger than that."""
 
 
 class Failover:
-    """Find the new source of a partition whose broker went away during a task: the master again, a slave, another node
-    of the broker set, or the broker to which it was moved with its offsets. place: the partition's name there."""
+    """Search for a partition's new broker when the old one went away during a task: the master again, a slave, another
+    node of the broker set, or the broker to which the partition was moved with its offsets. place: the partition's name
+    there."""
 
     def __init__(
         self,
@@ -325,8 +331,8 @@ class Failover:
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
         """Wait a while, then return where to continue; do not wait if the asked node has named its set's leader.
 
-        leader: named by other nodes of the set. Raises BrokerUnavailable if the last FAILOVER_SECONDS were without
-        success; CoordinationUnavailable.
+        leader: the leader that other nodes of the set have named. Raises BrokerUnavailable if the last FAILOVER_SECONDS
+        were without success; CoordinationUnavailable.
         """
         if position != self._position:
             self._position = position
@@ -358,8 +364,8 @@ class Failover:
 
 
 def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
-    """Return the columns of `options` for rows with one of its tags (brokers compare hashes), or for all without tags,
-    that had not expired at `planned_ms`."""
+    """Return the columns of `options` for the wanted rows: rows that had not expired at `planned_ms` and, if there are
+    tags, have one of these (brokers compare only hashes)."""
     columns = block.columns
     schema = options.columns or to_arrow_schema(schema_for(options.headers, options.include_priority), timezone="UTC")
     batch = to_batch(columns, schema, typed=options.typed_headers)

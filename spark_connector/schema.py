@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 CARRIED = (TYPE, EXPIRES)
-"""Properties of metaq's own in typed headers, so that a message sent again is unchanged."""
+"""Properties of metaq's own that typed headers include, so that a message sent again is unchanged."""
 
 SPARK_SCHEMA = StructType(
     [
@@ -66,7 +66,7 @@ SPARK_SCHEMA = StructType(
 )
 
 ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
-"""A batch must have exactly these."""
+"""The schema that a batch must have exactly."""
 
 SPARK_SCHEMA_WITH_HEADERS = StructType(
     [
@@ -78,7 +78,7 @@ SPARK_SCHEMA_WITH_HEADERS = StructType(
         ),
     ]
 )
-"""With includeHeaders=true; the column has the type of Spark's Kafka source."""
+"""The columns with includeHeaders=true; `headers` has the type of Spark's Kafka source."""
 
 ARROW_SCHEMA_WITH_HEADERS = to_arrow_schema(SPARK_SCHEMA_WITH_HEADERS, timezone="UTC")
 
@@ -95,7 +95,8 @@ def schema_for(headers: bool, priority: bool = False) -> StructType:
 
 
 def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
-    """Return a batch with the columns of `schema`, which has some of SPARK_COLUMNS in any order. Only those are made.
+    """Return a batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Only these are
+    computed.
 
     typed: headers are in the form of a record, so that types are kept, and include the payload's content type.
     """

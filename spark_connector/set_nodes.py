@@ -1,4 +1,4 @@
-"""Find a broker set's leader through its nodes: a task has no view of ZooKeeper, and a frozen leader does not
+"""Find a broker set's leader through its nodes, because a task has no view of ZooKeeper, and a frozen leader does not
 answer."""
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ __all__ = ["QUIET_SECONDS", "SetNodes"]
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""Silence after which a node of a broker set may be frozen: then the other nodes are asked who leads."""
+"""Seconds without an answer after which a node of a broker set may be frozen: then the other nodes are asked who
+leads."""
 
 _ANSWER_SECONDS = 1.0
-"""Time limit for a node's answer; it knows the answer at once."""
+"""Time limit in seconds for a node's answer; a node knows it at once."""
 
 
 _FOUND_SECONDS = 30.0
-"""How long the tasks of this process use a found leader without asking the silent node first."""
+"""Seconds for which the tasks of this process use a found leader without asking the silent node first."""
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
-"""By silent node: the leader found instead, and until when that is believed."""
+"""By silent node: the leader that was found, and until when it is used."""
 
 
 class SetNodes:
-    """The nodes of one broker set, as seen by the driver. Other brokers have no nodes. One thread."""
+    """The nodes of one broker set, as the driver has seen them. Other brokers have no nodes. One thread."""
 
     def __init__(self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig) -> None:
-        """partition: one of the set's."""
+        """partition: one of the set's partitions."""
         self._partition = partition
         self._nodes = tuple(nodes)
         self._config = config
@@ -45,7 +46,7 @@ class SetNodes:
         return bool(self._nodes)
 
     def connect(self, endpoint: Endpoint) -> Connection:
-        """Return a connection for reading. A node of a set that does not answer soon is given up, because another one
+        """Return a connection for reading. A node of a set that does not answer soon is given up, because another node
         may lead.
 
         Raises BrokerUnavailable.
@@ -53,7 +54,8 @@ class SetNodes:
         return open_connection(endpoint, self._config, QUIET_SECONDS if self._nodes else None)
 
     def first(self, planned: Endpoint) -> Endpoint:
-        """Return where to begin: an earlier task of this process may have found that another node leads."""
+        """Return where to begin. This is not `planned` if an earlier task of this process has found that another node
+        leads."""
         leader, until = _found.pop(planned, (planned, 0.0))
         if time.monotonic() >= until:
             return planned
@@ -61,7 +63,8 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Return another node than `silent` that leads, according to itself or a third one; None if there is none yet.
+        """Return a node other than `silent` that leads, according to itself or to a third one; None if there is none
+        yet.
 
         Blocks at most two seconds per node.
         """
@@ -85,7 +88,7 @@ class SetNodes:
         except (BrokerUnavailable, RequestTimedOut) as error:
             log.info("%s does not say who leads its broker set: %s", node, error)
             return None
-        except MetaqError as error:  # it leads, and the task gets the same error
+        except MetaqError as error:  # if it leads, the task gets the same error
             log.info("%s leads its broker set: %s", node, error)
         return node
 

@@ -65,7 +65,7 @@ class MetaqDataSource(DataSource):
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        # overwrite: in output mode complete each batch is the whole result, and is appended, as in Spark's Kafka sink
+        # overwrite: in output mode complete each batch is the whole result, and is appended, as by Spark's Kafka sink
         options = WriteOptions.parse(self.options, streaming=True)
         writer = MetaqStreamWriter(options, schema)
         check_published(options)
@@ -73,8 +73,11 @@ class MetaqDataSource(DataSource):
 
 
 def _chosen_columns(schema: StructType) -> pa.Schema:
-    """Return the columns that tasks give to Spark. Raises ConfigError for a column that does not exist, or not in this
-    type, and for one that Spark would assume to have no nulls."""
+    """Return the columns that tasks give to Spark.
+
+    Raises ConfigError for a column that does not exist, or has another type, and for one that Spark would assume to
+    have no nulls.
+    """
     there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
     with_nulls = {field.name for field in SPARK_COLUMNS.fields if field.nullable}
     for number, field in enumerate(schema.fields):
@@ -89,11 +92,11 @@ def _chosen_columns(schema: StructType) -> pa.Schema:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("metaq")` known to `spark`, and `spark` the active session of this thread.
+    """Make `format("metaq")` known to `spark`, and make `spark` the active session of this thread.
 
-    Once per session, and in each other thread that writes: when it writes, Spark 4.3 looks for a Python data source in
-    the thread's active session. It also does so to check whether a name is taken. Executors need the package metaq
-    installed.
+    Call it once per session, and in each other thread that writes: when a thread writes, Spark 4.3 looks for a Python
+    data source in the thread's active session. It also does so to check whether a name is taken. The package metaq must
+    be installed on the executors.
     """
-    spark.createDataFrame([], "value BINARY")  # PySpark's only public call that makes a session the active one
+    spark.createDataFrame([], "value BINARY")  # PySpark's only public call that activates a session
     spark.dataSource.register(MetaqDataSource)

@@ -1,4 +1,4 @@
-"""Reading a stream: the driver advances positions with admission control, and tasks read ranges as in a batch.
+"""Read a stream: the driver advances positions within the limits of a micro-batch, and tasks read ranges as in a batch.
 
 A position is the byte offset per partition (offsets.StreamOffsets); Spark keeps it in the query's checkpoint. Spark
 calls all methods but `read` on one thread of one Python process on the driver.
@@ -72,11 +72,12 @@ _T = TypeVar("_T")
 
 Offsets = dict[TopicPartition, int]
 Held = Mapping[TopicPartition, PartitionState]
-"""The partitions' contents, and their sources, perhaps slaves."""
+"""The contents of the partitions, and the brokers from which they are read, perhaps slaves."""
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Made on the driver; `read` runs in tasks. One ZooKeeper session, from the first question until stop()."""
+    """Reader that is made on the driver; `read` runs in tasks. One ZooKeeper session, from the first question until
+    stop()."""
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
@@ -86,7 +87,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told_away = False
         self._known_ends: Offsets = {}
         self._committed: Offsets = {}
-        self._last_batch = float("-inf")  # as with Kafka, the first micro-batch waits for no minimum
+        self._last_batch = float("-inf")  # as with Kafka, the first micro-batch does not wait for a minimum
 
     # --- positions --------------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(through_failover(cluster, begin), now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return one of Spark's kinds of limit other than ReadAllAvailable; latestOffset applies all options."""
+        """Return one of Spark's kinds of limit except ReadAllAvailable; latestOffset applies all options."""
         limits = self.options.limits
         if limits.max_messages is None and limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
@@ -117,8 +118,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read the messages that are there now, and then end. Raises NoPartition, BrokerUnavailable; like a batch query
-        also for partitions that a znode names while their broker is absent, because the next run may be much later."""
+        """Read the messages that are there now, and then end. Raises NoPartition, BrokerUnavailable; as in a batch
+        query also for partitions that a znode names while their broker is absent, because the next run may be much
+        later."""
         cluster = self._open()
         self._told_away = True
         seen: set[TopicPartition] = set()
@@ -132,8 +134,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return where the next micro-batch ends. Partitions that `start` does not know join at its end (`_joining`).
-        Partitions that have moved to another broker keep their positions.
+        """Return where the next micro-batch ends. Partitions that `start` does not contain join when the micro-batch
+        ends (`_joining`). Partitions that have moved to another broker keep their positions.
 
         A partition without a live broker keeps its position (with Trigger.AvailableNow this raises BrokerUnavailable).
         Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
@@ -144,7 +146,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offsets = followed(from_json(start), self._moves())
         held = self._look(offsets)
-        if held.keys() - offsets.keys():  # new, or just moved
+        if held.keys() - offsets.keys():  # new partitions, or moved ones
             offsets = followed(offsets, self._moves())
             moved = from_json(start).keys() - offsets.keys()
             held = {each: state for each, state in held.items() if each not in moved}
@@ -170,8 +172,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
         """Return where a query begins to read a partition that it did not see at its start: the partition is new, or
-        its broker was down. Messages from before are treated as they would have been at the start.
-        """
+        its broker was down. Messages that were stored before the start are treated as they would have been then."""
         starting, each = self.options.starting, state.id
         if starting == "earliest":
             return state.first
@@ -185,16 +186,16 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         question = partial(offset_at_time, partition=each, time_ms=started_ms if time_ms is None else time_ms)
         try:
             return cluster.ask_at(state.endpoint, question)
-        except RequestRefused as error:  # of a Java broker
+        except RequestRefused as error:  # from a Java broker
             log.warning("%s %s came after the query's start; it is read from its start: %s", each.topic, each, error)
             return state.first
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the last seen ends, for Spark's progress reports."""
+        """Return the last known ends, for Spark's progress reports."""
         return to_json(self._known_ends) if self._known_ends else None
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything before `end` is processed: with the option group that becomes the group's offset."""
+        """Note that all messages before `end` are processed; with the option group this becomes the group's offset."""
         self._commit(end)
 
     def stop(self) -> None:
@@ -206,7 +207,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two positions. Raises BrokerUnavailable if no broker has one of them, DataLoss."""
+        """Return the ranges between two positions. Raises BrokerUnavailable if no broker has one of the partitions,
+        DataLoss."""
         return self._patiently(lambda: self._planned(from_json(start), from_json(end), started_of(end)))
 
     def _planned(self, before: Offsets, after: Offsets, started_ms: int | None) -> list[InputPartition]:
@@ -240,7 +242,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, PartitionState]:
-        """Return the state of the partitions: those of `offsets`, and unless `only` all that the options select.
+        """Return the state of the partitions of `offsets` and, unless `only`, of all that the options select.
 
         Bytes before the offset that a slave has not copied are not lost: its master has them. Raises BrokerUnavailable.
         """
@@ -268,7 +270,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
-        """As `selected`, but no new partitions while a whole topic moves to another broker, for some seconds."""
+        """Return the `selected` partitions; but no new ones while a whole topic moves to another broker, for some
+        seconds."""
         try:
             found = selected(cluster, self.options)
         except NoPartition:
@@ -293,7 +296,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = state.end
             if self._target is not None:
                 if each not in self._target:
-                    continue  # it came later than the trigger
+                    continue  # the partition came after the trigger
                 end = min(end, self._target[each])
             start = offsets.get(each, 0)
             if lost := _lost(each, (start, start), state):
@@ -304,7 +307,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting
 
     def _report(self, losses: list[Lost], held: Held) -> None:
-        """Report every lost range, as an error or, if failOnDataLoss is false, in the log."""
+        """Report every lost range: raise an error or, if failOnDataLoss is false, log it."""
         if losses and self.options.fail_on_data_loss:
             one = held[losses[0].id]
             raise DataLoss(losses, one.first, one.end)
@@ -350,7 +353,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the missing part of `span`: deleted by retention, or all bytes of a recreated topic, which are skipped."""
+    """Return the missing part of `span`, or None. Bytes are missing if retention has deleted them. If the topic was
+    recreated, all bytes are missing, and are skipped."""
     start, end = span
     if start < held.first:
         return Lost(partition, start, min(end, held.first) if end > start else held.first)

@@ -1,4 +1,4 @@
-"""Write a DataFrame to topics: the driver's and the tasks' parts (columns.py turns rows into messages)."""
+"""Write a DataFrame to topics: the parts of the driver and of the tasks (columns.py turns rows into messages)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
-    """The messages that one task sent and that were acknowledged; with exactlyOnce, in which prepared transactions."""
+    """The number of messages that one task sent and that were acknowledged; with exactlyOnce, also its prepared
+    transactions."""
 
     rows: int
     write: BatchWrite | None = None
@@ -53,15 +54,16 @@ class MetaqWriter(DataSourceArrowWriter):
         return _write(self.options, iterator, self.batch_write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make everything visible (exactlyOnce). Raises the errors of Coordinator."""
+        """Make all rows visible (exactlyOnce). Raises the errors of Coordinator."""
         self._end(messages, abort=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop prepared transactions (exactlyOnce), unless `commit` had already decided: then complete it."""
+        """Roll back prepared transactions (exactlyOnce). If `commit` had already decided, complete the batch
+        instead."""
         self._end(messages, abort=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], *, abort: bool) -> None:
-        if _end_batch(self.options, messages, 0, abort=abort):  # and nothing is left to be done: it may be forgotten
+        if _end_batch(self.options, messages, 0, abort=abort):  # the batch is complete, so its record may be removed
             with _session(self.options) as session:
                 DecidedBatches(session).remove(self.batch_write.query_id)
 
@@ -74,15 +76,15 @@ class MetaqStreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """As MetaqWriter.write."""
+        """Send all rows of a task, as MetaqWriter.write."""
         return _write(self.options, iterator, None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """As MetaqWriter.commit."""
+        """Make all rows of the batch visible, as MetaqWriter.commit."""
         _end_batch(self.options, messages, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """As MetaqWriter.abort."""
+        """Roll back the batch's transactions, as MetaqWriter.abort."""
         _end_batch(self.options, messages, batch_id, abort=True)
 
 
@@ -107,15 +109,16 @@ def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch, pack
 def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
     """Send rows of one topic and wait until all are acknowledged.
 
-    Rows with a key go in batches to the key's partition, in their order; others go in batches to each partition in
-    turn. Raises as Producer.send_batch.
+    Rows with a key are sent in batches to the key's partition, in their order; rows without one in batches to each
+    partition in turn. Raises as Producer.send_batch.
     """
     plain, keyed = by_partition(rows, producer.partitions(rows.topic))
     for batch in split_batches(plain, batch_messages, size_of=size_of):
         producer.send_batch(rows.topic, batch)
     for key, items in keyed.values():
         for batch in split_batches(items, batch_messages, size_of=size_of):
-            producer.send_batch(rows.topic, batch, key=key)  # if brokers change meanwhile, they move together
+            # if the brokers change meanwhile, all rows of the batch move together
+            producer.send_batch(rows.topic, batch, key=key)
 
 
 def _prepare(
@@ -168,7 +171,7 @@ def _task() -> TaskContext:
 def _end_batch(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
 ) -> bool:
-    """Decide on the tasks' prepared transactions, if there are any (exactlyOnce), and return whether there were."""
+    """Decide on the tasks' prepared transactions (exactlyOnce), and return whether there were any."""
     written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
     query_ids = {each.write.query_id for each in written if each.write}
     topic = next((each.topic for each in written if each.topic), options.topic)
@@ -177,7 +180,7 @@ def _end_batch(
     (query_id,) = query_ids
     with _session(options) as session, _producer(options) as producer:
         store = DecidedBatches(session)
-        if topic is None:  # no row named a topic; an earlier run of this batch may have had such rows
+        if topic is None:  # no row named a topic; an earlier run of this batch may have had rows that did
             found = store.load(query_id).decided
             if found is None or not found.topic:
                 return False

@@ -507,7 +507,7 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: which ones."""
+    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: text."""
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
         return
