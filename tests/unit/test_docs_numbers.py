@@ -93,9 +93,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "an answer carries {SCARCE_ANSWER_BYTES:bytes} of data;",
         "one record of more than {REFUSED_ANSWER_BYTES:bytes} is refused",
         "that take less than {UNFINISHED_BYTES_PER_SECOND:bytes} a second for `requestSeconds`",
-        "or one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
+        "or for one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
-        "| cold reads at once, of all consumers | {MAX_COLD_READS} |",
+        "from the disk (cold reads) at once | {MAX_COLD_READS} |",
         "has not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
         "is less), {LARGE_READ_BYTES:bytes} per read |",
         "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
@@ -113,7 +113,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| wait of a pull | {MAX_WAIT_MS:s/1000} |",
         "has leased, or released | {SHARED_MAX_HELD} |",
         "looks ahead | {SHARED_MAX_AHEAD} (12 MB) and {SHARED_AHEAD_BYTES:bytes}; {SHARED_MAX_AHEAD_ORDERED} with keys",
-        "of a shared group between others | {SHARED_MAX_RANGES} |",
+        "of a shared group between unacknowledged ones | {SHARED_MAX_RANGES} |",
         "rows of a SETTLE | {MAX_ACQUIRED}; {MAX_SETTLEMENTS} |",
         "| messages that one ACQUIRE is given | {SHARED_LEASED} |",
         "| producer groups in the answer to a LIST_HALVES | {MAX_LISTED_GROUPS} |",
@@ -143,9 +143,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| `waitingPages` | {Quotas.waiting_pages} |",
         "or looked at ahead | {Quotas.shared_bytes:bytes}, or `sharedBytes`",
         "leases {SHARED_SCARCE} messages of a partition at a time and looks {SHARED_SCARCE} ahead",
-        "by their state when they have grown to {SHARED_LOG_BYTES:bytes}.",
+        "by the current state when they have grown to {SHARED_LOG_BYTES:bytes}.",
         "| a connection without traffic | {server.IDLE_SECONDS:s} |",
-        "| index units of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
+        "| index entries (units) of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
         "{UNITS_IN_MEMORY} after a start |",
         "| index units of all partitions in memory | {MAX_UNITS:bytes*32}, but {LEAST_UNITS} units each in any case |",
         "When more than {GROUPED_FROM} partitions are due for a checkpoint, up to {MAX_GROUP} at a time",
@@ -228,7 +228,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "({ProducerConfig.max_buffered_bytes:bytes}) wait",
         "whose deadlines lie within {TOGETHER_SECONDS:s} of",
         "after pauses of up to {MAX_PAUSE_SECONDS:s}",
-        "when the view changes, after {TRUSTED_SECONDS:s}",
+        "when ZooKeeper's view changes, after {TRUSTED_SECONDS:s}",
         "has not answered {LAST_ANSWERS_SECONDS:s} later",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
         "and no broker publishes it, the producer waits up to {LEADERLESS_SECONDS:s} for sets",
@@ -238,8 +238,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "ends with `RequestTimedOut` at most {producer/tuning.LOOK_SECONDS:s} after its timeout",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
         "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
-        "`ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, of them during `ordered_wait_seconds`, "
-        "{ProducerConfig.ordered_wait_seconds}.)",
+        "at most `ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, are saved, the producer first waits "
+        "for their delivery, for `ordered_wait_seconds`, {ProducerConfig.ordered_wait_seconds}.)",
         "`recover_interval_seconds` ({ProducerConfig.recover_interval_seconds}). So order",
         "(at most the last {RESENT_TOGETHER} messages)",
         "`max_per_queue` messages ({MAX_LOCAL_MESSAGES})",
@@ -305,7 +305,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "README.md": ("yes, up to 5 s |",),  # Java's
     "docs/broker.md": (
         "one of 65,536 empty messages some 6 MB",
-        "A connection without traffic takes 4.5 KB, and 6 KB with a pull that waits, measured with 4,000.",
+        "with 4,000 connections, a connection without traffic takes 4.5 KB, and 6 KB with a pull that waits.",
         "2,048 at most",  # in store/files.py's default_open_limit
         "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
         "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",
