@@ -274,7 +274,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| slaveContinuousFailureThreshold | {DEFAULT_FAILURE_THRESHOLD} |",
         "| checkSlaveIntervalInMills | {DEFAULT_CHECK_INTERVAL_MS} |",
         "with pauses of {replication/slave.BACKOFF_SECONDS:range},",
-        "only after {AHEAD_SECONDS:s}, because it does not count",
+        "only after {AHEAD_SECONDS:s}, because a Java master does not report",
         "asks for at most {partition_copy.FETCH_BYTES:bytes} at once",
         "as a whole, up to {MAX_RECORD_BYTES:bytes}.",
         "Our master lets {MAX_PARKED_PULLS} pulls wait on it",
@@ -282,7 +282,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "compares the last {COMPARED_BYTES:bytes} of a partition",
     ),
     "docs/transactions.md": (
-        "more than {MAX_REDO_BYTES:bytes} in the newest one",
+        "when the newest file has more than {MAX_REDO_BYTES:bytes}.",
         "waits {TRANSACTIONS_SECONDS:s} for the transactions that are open",
         "That is about {STATE_BYTES:bytes} at most",
         "| open transactions | {Quotas.open_transactions}, or",
