@@ -118,6 +118,7 @@ def test_the_answer_waits_until_all_parts_are_safe_and_a_failed_sync_refuses_tho
     (answer,) = peer.frames()
     assert [row.code for row in rows(answer)] == [OK, *[ResponseCode.SERVICE_NOT_AVAILABLE if fails else OK] * 2]
     assert ("read-only" in answer.remark) == fails
+    assert harness.broker.metrics.put_failed == 3 * fails
 
 
 class Slave:

@@ -108,6 +108,7 @@ def test_a_batch_is_refused_as_a_whole_that(peer, harness, slices, last, closed,
     turns(harness)
     assert [frame.code for frame in peer.frames()] == [code]
     assert harness.store.get("t", 0).segments.message_count == 0
+    assert harness.broker.metrics.put_failed == (0 if closed else 3)  # a closed partition is not counted
 
 
 @pytest.mark.parametrize("bound", ["SLICE_BYTES", "SLICE_ATTRIBUTES"])

@@ -7,7 +7,8 @@ from metaq.coordination.records.move_payloads import Move, MoveState
 from metaq.protocol.errors import BrokerStarting, PartitionClosed, TopicNotAccepted, WrongPartition
 from metaq.protocol.sends import decode_rows
 from metaq.protocol.statuses import ResponseCode
-from tests.unit.broker.harness import Harness
+from tests.unit.broker import harness as module
+from tests.unit.broker.harness import Harness, reserved
 from tests.unit.broker.test_sequences import batch, many, place, send
 
 CLOSING = Move("t", 0, 1, 2, target=1, rate=1, state=MoveState.CLOSING, target_first=0)
@@ -36,6 +37,16 @@ def test_a_partition_that_leaves_takes_nothing_and_is_not_chosen_but_read(harnes
     assert partitions.for_read("t", 2) is log
     partitions.use_moves(MoveTable(0))
     assert partitions.for_put("t", 2) is log
+
+
+def test_no_message_begins_to_wait_for_a_partition_that_will_leave(harness):
+    copying = Move("t", 0, 1, 2, target=1, rate=1, state=MoveState.COPYING, target_first=0)
+    harness.broker.partitions.use_moves(MoveTable(0, [copying]))
+    flag, body = reserved(b"x", {"metaq.delay": "60000"})
+    peer = harness.connect()
+    frames = [module.send("t", number, body, flag=flag) for number in range(2)]
+    answers = [peer.ask_frame(frame) for frame in (*frames, module.send("t", 1))]
+    assert [each.code for each in answers] == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
 
 
 def test_a_copy_is_neither_written_nor_read_before_it_is_whole(harness):

@@ -15,7 +15,7 @@ from metaq.protocol.errors import MetaqError, SlaveDisconnected, SyncFailed
 from metaq.protocol.record import HEADER_BYTES, Buffer, encode_record, iter_headers
 from metaq.protocol.sends import SendReply
 from metaq.protocol.statuses import ResponseCode
-from tests.unit.broker.harness import Harness, Peer, batch, put
+from tests.unit.broker.harness import Harness, Peer, batch, put, reserved, send
 
 WIRE = Path(__file__).parents[3] / "data" / "golden" / "wire" / "wire.json"
 VOLATILE = re.compile(rb"(?<=\r\n)(-?\d+) (\d+) (\d+)\Z")
@@ -101,6 +101,15 @@ def test_a_synced_message_keeps_its_id_and_is_answered_when_it_is_safe(harness: 
 
 def test_a_broker_without_the_role_has_no_handler_for_sync(harness: Harness):
     assert harness.connect().ask(b"sync t 0 3 0 7 -1 5\r\nabc").code == 503
+
+
+def test_a_synchronous_master_takes_plain_messages_only(harness: Harness, peer: Peer, slave: Slave):
+    flag, body = reserved(b"x", {"metaq.delay": "60000"})
+    delayed = peer.ask_frame(send("t", 0, body, flag=flag))
+    assert "keeps no delayed messages" in delayed.remark
+    in_transaction = peer.ask_frame(send("t", 0, tx_key="TX:s:1"))
+    assert "has no transactions" in in_transaction.remark
+    assert slave.got == []
 
 
 def test_a_put_is_answered_when_both_have_it(peer: Peer, slave: Slave):
