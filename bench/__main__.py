@@ -1,4 +1,4 @@
-"""`python -m bench`: run the comparison, write bench/RESULTS.md and bench/results.json, say which bars were missed."""
+"""Run the comparison (`python -m bench`), write bench/RESULTS.md and bench/results.json, and name the missed bars."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _require_extra() -> None:
 def chosen(
     names: Collection[str], systems: Sequence[str], replicas: Collection[str], node: bool
 ) -> tuple[list[Scenario], list[str]]:
-    """The scenarios and systems to measure. On one node each they are what they always were."""
+    """Return the scenarios and systems to measure. Without --replicas and --node the scenarios are unchanged."""
     if {*replicas} == {"1"} and not node:
         return [each for each in SCENARIOS if each.name in names], [*systems]
     able = [each for each in systems if each in REPLICATED]

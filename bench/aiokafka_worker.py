@@ -18,7 +18,7 @@ from .loops import LATENCY_TIMEOUT_SECONDS, STAMP, Answer, percentiles, rate, se
 
 
 class AioGenerator:
-    """The commands, on one event loop that runs while a command does."""
+    """The commands of the load generator, on one event loop that runs during a command."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -45,7 +45,7 @@ class AioGenerator:
         self._runner.close()
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """`threads` tasks that wait for each of their sends."""
+        """Send by `threads` tasks, each of which waits for each of its sends."""
         return self._runner.run(self._send_blocking(topic, threads, count, bytes(size)))
 
     async def _send_blocking(self, topic: str, tasks: int, count: int, data: bytes) -> Answer:
@@ -60,19 +60,20 @@ class AioGenerator:
         return rate(count, time.perf_counter_ns() - start)
 
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
-        """One task, at most `window` sends without an answer."""
+        """Send by one task, with at most `window` unanswered sends."""
         return self._runner.run(self._pipeline(self._prompt, topic, window, count, bytes(size)))
 
     def produce(self, topic: str, count: int, size: int) -> Answer:
-        """It has futures only."""
+        """Raise NotImplementedError: aiokafka has only futures, no call-backs."""
         raise NotImplementedError("the client has no call-back of a send")
 
     def futures(self, topic: str, count: int, size: int) -> Answer:
-        """All are handed to it, then waited for."""
+        """Send all messages without waiting, then wait for all futures."""
         return self._runner.run(self._pipeline(self._prompt, topic, count, count, bytes(size)))
 
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer:
-        """The client gathers batches itself: all are handed to it as it takes them, then waited for."""
+        """Send all messages as fast as the client accepts them, then wait for all; the client gathers batches
+        itself."""
         whole = count // batch * batch
         return self._runner.run(self._pipeline(self._bulk, topic, whole, whole, bytes(size)))
 
@@ -99,11 +100,12 @@ class AioGenerator:
             await consumer.stop()
 
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """The rate from the first messages to the last; joining the group is not measured."""
+        """Consume `count` messages. The rate is measured from the first messages to the last; joining the group is not
+        measured."""
         return self._runner.run(self._consume(topic, group, count, timeout))
 
     def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """There is no Arrow in it."""
+        """Raise NotImplementedError: aiokafka does not support Arrow."""
         raise NotImplementedError("the client has no Arrow")
 
     async def _consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
@@ -122,7 +124,8 @@ class AioGenerator:
             return {**rate(seen - first, time.perf_counter_ns() - start), "bytes": size}
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """From the send call to the poll that returns the message; percentiles of the last `count` in ms."""
+        """Measure latencies from the send call to the poll that returns the message; percentiles of the last `count` in
+        ms."""
         return self._runner.run(self._latency(topic, group, per_second, warm_up, count, size))
 
     async def _latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
@@ -163,7 +166,7 @@ async def _receive_stamps(consumer: AIOKafkaConsumer, nanoseconds: list[int]) ->
 
 
 def main() -> None:
-    """Answer standard input's lines until it ends."""
+    """Answer the lines of standard input until it ends."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m bench.aiokafka_worker <bootstrap server>")
     generator = AioGenerator(sys.argv[1])

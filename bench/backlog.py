@@ -1,8 +1,9 @@
-"""A backlog that is read cold while producers and hot readers go on: `python -m bench.backlog`, one JSON document.
+"""Read a backlog that is not in the page cache while producers and hot readers continue: `python -m bench.backlog`, one
+JSON document.
 
 Alternating phases of `--seconds`: a producer at full speed and a probe of 1,000 messages/s, first alone, then with
-`--readers` groups that read the backlog from its start; at last the probe with the cold readers only. Before each phase
-the backlog is put out of the page cache, so it is cold even where memory is larger than it.
+`--readers` groups that read the backlog from its start; in the last phase the probe with the cold readers only. Before
+each phase the backlog is removed from the page cache, so it is cold even if memory is larger than the backlog.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BACKLOG, LOAD, PROBE = "backlog", "load", "probe"
 
 
 def fill(zk: str, gigabytes: float) -> dict[str, Any]:
-    """Send the backlog."""
+    """Send the backlog, and return the figures."""
     payloads = [os.urandom(SIZE)] * BATCH
     count = int(gigabytes * 2**30 / (SIZE + 20) / BATCH) * BATCH
     started = time.perf_counter()
@@ -55,7 +56,7 @@ def fill(zk: str, gigabytes: float) -> dict[str, Any]:
 
 
 def produce(zk: str, seconds: float) -> dict[str, Any]:
-    """Send at full speed from one thread, at most WINDOW without an answer."""
+    """Send at full speed from one thread, with at most WINDOW unanswered sends."""
     data = os.urandom(SIZE)
     unanswered: deque[Any] = deque()
     with Producer(zk) as producer:
@@ -86,7 +87,7 @@ def read_cold(zk: str, group: str, seconds: float) -> dict[str, Any]:
 
 
 def probe(zk: str, group: str, seconds: float) -> dict[str, Any]:
-    """End-to-end latencies of PROBE_PER_SECOND messages a second."""
+    """Measure end-to-end latencies with PROBE_PER_SECOND messages a second."""
     latencies: list[int] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -129,7 +130,7 @@ ROLES: dict[str, Callable[..., dict[str, Any]]] = {"fill": fill, "produce": prod
 
 
 def work() -> None:
-    """One command a line: a role and its arguments as JSON."""
+    """Execute commands, one per line: a role and its arguments as JSON."""
     for line in sys.stdin:
         role, *arguments = json.loads(line)
         try:
@@ -142,7 +143,7 @@ def work() -> None:
 
 
 class MemoryGroup:
-    """A control group that bounds the broker's memory, its page cache included. Needs root; version 1 or 2."""
+    """A control group that limits the broker's memory, its page cache included. Needs root; version 1 or 2."""
 
     def __init__(self, limit: int) -> None:
         version_1 = Path("/sys/fs/cgroup/memory")
@@ -155,12 +156,12 @@ class MemoryGroup:
         (self._path / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """After the processes have ended."""
+        """Remove the group, after its processes have ended."""
         self._path.rmdir()
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Megabytes: resident at most so far, and what of the present size is no file's page."""
+    """Return megabytes of a process: the peak of the resident memory, and the present part that belongs to no file."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         name: int(fields[key].split()[0]) / 1024 for name, key in (("peak_mb", "VmHWM"), ("anonymous_mb", "RssAnon"))
@@ -168,7 +169,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 def cool(data: Path) -> None:
-    """Put the backlog and its indexes out of the page cache."""
+    """Remove the backlog and its indexes from the page cache."""
     for path in (*data.glob(f"{BACKLOG}-*/*.meta"), *data.glob(f"{BACKLOG}-*/*.index")):
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
@@ -177,7 +178,7 @@ def cool(data: Path) -> None:
 
 
 class Phases:
-    """Runs the phases against one broker."""
+    """Runner of the phases against one broker."""
 
     def __init__(self, zk: str, data: Path, logs: Path, seconds: float, readers: int) -> None:
         self._zk = zk
@@ -188,7 +189,7 @@ class Phases:
         self._number = 0
 
     def run(self, *, load: bool, cold: bool) -> dict[str, Any]:
-        """One phase: what its processes measured."""
+        """Run one phase and return what its processes measured."""
         self._number += 1
         cool(self._data)
         commands: list[tuple[Any, ...]] = [("probe", self._zk, f"probe-{self._number}", self._seconds)]
@@ -219,7 +220,7 @@ class Phases:
         answers[number] = self.work(*command)
 
     def work(self, *command: Any) -> dict[str, Any]:
-        """One command in a process of its own."""
+        """Run one command in a process of its own, and return its answer."""
         log = self._logs / f"{self._number}-{command[0]}-{threading.get_ident()}.log"
         with Worker([sys.executable, "-m", "bench.backlog", "--worker"], log, ROOT) as worker:
             return worker.call(json.dumps(command))
@@ -227,7 +228,7 @@ class Phases:
 
 @contextmanager
 def zookeeper(directory: Path) -> Iterator[str]:
-    """A server of its own: what clients connect to."""
+    """Start a ZooKeeper server, and yield its connect string."""
     port = free_port()
     command = [*METAQ, "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
     with Server(command, directory / "zookeeper.log", "zookeeper serves at"):
@@ -236,7 +237,7 @@ def zookeeper(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def broker(directory: Path, zk: str, limit: int | None, data: Path) -> Iterator[Server]:
-    """A broker with asynchronous flush, in a control group if its memory is limited."""
+    """Start a broker with asynchronous flush, in a control group if its memory is limited."""
     port = free_port()
     config = directory / "server.ini"
     config.write_text(server_ini(port, zk, {BACKLOG: PARTITIONS, LOAD: PARTITIONS, PROBE: 1}, {"dataPath": data}))
@@ -252,7 +253,7 @@ def broker(directory: Path, zk: str, limit: int | None, data: Path) -> Iterator[
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the backlog (default 4)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase, after 1 s to warm up (default 10)")
@@ -269,7 +270,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Everything, with processes and data in `directory`."""
+    """Measure everything, with processes and data in `directory`."""
     limit = None if options.memory_limit is None else int(options.memory_limit * 2**30)
     data = directory / "data"
     with zookeeper(directory) as zk, broker(directory, zk, limit, data) as server:

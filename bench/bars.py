@@ -1,4 +1,4 @@
-"""Bars as data: what a system must reach in a scenario, and whether it did."""
+"""Bars as data: the figure that a system must reach in a scenario, and whether it did."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["MEMORY_PEAK_MB", "MEMORY_REST_MB", "Bar", "Verdict", "judge", "judge
 
 MEMORY_REST_MB = 150.0
 MEMORY_PEAK_MB = 400.0
-"""Less resident memory than this: our broker before the first command, and at its highest in any scenario."""
+"""Limit in MB for the resident memory of metaq's broker, before the first command and at its peak in any scenario."""
 
 UNITS = {"rate": ("messages/s", 0), "_ms": ("ms", 2), "_mb": ("MB", 0), "_seconds": ("s", 2), "": ("", 2)}
-"""How a figure's name ends -> its unit and the decimals it is shown with."""
+"""By the end of a figure's name: its unit, and the number of decimals shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`who` must reach at least `least`, or stay at or below `most`; just one of the two is given.
+    """A bar that `who` must reach (`least`) or not exceed (`most`); exactly one of the two is given.
 
-    who: a label of the scenario; of: another label, then the bar is a ratio to its figure in the same round (median of
-    the rounds), else the figure itself (median); figure: a key of the generators' answers.
+    who: a label of the scenario. of: another label; then the bar is a ratio to its figure in the same round (median of
+    the rounds), otherwise it is the figure itself (median). figure: a key of the generators' answers.
     """
 
     who: str
@@ -31,23 +31,23 @@ class Bar:
     figure: str = "rate"
 
     def value(self, measured: Measured) -> float | None:
-        """What was reached; None when it cannot be told because one side was not measured."""
+        """Return the reached value; None if one side was not measured, so that it is unknown."""
         if self.of is None:
             return measured.median(self.who, self.figure)
         return measured.ratio(self.who, self.of, self.figure)
 
     def met(self, value: float) -> bool:
-        """Whether a value reaches the bar; the bar itself does."""
+        """Whether a value meets the bar; equality does."""
         return value >= self.least if self.least is not None else value <= (self.most or 0.0)
 
     def text(self) -> str:
-        """`≥ 0.9 × java`, `p99 ≤ 4 ms`."""
+        """Return the bar as text: `≥ 0.9 × java`, `p99 ≤ 4 ms`."""
         limit = self.least if self.least is not None else self.most
         what = "" if self.figure == "rate" else self.figure.removesuffix("_ms") + " "
         return f"{what}{'≥' if self.least is not None else '≤'} {limit:,g} {self._of_what()}".rstrip()
 
     def shown(self, value: float) -> str:
-        """A value with as many decimals as its kind has."""
+        """Return a value with the number of decimals of its kind."""
         if self.of is not None:
             return f"{value:.2f} × {self.of}"
         unit, decimals = self._unit()
@@ -62,9 +62,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One bar after a run: who, what was asked, what was reached, and whether that is enough; None: nobody can tell,
-    because the system it is relative to failed.
-    """
+    """One bar after a run: the system, the requirement, the reached value, and whether it is enough; None: unknown,
+    because the system to which it is relative failed."""
 
     scenario: str
     who: str
@@ -74,7 +73,7 @@ class Verdict:
 
 
 def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
-    """A verdict for each bar whose sides were selected. Without a figure of `who` it is missed."""
+    """Return a verdict for each bar whose two sides were selected. If `who` has no figure the bar is missed."""
     verdicts = []
     for bar in bars:
         sides = [side for side in (bar.who, bar.of) if side is not None]
@@ -93,7 +92,7 @@ def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
 
 
 def judge_memory(measured: Measured, broker: str) -> list[Verdict]:
-    """The same for the memory of a broker, if it was running."""
+    """Return the verdicts for the memory of a broker, if it was running."""
     memory = measured.memory.get(broker)
     if memory is None:
         return []

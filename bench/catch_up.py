@@ -1,7 +1,8 @@
-"""`python -m bench.catch_up`: a node that was away copies what it lacks while one producer goes on; one JSON document.
+"""Measure how a node that was away copies the missing data while one producer continues: `python -m bench.catch_up`;
+one JSON document.
 
-Two nodes, `ack=in-sync` and asynchronous flush. One is stopped, the other gets `--gigabytes`, and a producer starts at
-full speed. Then the node comes back.
+Two nodes, `ack=in-sync` and asynchronous flush. One node is stopped, the other gets `--gigabytes`, and a producer
+starts at full speed. Then the first node comes back.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ HEADER_BYTES = 20
 _LEAVE_SECONDS = 30.0
 _COPY_SECONDS = 1800.0
 _SETTLED_SECONDS = 2.0
-"""After the node is in sync, the producer goes on for so long; a gap within it counts."""
+"""Seconds for which the producer continues after the node is in sync; a gap in this time counts."""
 _LIVE_SECONDS = 1.0
-"""A gap counts as that of going live if it lies after so long before the copy's end."""
+"""Seconds before the end of the copy from which on a gap counts as caused by the change to live replication."""
 
 
 def measure_catch_up(
     directory: Path, *, megabytes: int, seconds: float, size: int, partitions: int, window: int, pause: float
 ) -> dict[str, Any]:
-    """Everything, with processes and data below `directory`. Raises ProcessFailed.
+    """Measure everything, with processes and data below `directory`. Raises ProcessFailed.
 
     seconds: the producer's time before the node comes back; size: bytes of a message; partitions: of each topic;
-    window: messages under way; pause: seconds between filling and producing, for the disk.
+    window: messages in flight; pause: seconds between filling and producing, for the disk.
     """
     settings = {"ack": "in-sync", "numPartitions": partitions, **FLUSH[False]}
     topics = {BACKLOG: settings, LOAD: settings}
@@ -91,7 +92,7 @@ def _processor_seconds(nodes: NodeSet) -> list[float]:
 
 
 def _logged(nodes: NodeSet, since: float) -> tuple[float, float]:
-    """When b had copied everything, and when it was in sync, as the leader says."""
+    """Return when node b had copied everything, and when it was in sync, according to the leader."""
     lines = nodes.lines("a")
     copied = logged_at(lines, "the follower b has copied everything", since)
     in_sync = logged_at(lines, "b is in sync$", since)
@@ -134,8 +135,8 @@ def _say(line: str) -> None:
 def main(
     gigabytes: float, seconds: float, size: int, partitions: int, window: int, pause: float, directory: Path | None
 ) -> None:
-    """Measure how a node that was away catches up while one producer goes on; one JSON object is printed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
+    """Measure how a node that was away catches up while one producer continues; print one JSON object."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the children end, too
     with tempfile.TemporaryDirectory(prefix="metaq-catch-up-", dir=directory) as name:
         try:
             result = measure_catch_up(

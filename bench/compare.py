@@ -1,4 +1,4 @@
-"""Runs a scenario: every system warmed up first, then rounds in which the systems take turns."""
+"""Run scenarios: every system is warmed up first, then the systems take turns in each round."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ __all__ = ["HIDDEN", "Comparison", "Plan", "stage_topics"]
 
 PROBE = 2_000
 TOUCH_WINDOW = 64
-"""Small, because creating a partition's files takes longer than sending a message, and clients have deadlines."""
+"""Unanswered messages while partitions are touched. Few, because creating a partition's files takes longer than sending
+a message, and clients have deadlines."""
 LEAST_CONSUMED = 100_000
-"""Messages of a run that consumes: a consumer may get tens of thousands at once, and the first ones start the clock."""
+"""Least messages of a run that consumes: a consumer may get tens of thousands at once, and the time starts with the
+first ones."""
 HIDDEN = 2_000
-"""So many messages of a backlog are not consumed, since the Java broker hides what it has not flushed yet."""
+"""Number of messages of a backlog that are not consumed, because the Java broker hides what it has not flushed yet."""
 BACKLOG_BYTES = 1024
 CALL_SECONDS = 300.0
-"""A load generator that has not answered by then is killed: a system that hangs must not stop the comparison."""
+"""Seconds after which a load generator without an answer is killed: a hanging system must not stop the comparison."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long everything takes.
+    """Durations of all measurements.
 
-    rounds: measured, of each scenario; seconds: of a measured run; warm_up_seconds: of the unmeasured one before;
-    backlog: messages that there are to consume, more than HIDDEN; latency_seconds: of a measured latency run, behind a
-    third as much that is not counted.
+    rounds: measured rounds of each scenario; seconds: of a measured run; warm_up_seconds: of the unmeasured run before;
+    backlog: number of messages to consume, more than HIDDEN; latency_seconds: of a measured latency run. A third as
+    much is run before it and not counted.
     """
 
     rounds: int = 5
@@ -57,12 +59,13 @@ class Plan:
 
     @property
     def consumed(self) -> int:
-        """The most that one consumer reads."""
+        """The most messages that one consumer reads."""
         return self.backlog - HIDDEN
 
 
 def stage_topics(stage: Stage, scenarios: list[Scenario], plan: Plan) -> dict[str, Topic]:
-    """The topics of a stage with those of its latency runs: new each, so that a run's first message is the topic's."""
+    """Return the topics of a stage and of its latency runs. Each latency run has a new topic, so that its first message
+    is also the topic's first."""
     more = {
         _latency_topic(scenario, label, number): Topic()
         for scenario in scenarios
@@ -74,14 +77,13 @@ def stage_topics(stage: Stage, scenarios: list[Scenario], plan: Plan) -> dict[st
 
 
 class Comparison:
-    """Scenarios on the running systems of one stage, one after the other."""
+    """Comparison of scenarios on the running systems of one stage, one after the other."""
 
     def __init__(
         self, stage: Stage, running: Running, plan: Plan, log: Log, settle: Callable[[], None] = os.sync
     ) -> None:
-        """settle: called before each measured run; by default everything that was written before reaches the disk, so
-        that nobody pays for another's writes.
-        """
+        """settle: called before each measured run. By default it syncs all written data to the disk, so that no
+        system's run includes the writes of another."""
         self._stage = stage
         self._running = running
         self._plan = plan
@@ -90,7 +92,7 @@ class Comparison:
         self._prepared: set[tuple[str, str]] = set()
 
     def measure(self, scenario: Scenario) -> Measured:
-        """Run one scenario. A system that fails is left out from then on; why is among the failures."""
+        """Run one scenario. A system that fails is left out from then on; the failures have the reason."""
         measured = Measured(scenario.name)
         for broker in self._brokers(scenario):
             for pid in self._running.brokers[broker].pids:
@@ -143,7 +145,8 @@ class Comparison:
             return None
 
     def _warm_up(self, scenario: Scenario, run: Run) -> int:
-        """Run unmeasured, long enough for a JVM to compile its hot paths; return the size of a measured run."""
+        """Run unmeasured, long enough for a JVM to compile its hot paths; return the number of messages of a measured
+        run."""
         label = run.system
         if scenario.has_latency:
             return int(LATENCY_PER_SECOND * self._plan.latency_seconds)
@@ -155,12 +158,13 @@ class Comparison:
         return self._size(scenario, rate)
 
     def _size(self, scenario: Scenario, rate: float) -> int:
-        """Messages of a run at that rate, a number that every batch size divides unless they are consumed."""
+        """Return the number of messages of a run at that rate, a multiple of every batch size unless they are
+        consumed."""
         whole = max(1, round(rate * self._plan.seconds / 1000)) * 1000
         return min(max(whole, LEAST_CONSUMED), self._plan.consumed) if scenario.consumes else whole
 
     def _prepare(self, scenario: Scenario, system: System) -> None:
-        """Once for each broker: send what is to be consumed, or a message to every partition."""
+        """Send, once for each broker, the messages that will be consumed, or a message to every partition."""
         topic = "backlog" if scenario.consumes else scenario.touches
         if topic is None or (topic, system.broker) in self._prepared:
             return

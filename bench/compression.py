@@ -1,7 +1,8 @@
-"""`python -m bench.compression`: what compressing payloads one by one costs, and what it saves. Writes compression.md.
+"""Measure what compressing payloads one by one costs and saves: `python -m bench.compression`. Writes compression.md.
 
-Events like those of a web service as JSON, alone and as lists, and bytes that cannot be compressed. Each is packed as a
-producer packs it and unpacked as `message.payload` does it; processor time, the best of several rounds.
+The payloads are events like those of a web service as JSON, alone and as lists, and bytes that cannot be compressed.
+Each is packed as a producer packs it and unpacked as `message.payload` does. Figures are processor time, the best of
+several rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def event(rng: random.Random) -> dict[str, object]:
 
 
 def payloads(events: int, seed: int = 1) -> list[bytes]:
-    """So many different payloads of `events` events each that no cache holds the answers."""
+    """Return different payloads of `events` events each, so many that no cache holds their results."""
     rng = random.Random(seed)
     if not events:
         return [rng.randbytes(10_000) for _ in range(50)]
@@ -46,7 +47,7 @@ def payloads(events: int, seed: int = 1) -> list[bytes]:
 
 
 def microseconds(action: Callable[[], object], count: int) -> float:
-    """Of processor time for one of the `count` things that `action` does; the best round."""
+    """Return the processor time of `action` for one of its `count` items, in µs; the best round."""
     best = float("inf")
     for _ in range(ROUNDS):
         done, began = 0, time.process_time()

@@ -1,9 +1,9 @@
-"""`python -m bench.delays`: delayed messages of a broker alone; one JSON document. Beside RocketMQ:
-`python -m bench --scenario delayed-pipelined` and the like.
+"""Measure delayed messages of metaq's broker alone: `python -m bench.delays`; one JSON document. For the comparison
+with RocketMQ: `python -m bench --scenario delayed-pipelined` and similar scenarios.
 
-`rate`: single sends with an hour's delay, as many under way as WINDOW, messages a second. `batch`: batches of BATCH.
-`memory`: a broker with so many messages that wait, spread over a year, before and after a restart. All with
-asynchronous flush.
+`rate`: single sends with a delay of an hour, WINDOW of them unanswered, messages a second. `batch`: batches of BATCH.
+`memory`: a broker with many waiting messages, spread over a year, before and after a restart. All with asynchronous
+flush.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAIT_SECONDS = 60.0
 
 @contextmanager
 def our_broker(directory: Path) -> Iterator[tuple[str, Server]]:
-    """Its address, and the process."""
+    """Start metaq's broker; yield its address and the process."""
     port = free_port()
     ini = directory / "server.ini"
     system = {
@@ -72,7 +72,7 @@ def producer_of(address: str) -> Producer:
 
 
 def our_rate(address: str, count: int) -> dict[str, Any]:
-    """Single asynchronous sends."""
+    """Measure single asynchronous sends."""
     payload = bytes(SIZE)
     failed: list[BaseException] = []
     free = threading.Semaphore(WINDOW)
@@ -83,7 +83,7 @@ def our_rate(address: str, count: int) -> dict[str, Any]:
         free.release()
 
     with producer_of(address) as producer:
-        for part in (count // 10, count):  # the first is not measured
+        for part in (count // 10, count):  # the first part is not measured
             begun = time.perf_counter()
             for _ in range(part):
                 free.acquire()
@@ -95,7 +95,7 @@ def our_rate(address: str, count: int) -> dict[str, Any]:
 
 
 def our_batches(address: str, count: int) -> dict[str, Any]:
-    """Batches, a few under way."""
+    """Measure batches, a few of them unanswered."""
     payloads = [bytes(SIZE)] * BATCH
     with producer_of(address) as producer:
         begun = time.perf_counter()
@@ -113,7 +113,7 @@ def our_batches(address: str, count: int) -> dict[str, Any]:
 
 
 def our_memory(directory: Path, count: int) -> dict[str, Any]:
-    """Resident memory of a broker, MB of 10^6 bytes."""
+    """Measure the resident memory of a broker, in MB of 10^6 bytes."""
     answer: dict[str, Any] = {"count": count}
     with our_broker(directory) as (address, server):
         answer["rest_mb"] = _resident_mb(server.pid)
@@ -138,7 +138,8 @@ def _resident_mb(pid: int, field: str = "VmRSS") -> float:
 
 
 def _fill(address: str, count: int) -> None:
-    """Each message has a time of its own, anywhere in the year: frames are made here, for that costs least."""
+    """Send messages, each with a time of its own anywhere in the year. The frames are made here, because that costs
+    least."""
     host, _, port = address.rpartition(":")
     connection = open_connection(Endpoint(host, int(port)), ConnectionConfig())
     rng, payload = random.Random(1), bytes(SIZE)
@@ -169,7 +170,7 @@ def _send(connection: Connection, records: list[bytes]) -> None:
 @click.option("--count", type=click.IntRange(1000), default=50_000, show_default=True, help="Messages of a `rate`.")
 @click.option("--pending", type=click.IntRange(0), default=5_000_000, show_default=True, help="Of `memory`; 0: not.")
 def main(rounds: int, count: int, pending: int) -> None:
-    """Measure delayed messages; the medians of the rounds, and the rounds."""
+    """Measure delayed messages; print the medians of the rounds, and the rounds."""
     runs: dict[str, list[dict[str, Any]]] = {}
 
     def note(name: str, measure: Callable[[], dict[str, Any]]) -> None:

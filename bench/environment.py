@@ -1,4 +1,4 @@
-"""The machine and the versions that figures are printed with."""
+"""Describe the machine and the versions that are printed with figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARIES = (
 
 
 def environment() -> dict[str, str]:
-    """Machine and versions, as printed with the figures."""
+    """Return the machine and the versions, as printed with the figures."""
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -49,4 +49,4 @@ def _processor() -> str:
 
 def _java() -> str:
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
-    return said.split('"')[1]  # before it, java may say which options it has found
+    return said.split('"')[1]  # java may print first which options it has found

@@ -1,8 +1,9 @@
-"""`python -m bench.failover`: how long a producer gets no acknowledgement when the leader goes; one JSON document.
+"""Measure how long a producer gets no acknowledgement when the leader ends: `python -m bench.failover`; one JSON
+document.
 
-Each round ends the leader in one way under a pipelined producer, waits until all nodes are in sync again, and goes on.
-The nodes' logs say what part of the time was detection (from the last acknowledgement to a node that stands for
-election), election (until that node leads) and first acknowledgement (until the producer has one).
+Each round ends the leader in one way under a pipelined producer, waits until all nodes are in sync again, and
+continues. The nodes' logs tell the parts of that time: detection (from the last acknowledgement until a node becomes a
+candidate), election (until that node leads) and first acknowledgement (until the producer has one).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["HOWS", "distribution", "measure_failovers"]
 TOPIC = "failover"
 HOWS = ("kill", "term", "hand-over", "stop")
 _STEADY_SECONDS = 1.0
-"""The producer's time before each round."""
+"""Seconds for which the producer runs before each round."""
 _REJOIN_SECONDS = 60.0
 _ELECTION_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
@@ -40,8 +41,8 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """begun: when the leader was ended; ended: when the producer had gone on; successor: the node that leads then;
-    load: of the machine, its average of the last minute."""
+    """One round. begun: when the leader was ended; ended: when the producer had continued; successor: the node that
+    then leads; load: the machine's load average of the last minute."""
 
     begun: float
     ended: float
@@ -61,8 +62,8 @@ def measure_failovers(
     synchronous: bool,
     explain_above: float = float("inf"),
 ) -> dict[str, Any]:
-    """Everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS. explain_above:
-    milliseconds; what the nodes logged in longer gaps is printed."""
+    """Measure everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS.
+    explain_above: in ms; for longer gaps the nodes' log lines are printed."""
     names = "abc"[:nodes]
     settings = {"ack": "disk" if synchronous else "in-sync", "numPartitions": partitions, **FLUSH[synchronous]}
     with (
@@ -83,7 +84,7 @@ def measure_failovers(
 
 
 def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> Round:
-    """One round: the leader goes, another one leads, all are in sync again."""
+    """Run one round: the leader ends, another node leads, all nodes are in sync again."""
     leader = nodes.leader
     process = nodes.nodes[leader]
     begun = time.monotonic()
@@ -109,7 +110,7 @@ def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> 
 
 
 def hand_over(connect: str) -> None:
-    """As an operator does it. Raises RuntimeError."""
+    """Hand over as an operator does. Raises RuntimeError."""
     done = subprocess.run(
         [*METAQ, "brokers", "hand-over", "0", "--zk", connect], capture_output=True, text=True, check=False
     )
@@ -161,12 +162,13 @@ def _result(
 
 
 def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
-    """Seconds; only the gap if the election since `begun` does not lie in it (the longest gap was another one)."""
+    """Return the parts in seconds. If the election since `begun` is not within the gap, return only the gap (the
+    longest gap had another cause)."""
     stands = logged_at(lines, "stands for election", begun)
     leads = None if stands is None else logged_at(lines, "leads epoch", stands)
     if stands is None or leads is None or not gap.begin <= leads <= gap.end:
         return {"gap": gap.seconds}
-    stands = max(stands, gap.begin)  # at a hand-over the last acknowledgements may still be on their way
+    stands = max(stands, gap.begin)  # in a hand-over the last acknowledgements may still arrive later
     return {
         "gap": gap.seconds,
         "detection": stands - gap.begin,
@@ -176,8 +178,8 @@ def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
 
 
 def _explain(number: int, done: Round, gap: Gap, parts: Mapping[str, float], logs: Mapping[str, Sequence[str]]) -> None:
-    """What the nodes logged from the order to the end of the gap, in order, with milliseconds since the last
-    acknowledgement."""
+    """Print what the nodes logged from the order to end the leader until the end of the gap, in order, with
+    milliseconds since the last acknowledgement."""
     made_of = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in parts.items())
     click.echo(
         f"round {number}, load {done.load:.1f}: {made_of}; told {(done.begun - gap.begin) * 1e3:.0f} ms", err=True
@@ -193,7 +195,7 @@ def _explain(number: int, done: Round, gap: Gap, parts: Mapping[str, float], log
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds: p50, p99 (the maximum of fewer than 100 values), max; empty without values."""
+    """Return milliseconds: p50, p99 (the maximum of fewer than 100 values), max; empty without values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)
@@ -230,8 +232,8 @@ def main(
     explain_above: float,
     directory: Path | None,
 ) -> None:
-    """Measure the time without an acknowledgement when the leader of a set goes; one JSON object is printed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
+    """Measure the time without an acknowledgement when the leader of a set ends; print one JSON object."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the children end, too
     with tempfile.TemporaryDirectory(prefix="metaq-failover-", dir=directory) as name:
         try:
             result = measure_failovers(

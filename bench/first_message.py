@@ -1,8 +1,9 @@
-"""`python -m bench.first_message`: from an empty virtual environment to the first message. Writes first_message.md.
+"""Measure the time from an empty virtual environment to the first message: `python -m bench.first_message`. Writes
+first_message.md.
 
-Each system by itself, in turns, each run in an empty directory with empty caches: what pip and Maven download, the
-server from its command until it serves, and one program of a user's that sends a message and receives it. Python and
-Java are there already. Wall time: it is what a new user waits for, and the network is part of it.
+Each system runs by itself, in turns, each time in an empty directory with empty caches. Measured are the downloads of
+pip and Maven, the server from its command until it serves, and one user program that sends a message and receives it.
+Python and Java are installed before. Figures are wall time: a new user waits for it, and the network is part of it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ KAFKA_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 @dataclass
 class Run:
-    """One system, from nothing. directory: empty; seconds: by step, in order."""
+    """One system, from an empty directory on. seconds: by step, in order."""
 
     directory: Path
     seconds: dict[str, float] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Run:
         return str(self.directory / "venv" / "bin" / name)
 
     def timed(self, step: str, command: Sequence[str], cwd: Path | None = None) -> str:
-        """What it prints. Raises CalledProcessError."""
+        """Run a command, note its time, and return its output. Raises CalledProcessError."""
         began = time.monotonic()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=cwd)
         self.seconds[step] = time.monotonic() - began
@@ -120,7 +121,7 @@ class Run:
         assert shown == "b'hello'\n", shown
 
     def weigh(self) -> None:
-        """Note what Maven has fetched, and what is installed without .pyc, while the directory is there."""
+        """Note the size of Maven's downloads, and of what is installed without .pyc, while the directory exists."""
         self.downloaded_bytes += _size(self.maven)
         self.installed_bytes = _size(self.directory / "venv") - self._empty_venv + _size(self.server_files)
 

@@ -1,8 +1,9 @@
-"""`python -m bench.groups`: what it costs ZooKeeper, and takes, until a large group has shared out its partitions.
+"""Measure the time and the ZooKeeper requests until a large group has assigned its partitions: `python -m
+bench.groups`.
 
 Members are the real ones, with a ZooKeeper session each, in a few processes; only the fetching from brokers is left
-out. Requests are counted by the server itself (`packets_received`), so proofs of sessions and the few of the observer
-are in them.
+out. The server itself counts the requests (`packets_received`), so proofs of sessions and the observer's few requests
+are included.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = ["measure_group"]
 GROUP = "g"
 _POLL_SECONDS = 0.1
 _STARTERS = 8
-"""Threads that start members in one process."""
+"""Number of threads that start members in one process."""
 _LIMIT_SECONDS = 600.0
 _STILL_SECONDS = 2.0
-"""For which the group must stay as it is, before the next thing is done to it."""
+"""Seconds for which the group must stay unchanged before the next step."""
 
 
 # --- a process with some members --------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class _Member:
 
 
 def _serve(connect: str, topics: list[str], count: int) -> None:
-    """Commands by lines: `join`, `leave <consumer id>`, end of input; an answer to each."""
+    """Execute commands, one per line: `join`, `leave <consumer id>`; each gets an answer. Ends with the input."""
     timers = Timers("timers")
     members: dict[str, _Member] = {}
     before = threading.active_count()
@@ -134,7 +135,7 @@ class _Observer:
         self._wanted_of: tuple[list[str], dict[str, dict[str, str]]] = [], {}
 
     def requests(self) -> int:
-        """Packets that the server has received."""
+        """Return the number of packets that the server has received."""
         said = four_letter_word(self._server.host, self._server.port, b"mntr")
         (line,) = (each for each in said.splitlines() if each.startswith("zk_packets_received"))
         return int(float(line.split()[1]))
@@ -150,7 +151,8 @@ class _Observer:
         return all(self._view.owners(GROUP, topic) == wanted[topic] for topic in self._topics)
 
     def wanted(self, consumers: list[str]) -> dict[str, dict[str, str]]:
-        """Worked out once for each membership: 400 assignments take 0.1 s of a processor that the members need."""
+        """Return the assignment of each member, computed once for each membership: 400 assignments take 0.1 s of a
+        processor that the members need."""
         if self._wanted_of[0] != consumers:
             owners = {
                 topic: {
@@ -164,12 +166,12 @@ class _Observer:
         return self._wanted_of[1]
 
     def first(self) -> str:
-        """The member whose leaving moves the most partitions."""
+        """Return the member whose leaving moves the most partitions."""
         return min(self._view.consumers(GROUP))
 
 
 def _measure(observer: _Observer, members: int, act: Callable[[], None]) -> dict[str, float]:
-    """Seconds and requests from `act` until the group is as it should be, and it stays so."""
+    """Return seconds and requests from `act` until the group is as it should be, and stays so."""
     before, began = observer.requests(), time.monotonic()
     act()
     while not observer.is_settled(members):
@@ -184,7 +186,8 @@ def _measure(observer: _Observer, members: int, act: Callable[[], None]) -> dict
 
 
 def measure_group(members: int, topics: int = 4, partitions: int = 100, processes: int = 2) -> dict[str, Any]:
-    """Seconds and requests until `members` that join together have settled, and until they have after one has left."""
+    """Return seconds and requests until `members` that join together have settled, and until they have settled after
+    one has left."""
     names = [f"topic-{number}" for number in range(topics)]
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -268,7 +271,7 @@ def _write(results: list[dict[str, Any]]) -> None:
 @click.option("--members-of", hidden=True)
 def main(write: bool, members: tuple[int, ...], processes: int, members_of: str | None) -> None:
     """Print a table: seconds, requests and threads of groups that share 4 topics of 100 partitions."""
-    if members_of is not None:  # started by _Process
+    if members_of is not None:  # a child that _Process has started
         _serve(*cast(tuple[str, list[str], int], json.loads(members_of)))
         return
     results = []

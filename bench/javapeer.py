@@ -1,4 +1,4 @@
-"""The real Java metaq 1.4.6.2 as a peer: its broker and its client, each in a process of its own.
+"""Run the real Java metaq 1.4.6.2 as a peer: its broker and its client, each in a process of its own.
 
 Maven builds tests/java once (jars from the central repository); both programs then run straight from its class path.
 """
@@ -17,11 +17,12 @@ from .server_ini import Topics, server_ini
 __all__ = ["CUT_OFF_SECONDS", "JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
 
 CUT_OFF_SECONDS = 20.0
-"""So long without a connection: the client has closed its connections for good (docs/migrating.md); start it again."""
+"""Seconds without a connection after which the client has closed its connections permanently (docs/migrating.md); start
+it again."""
 
 PROJECT = Path(__file__).resolve().parents[1] / "tests" / "java"
 
-# metaq's network and serialization code reaches into the class library, which Java 9 closed
+# metaq's network and serialization code uses internals of the class library, which Java 9 closed
 JAVA_OPTIONS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.io", "java.lang", "java.net", "java.nio", "java.util", "jdk.internal.ref", "sun.nio.ch")
@@ -29,27 +30,28 @@ JAVA_OPTIONS = tuple(
 
 
 def class_path() -> str:
-    """The class path of the peers, built first when sources are newer. Raises JavaUnavailable."""
+    """Return the class path of the peers; build it first if sources are newer. Raises JavaUnavailable."""
     build(PROJECT, "the Java metaq peer")
     return java_class_path(PROJECT)
 
 
 def _java(main: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
-    """home: where the client and the broker put the files that belong into the user's home directory."""
+    """Return the command line of a Java program. home: directory for files that belong into the user's home
+    directory."""
     options = (f"-Duser.home={home}", *options)
     return ["java", *JAVA_OPTIONS, *options, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
 def broker_command(config: Path, home: Path) -> list[str]:
-    """The command line of a Java broker, which needs two directories above its server.ini. home: see _java."""
+    """Return the command line of a Java broker, which needs two directories above its server.ini. home: see _java."""
     return _java("BrokerMain", str(config), home=home)
 
 
 class JavaBroker(Server):
-    """A running Java broker, registered in ZooKeeper once the constructor returns.
+    """A running Java broker, registered in ZooKeeper when the constructor returns.
 
     directory: gets the configuration, the log and, unless `system` names another dataPath, the data; zk_connect: with a
-    chroot that exists; topics: as server_ini takes them; system: further keys of server.ini's [system].
+    chroot that exists; topics: as server_ini takes them; system: more keys of server.ini's [system].
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class JavaBroker(Server):
 
 
 class JavaClient(Worker):
-    """A running Java client at a ZooKeeper connect string; commands as in metaq.peer.Peer and the classes it lists.
+    """A running Java client at a ZooKeeper connect string. Its commands are those of metaq.peer.Peer and of the classes
+    that Peer lists.
 
     Its local offsets, recover stores and ordered producer's messages go to the log's directory. session_seconds: its
     zk.zkSessionTimeoutMs.
@@ -82,12 +85,13 @@ class JavaClient(Worker):
         super().__init__(self._command, log, log.parent)
 
     def restart(self) -> None:
-        """End the process and start it again, without its groups; a log of its own for each process."""
+        """End the process and start it again, without its groups. Each process has a log of its own."""
         self.close()
         super().__init__(self._command, self.log.with_suffix(".again.log"), self.log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
-        """Send one message; its `id`, `partition` ("broker-partition") and `offset`. The attribute has no blank."""
+        """Send one message; return its `id`, `partition` ("broker-partition") and `offset`. The attribute must not have
+        a blank."""
         words = (base64.b64encode(data).decode(), *(() if attribute is None else (attribute,)))
         return self.call("put", topic, *words)
 
@@ -96,15 +100,15 @@ class JavaClient(Worker):
         self.call("join", topic, group)
 
     def received(self, group: str) -> list[dict[str, Any]]:
-        """What has come in since the last call, in order: topic, id, partition, attribute, data (bytes)."""
+        """Return the messages since the last call, in order: topic, id, partition, attribute, data (bytes)."""
         return [_decoded(message) for message in self.call("received", group)["messages"]]
 
     def connections(self, url: str) -> int:
-        """How many connections to the broker at `url` (meta://host:port) the client counts."""
+        """Return the number of connections to the broker at `url` (meta://host:port) according to the client."""
         return int(self.call("connections", url)["connections"])
 
     def leave(self, group: str) -> list[dict[str, Any]]:
-        """Commit, release and leave the group; what has come in since the last received()."""
+        """Commit, release and leave the group; return the messages since the last received()."""
         return [_decoded(message) for message in self.call("leave", group)["messages"]]
 
 

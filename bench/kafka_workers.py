@@ -1,7 +1,7 @@
 """Load generators in Python for Kafka: `python -m bench.kafka_workers kafka-python|confluent-kafka <bootstrap>`.
 
-Settings are the clients' defaults, but that single sends do not linger, and that a bulk producer's batches are as large
-as the benchmark's; Kafka's default for them is 16 KiB.
+Settings are the clients' defaults, with two exceptions: single sends do not linger, and a bulk producer's batches are
+as large as the benchmark's (Kafka's default for them is 16 KiB).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ BULK_LINGER_MS = 5  # the Java client's default since Kafka 4.0
 POLL_MESSAGES = 1000
 POLL_SECONDS = 0.1
 JOIN_POLL_SECONDS = 1.0
-"""A poll of kafka-python is left when its time is up, even while it joins the group, and begins that anew."""
+"""Timeout in seconds of polls during the join of a group: kafka-python ends a poll in time even then, and begins the
+join anew with the next poll."""
 CONFLUENT_QUEUE = 100_000
-"""Messages that confluent-kafka's producer holds at most by default."""
+"""Most messages that confluent-kafka's producer holds by default."""
 
 
 class KafkaPython:
-    """kafka-python behind the loops."""
+    """kafka-python as a Client of the loops."""
 
     def __init__(self, bootstrap: str) -> None:
-        from kafka import KafkaProducer  # each client only where it is measured
+        from kafka import KafkaProducer  # each client is only imported where it is measured
 
         self._bootstrap = bootstrap
         self._prompt = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
@@ -46,11 +47,11 @@ class KafkaPython:
         return _KafkaFuture(self._prompt.send(topic, data))
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """It has futures with call-backs, which is something else."""
+        """Raise NotImplementedError: its futures have call-backs, but a send cannot do without the future."""
         raise NotImplementedError("the client has no call-back of a send")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """The client gathers batches itself: all are handed to it, then waited for."""
+        """Send all messages, then wait for them; the client gathers batches itself."""
         sent = [self._bulk.send(topic, data) for _ in range(batches) for data in payloads]
         self._bulk.flush()
         for future in sent:
@@ -83,7 +84,7 @@ class KafkaPython:
 
 
 class _KafkaFuture:
-    """kafka-python's future under the name that concurrent.futures gives its method."""
+    """kafka-python's future with the method names of concurrent.futures."""
 
     __slots__ = ("result",)
 
@@ -92,7 +93,7 @@ class _KafkaFuture:
 
 
 class ConfluentKafka:
-    """confluent-kafka behind the loops; a thread of its own calls the acknowledgements' callbacks."""
+    """confluent-kafka as a Client of the loops; a thread of its own calls the acknowledgements' callbacks."""
 
     def __init__(self, bootstrap: str) -> None:
         from confluent_kafka import Producer
@@ -120,7 +121,7 @@ class ConfluentKafka:
         return future
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """The loop of its documentation, with its default settings."""
+        """Send in the loop of the client's documentation, with the default settings."""
         reported, failed = 0, []
 
         def report(error: Any, _: Any) -> None:
@@ -143,7 +144,8 @@ class ConfluentKafka:
             raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """The client gathers batches itself: all are handed to it as its queue takes them, then waited for."""
+        """Send all messages as fast as the client's queue accepts them, then wait for them; the client gathers batches
+        itself."""
         failed: list[Any] = []
 
         def delivered(error: Any, _message: Any) -> None:
@@ -156,7 +158,7 @@ class ConfluentKafka:
                     try:
                         self._bulk.produce(topic, data, on_delivery=delivered)
                         break
-                    except BufferError:  # its queue is full: wait for acknowledgements, as its documentation says
+                    except BufferError:  # the queue is full: wait for acknowledgements, as the documentation says
                         self._bulk.poll(POLL_SECONDS)
             self._bulk.poll(0)
         left = self._bulk.flush(60)
@@ -176,7 +178,7 @@ class ConfluentKafka:
             return messages
 
         def poll_promptly() -> list[Any]:
-            # consume() waits for all it may return; behind the first message nothing is waited for
+            # consume() waits for as many messages as it may return; after the first message do not wait
             first = consumer.poll(POLL_SECONDS)
             messages = [] if first is None else [first, *consumer.consume(POLL_MESSAGES, 0)]
             _refuse_errors(messages)
@@ -200,7 +202,7 @@ class ConfluentKafka:
 
 
 class ConfluentKafkaBatch(ConfluentKafka):
-    """confluent-kafka with its call for bulk, which has no headers and is less known."""
+    """confluent-kafka with its call for bulk, which supports no headers and is less known."""
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         failed: list[Any] = []
@@ -245,7 +247,7 @@ CLIENTS: dict[str, Callable[[str], Client]] = {
 
 
 def main() -> None:
-    """Answer standard input's lines until it ends."""
+    """Answer the lines of standard input until it ends."""
     if len(sys.argv) != 3 or sys.argv[1] not in CLIENTS:
         sys.exit(f"usage: python -m bench.kafka_workers {'|'.join(CLIENTS)} <bootstrap server>")
     with closing(CLIENTS[sys.argv[1]](sys.argv[2])) as client:

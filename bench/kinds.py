@@ -1,6 +1,7 @@
-"""Our load generator's commands for kinds of messages: delayed, transactional, shared; as loops.Generator's others.
+"""Commands of metaq's load generator for kinds of messages: delayed, transactional, shared; similar to
+loops.Generator's.
 
-RocketPeer has the same ones. Sizes are bytes of a message's data, delays seconds.
+RocketPeer has the same commands. Sizes are bytes of a message's data, delays seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ __all__ = ["PRODUCER_GROUP", "Kinds"]
 
 PRODUCER_GROUP = "bench-transactions"
 SHORTEST_MS, LONGEST_MS = 1000, 4000
-"""When a message of `lateness` is due; RocketMQ's clock ticks once a second."""
+"""Range of the delays, in ms, of the messages of `lateness`; RocketMQ's clock ticks once a second."""
 BATCH = 500
 _COUNT_SECONDS = 0.02
 _SETTLE_SECONDS = 1.0
-"""Until all members wait for messages."""
+"""Seconds until all members wait for messages."""
 _SHARED_SECONDS = 120.0
 
 
 class _Committed:
-    """A transaction under way."""
+    """A transaction in progress."""
 
     __slots__ = ("_future",)
 
@@ -49,7 +50,7 @@ class _Committed:
         self._future = future
 
     def result(self) -> None:
-        """Wait for its commit."""
+        """Wait for the commit."""
         _check_committed(self._future.result())
 
 
@@ -59,7 +60,7 @@ def _check_committed(result: TransactionResult) -> None:
 
 
 class Kinds:
-    """The commands; all but shared() use the producer that it is given."""
+    """The commands; all except shared() use the given producer."""
 
     def __init__(self, zk_connect: str, producer: Producer, sleep: Callable[[float], None] = time.sleep) -> None:
         self._zk_connect = zk_connect
@@ -69,7 +70,7 @@ class Kinds:
 
     @property
     def commands(self) -> Sequence[Callable[..., Answer]]:
-        """For loops.serve()."""
+        """The commands as loops.serve() takes them."""
         return (
             self.delayed_blocking,
             self.delayed_async,
@@ -80,7 +81,7 @@ class Kinds:
         )
 
     def delayed_blocking(self, topic: str, threads: int, count: int, size: int, seconds: int) -> Answer:
-        """Every thread waits for each of its sends of messages that are delivered in so many seconds."""
+        """Send messages that are delivered in `seconds`; each thread waits for each of its sends."""
 
         def send(topic: str, data: bytes) -> None:
             self._producer.send(topic, data, delay=seconds)
@@ -88,7 +89,7 @@ class Kinds:
         return send_by_threads(send, topic, threads, count, size)
 
     def delayed_async(self, topic: str, window: int, count: int, size: int, seconds: int) -> Answer:
-        """One thread, at most `window` such sends without an answer."""
+        """Send such messages from one thread, with at most `window` unanswered sends."""
 
         def send(topic: str, data: bytes) -> Future[Any]:
             return self._producer.send_async(topic, data, delay=seconds)
@@ -96,8 +97,8 @@ class Kinds:
         return send_pipelined(send, topic, window, count, size)
 
     def lateness(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """From the time when a message is due to the poll that returns it, by this machine's clock; percentiles of the
-        last `count` in ms, negative if it comes early."""
+        """Measure the time from a message's due time to the poll that returns it, by this machine's clock; percentiles
+        of the last `count` in ms, negative if a message comes early."""
         nanoseconds = [0] * (warm_up + count)
         padding = bytes(size - STAMP.size)
         rng = random.Random(1)
@@ -118,7 +119,8 @@ class Kinds:
         return percentiles(nanoseconds[warm_up:])
 
     def transactions(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """Every thread sends a half message, does nothing, commits, and waits for the broker's answer to both."""
+        """Run transactions: each thread sends a half message, does nothing, commits, and waits for the broker's answer
+        to both."""
 
         def send(topic: str, data: bytes) -> None:
             _check_committed(self._producer.send_in_transaction(topic, data, execute=lambda _: True))
@@ -126,7 +128,7 @@ class Kinds:
         return send_by_threads(send, topic, threads, count, size)
 
     def transactions_async(self, topic: str, window: int, count: int, size: int) -> Answer:
-        """One thread, at most `window` such transactions that have not ended; their work is done on the producer's."""
+        """Run transactions from one thread, at most `window` unfinished; the producer's threads do their work."""
 
         def send(topic: str, data: bytes) -> _Committed:
             return _Committed(self._producer.send_in_transaction_async(topic, data, execute=lambda _: True))
@@ -136,10 +138,10 @@ class Kinds:
     def shared(
         self, topic: str, group: str, members: int, threads: int, processes: int, work: int, count: int, size: int
     ) -> Answer:
-        """Members with some threads each, in some processes, share numbered messages, each of which takes `work` ms.
+        """Let members, with some threads each, in some processes, share numbered messages; each takes `work` ms.
 
-        The rate is from the first message that one has to the last that one has finished. The members are there before
-        the messages come.
+        The rate is measured from the first message that a member has to the last that one has finished. The members are
+        there before the messages come.
         """
         first_number, self._numbered = self._numbered, self._numbered + count
         with ExitStack() as stack:

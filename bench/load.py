@@ -1,4 +1,4 @@
-"""A producer that notes when it was answered, in a process of its own: for programs in which nodes come and go.
+"""A producer, in a process of its own, that records when its messages are acknowledged, while nodes come and go.
 
 `python -m bench.load <zkConnect>` takes lines: `start <topic> <window> <size>`, `stop`, and `fill <topic> <megabytes>
 <size>` for a backlog. Times are `time.monotonic()`, which all processes of a machine share.
@@ -36,7 +36,7 @@ _RETRY_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Nothing was acknowledged between these."""
+    """A time span in which nothing was acknowledged."""
 
     begin: float
     end: float
@@ -47,59 +47,60 @@ class Gap:
 
 
 class History:
-    """What one producer saw: acknowledgements in buckets of 1 / BUCKETS_PER_SECOND s, and gaps between them."""
+    """The record of one producer: acknowledgements in buckets of 1 / BUCKETS_PER_SECOND s, and the gaps between
+    them."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        """answer: of `stop`."""
+        """answer: the answer to `stop`."""
         self.gaps = [Gap(*each) for each in answer["gaps"]]
         self.errors: list[str] = answer["errors"]
         self._counts = {int(bucket): count for bucket, count in answer["counts"].items()}
         self._buckets = sorted(self._counts)
 
     def rate(self, begin: float, end: float) -> float:
-        """Acknowledged messages a second in between, to whole buckets."""
+        """Return acknowledged messages a second between two times, to whole buckets."""
         first, last = round(begin * BUCKETS_PER_SECOND), round(end * BUCKETS_PER_SECOND)
         return self.acknowledged(begin, end) * BUCKETS_PER_SECOND / max(last - first, 1)
 
     def acknowledged(self, begin: float, end: float) -> int:
-        """Messages in between, to whole buckets."""
+        """Return the number of acknowledged messages between two times, to whole buckets."""
         first, last = (bisect_left(self._buckets, round(each * BUCKETS_PER_SECOND)) for each in (begin, end))
         return sum(self._counts[bucket] for bucket in self._buckets[first:last])
 
     def longest_gap(self, begin: float, end: float) -> Gap:
-        """The longest time without an acknowledgement of which a part lies in between; NOTED_GAP_SECONDS at `begin` if
+        """Return the longest gap that overlaps the span from `begin` to `end`; a gap of NOTED_GAP_SECONDS at `begin` if
         none is as long."""
         found = [gap for gap in self.gaps if gap.end > begin and gap.begin < end]
         return max(found, key=lambda gap: gap.seconds, default=Gap(begin, begin + NOTED_GAP_SECONDS))
 
     def gap_at(self, moment: float) -> Gap:
-        """The time without an acknowledgement around a moment; NOTED_GAP_SECONDS if it is not as long."""
+        """Return the gap around a moment; a gap of NOTED_GAP_SECONDS if it is shorter."""
         found = [gap for gap in self.gaps if gap.begin <= moment <= gap.end]
         return found[0] if found else Gap(moment, moment + NOTED_GAP_SECONDS)
 
 
 class Load:
-    """The process. Raises ProcessFailed when it fails."""
+    """The producer's process, seen from outside. Raises ProcessFailed if it fails."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def fill(self, topic: str, megabytes: int, size: int) -> dict[str, Any]:
-        """Send batches of payloads of `size` bytes; messages and seconds."""
+        """Send batches of payloads of `size` bytes; return messages and seconds."""
         return self._worker.call("fill", topic, megabytes, size)
 
     def start(self, topic: str, window: int, size: int) -> None:
-        """Produce as fast as possible until stop(), with `window` messages under way."""
+        """Produce as fast as possible until stop(), with `window` messages in flight."""
         self._worker.call("start", topic, window, size)
 
     def stop(self) -> History:
-        """End that, when everything is answered."""
+        """Stop producing when all messages are answered, and return the record."""
         return History(self._worker.call("stop"))
 
 
 @contextmanager
 def load(zk_connect: str, log: Path) -> Iterator[Load]:
-    """A producer's process."""
+    """Start a producer's process, and yield it."""
     with Worker([sys.executable, "-m", "bench.load", zk_connect], log, ROOT) as worker:
         yield Load(worker)
 
@@ -108,7 +109,7 @@ def load(zk_connect: str, log: Path) -> Iterator[Load]:
 
 
 class _Run:
-    """One thread that sends; acknowledgements are noted as they come, on the client's threads."""
+    """One thread that sends. The client's threads record acknowledgements as they come."""
 
     def __init__(self, producer: Producer, topic: str, window: int, size: int) -> None:
         self._producer = producer
@@ -175,7 +176,7 @@ def _fill(producer: Producer, topic: str, megabytes: int, size: int) -> dict[str
 
 
 def main() -> None:
-    """Answer standard input's lines until it ends."""
+    """Answer the lines of standard input until it ends."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m bench.load <zkConnect>")
     run: _Run | None = None
@@ -193,11 +194,11 @@ def main() -> None:
                     run = None
                 else:
                     answer = {"error": f"cannot {line.strip()!r} now"}
-            except Exception as error:  # the driver decides what it means
+            except Exception as error:  # the driver decides what a failure means
                 answer = {"error": repr(error)}
             print(json.dumps(answer), flush=True)
     if run is not None:
-        os._exit(1)  # the driver has failed, and there may be no broker any more
+        os._exit(1)  # the driver has failed, and the brokers may be gone
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The measuring loops of all load generators in Python, and the line protocol that drives them.
 
-Commands come from standard input, one a line, and each is answered with one line of JSON. Sizes are bytes of a
+Commands come from standard input, one per line, and each is answered with one line of JSON. Sizes are bytes of a
 message's data, timeouts seconds. Any failed send fails the command.
 """
 
@@ -37,24 +37,25 @@ __all__ = [
 
 Answer = dict[str, Any]
 Poll = Callable[[], Sequence[Any]]
-"""Returns the next messages as the client's users get them, none if there are none for a while."""
+"""Returns the next messages as the client's users get them; none if no message comes for a while."""
 PollArrow = Callable[[], Any]
 """Returns the next messages as one pyarrow.RecordBatch with a column `payload`; it may be empty."""
 
 LATENCY_TIMEOUT_SECONDS = 60.0
-STAMP = struct.Struct(">iq")  # number of the message, monotonic nanoseconds of its send call, or when it is due
+STAMP = struct.Struct(">iq")  # number of the message; monotonic nanoseconds of its send call, or of its due time
 
 
 class Sent(Protocol):
-    """A message under way."""
+    """A message in flight."""
 
     def result(self) -> object:
-        """Wait for the acknowledgement; raises what went wrong."""
+        """Wait for the acknowledgement. Raises the error of the send."""
         ...
 
 
 class Client(Protocol):
-    """What the loops need of a messaging system's client; all but close() may be called on several threads."""
+    """The methods of a messaging system's client that the loops need. All except close() may be called on several
+    threads."""
 
     def send(self, topic: str, data: bytes) -> object:
         """Send and wait for the acknowledgement."""
@@ -65,31 +66,33 @@ class Client(Protocol):
         ...
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """Send singly so many times, each with a call-back, and flush once; all were reported as stored on return.
-        Raises NotImplementedError if the client has no call-backs."""
+        """Send `count` single messages, each with a call-back, and flush once. When this returns, all were reported as
+        stored. Raises NotImplementedError if the client has no call-backs."""
         ...
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Send `payloads` so many times in the system's own way for bulk; all are acknowledged on return."""
+        """Send `payloads` `batches` times, in the system's own way for bulk. When this returns, all are
+        acknowledged."""
         ...
 
     def consume(self, topic: str, group: str) -> AbstractContextManager[Poll]:
-        """A member of a group that begins at the earliest message."""
+        """Return a member of a group that begins at the earliest message."""
         ...
 
     def consume_arrow(self, topic: str, group: str) -> AbstractContextManager[PollArrow]:
-        """As consume(), but messages come as Arrow. Raises NotImplementedError if the client has no such thing."""
+        """Return a member as consume() does, whose messages come as Arrow. Raises NotImplementedError if the client
+        cannot do this."""
         ...
 
     def data(self, message: Any) -> bytes:
-        """The payload of what the member polled."""
+        """Return the payload of a polled message."""
         ...
 
     def close(self) -> None: ...
 
 
 class Commands(Protocol):
-    """The commands, all with positional arguments; numbers are int."""
+    """The commands of a load generator, all with positional arguments; numbers are int."""
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer: ...
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer: ...
@@ -102,12 +105,12 @@ class Commands(Protocol):
 
 
 def rate(count: int, nanoseconds: int) -> Answer:
-    """How a measured number of messages is reported."""
+    """Return the answer for `count` messages in that time: the rate."""
     return {"count": count, "seconds": nanoseconds / 1e9, "rate": count * 1e9 / nanoseconds}
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Answer:
-    """How measured latencies are reported."""
+    """Return the answer for latencies: their percentiles."""
     ordered, count = sorted(nanoseconds), len(nanoseconds)
     return {
         "count": count,
@@ -120,28 +123,29 @@ def percentiles(nanoseconds: Sequence[int]) -> Answer:
 
 
 class Generator:
-    """The commands for a client with threads: one client for all of them, a new consumer for each that receives."""
+    """The commands for a client with threads: one client for all commands, and a new consumer for each command that
+    receives."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """Every thread waits for each of its sends."""
+        """Send messages; each thread waits for each of its sends."""
         return send_by_threads(self._client.send, topic, threads, count, size)
 
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
-        """One thread, at most `window` sends without an answer."""
+        """Send messages from one thread, with at most `window` unanswered sends."""
         return send_pipelined(self._client.send_async, topic, window, count, size)
 
     def produce(self, topic: str, count: int, size: int) -> Answer:
-        """One thread, single sends with a call-back each, one flush at the end."""
+        """Send single messages from one thread, with a call-back each, and flush once at the end."""
         data = bytes(size)
         start = time.perf_counter_ns()
         self._client.produce(topic, data, count)
         return rate(count, time.perf_counter_ns() - start)
 
     def futures(self, topic: str, count: int, size: int) -> Answer:
-        """One thread that keeps the future of each send, and asks all of them for their results at the end."""
+        """Send messages from one thread that keeps the future of each send, and take all results at the end."""
         data = bytes(size)
         send = self._client.send_async
         start = time.perf_counter_ns()
@@ -151,14 +155,15 @@ class Generator:
         return rate(count, time.perf_counter_ns() - start)
 
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer:
-        """One thread, `batch` messages at a time."""
+        """Send from one thread, `batch` messages at a time."""
         payloads = [bytes(size)] * batch
         start = time.perf_counter_ns()
         self._client.send_batches(topic, payloads, count // batch)
         return rate(count // batch * batch, time.perf_counter_ns() - start)
 
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """The rate from the first messages to the last, each message's payload taken; joining is not measured."""
+        """Consume `count` messages, and access each payload. The rate is measured from the first messages to the last;
+        joining is not measured."""
         data = self._client.data
         with self._client.consume(topic, group) as poll:
 
@@ -169,7 +174,7 @@ class Generator:
             return _drain(take, count, timeout)
 
     def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """As consume(), as record batches whose payloads have a column of their own."""
+        """Consume as consume() does, as record batches with a column of payloads."""
         with self._client.consume_arrow(topic, group) as poll:
 
             def take() -> tuple[int, int]:
@@ -179,7 +184,8 @@ class Generator:
             return _drain(take, count, timeout)
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """From the send call to the poll that returns the message, both here; percentiles of the last `count` in ms."""
+        """Measure latencies from the send call to the poll that returns the message, both in this process; percentiles
+        of the last `count` in ms."""
         nanoseconds = [0] * (warm_up + count)
         with self._client.consume(topic, group) as poll, ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(receive_stamps, poll, self._client.data, nanoseconds)
@@ -194,7 +200,7 @@ class Generator:
 
 
 def send_by_threads(send: Callable[[str, bytes], object], topic: str, threads: int, count: int, size: int) -> Answer:
-    """Every thread calls `send`, which waits for its acknowledgement, again and again."""
+    """Call `send`, which waits for its acknowledgement, repeatedly on each thread."""
     data = bytes(size)
     numbers = itertools.count()
 
@@ -212,7 +218,7 @@ def send_by_threads(send: Callable[[str, bytes], object], topic: str, threads: i
 
 
 def send_pipelined(send: Callable[[str, bytes], Sent], topic: str, window: int, count: int, size: int) -> Answer:
-    """One thread, at most `window` sends without an answer."""
+    """Call `send` on one thread, with at most `window` unanswered sends."""
     data = bytes(size)
     unanswered: deque[Sent] = deque()
     start = time.perf_counter_ns()
@@ -226,7 +232,7 @@ def send_pipelined(send: Callable[[str, bytes], Sent], topic: str, window: int, 
 
 
 def send_paced(send: Callable[[int], Sent], per_second: int, count: int) -> None:
-    """Call `send` with each number at its time; all are acknowledged on return."""
+    """Call `send` with each number at its time. When this returns, all are acknowledged."""
     unanswered: deque[Sent] = deque()
     start = time.perf_counter_ns()
     for number in range(count):
@@ -239,7 +245,7 @@ def send_paced(send: Callable[[int], Sent], per_second: int, count: int) -> None
 
 
 def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Answer:
-    """Take until `count` messages have come; `take` returns how many messages and bytes came this time."""
+    """Call `take` until `count` messages have come; each call returns the numbers of messages and bytes that came."""
     deadline = time.monotonic() + timeout
     first = seen = size = 0
     start = time.perf_counter_ns()
@@ -257,7 +263,7 @@ def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Ans
 def receive_stamps(
     poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int], clock: Callable[[], int] = time.perf_counter_ns
 ) -> None:
-    """For each message, by its number, how long after its stamp it was polled. clock: that of the stamps."""
+    """Store for each message, by its number, the time from its stamp to its poll. clock: the clock of the stamps."""
     deadline = time.monotonic() + LATENCY_TIMEOUT_SECONDS
     missing = len(nanoseconds)
     while missing:
@@ -272,9 +278,9 @@ def receive_stamps(
 
 
 def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] = ()) -> Answer:
-    """Run one line's command; its numbers are passed as int. A failure is an answer with the key "error".
+    """Execute one line's command; its numbers are passed as int. A failure becomes an answer with the key "error".
 
-    more: commands that this system has beside those of all.
+    more: commands that only this system has.
     """
     name, *words = line.split()
     all_commands: Sequence[Callable[..., Answer]] = (
@@ -293,11 +299,11 @@ def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] 
         return {"error": f"unknown command {name!r}, known are {sorted(known)}"}
     try:
         return known[name](*(int(word) if word.isdigit() else word for word in words))
-    except Exception as error:  # the driver decides what a failed command means; it gets the type and the text
+    except Exception as error:  # the driver, which gets the type and the text, decides what a failed command means
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def serve(commands: Commands, more: Sequence[Callable[..., Answer]] = ()) -> None:
-    """Answer standard input's lines until it ends. more: as of answer()."""
+    """Answer the lines of standard input until it ends. more: as for answer()."""
     for line in sys.stdin:
         print(json.dumps(answer(commands, line, more)), flush=True)

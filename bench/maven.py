@@ -1,4 +1,4 @@
-"""Building the Java peers with Maven: once, and again when a source is newer; jars come from the central repository."""
+"""Build the Java peers with Maven: once, and again when a source is newer; jars come from the central repository."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["JavaUnavailable", "build", "java_class_path"]
 
 
 class JavaUnavailable(RuntimeError):
-    """No JDK, no Maven or no build; the message names the remedy."""
+    """There is no JDK, no Maven or no build; the message names the remedy."""
 
 
 def build(project: Path, peer: str) -> None:
-    """Compile a Maven project unless it is up to date. peer: what it is, for errors. Raises JavaUnavailable."""
+    """Compile a Maven project unless it is up to date. peer: its name, for errors. Raises JavaUnavailable."""
     for program, package in (("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             raise JavaUnavailable(f"{peer} needs '{program}': apt-get install {package}")
@@ -30,7 +30,7 @@ def build(project: Path, peer: str) -> None:
 
 
 def java_class_path(module: Path) -> str:
-    """The class path of a built module: its classes and the jars of its dependencies."""
+    """Return the class path of a built module: its classes and the jars of its dependencies."""
     target = module / "target"
     return f"{target / 'classes'}:{(target / 'classpath.txt').read_text().strip()}"
 

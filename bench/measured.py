@@ -1,4 +1,5 @@
-"""What was measured: the runs of each scenario, kept as JSON so that a result can be made in several sittings."""
+"""The results of measurements: the runs of each scenario, kept as JSON so that results can be completed in several
+sittings."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ Answer = dict[str, Any]
 
 
 class OtherMachine(ValueError):
-    """Results of another machine or of other versions are not mixed; the message names the differences."""
+    """Results of another machine or of other versions cannot be added; the message names the differences."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """One scenario.
+    """The results of one scenario.
 
-    runs: label -> the generators' answers, in the order of the rounds; memory: broker -> `rest_mb` before the first
-    command of its brokers' lives and `peak_mb` during this scenario, in 10^6 bytes; failures: label -> why it has no
-    (further) runs; at: when it ended, local time.
+    runs: by label, the generators' answers, in the order of the rounds. memory: by broker, in 10^6 bytes, `rest_mb`
+    before the first command after its start, and `peak_mb` during this scenario. failures: by label, why it has no
+    (further) runs. at: when the scenario ended, local time.
     """
 
     scenario: str
@@ -38,12 +39,12 @@ class Measured:
         self.runs.setdefault(label, []).append(answer)
 
     def median(self, label: str, figure: str = "rate") -> float | None:
-        """The median of a figure over the rounds; None when the label was not measured or has no such figure."""
+        """Return the median of a figure over the rounds; None if the label was not measured or has no such figure."""
         values = [run[figure] for run in self.runs.get(label, []) if figure in run]
         return median(values) if values else None
 
     def ratio(self, label: str, to: str, figure: str = "rate") -> float | None:
-        """The median over the rounds of a figure relative to another label's of the same round.
+        """Return the median over the rounds of a figure relative to another label's figure in the same round.
 
         Rounds are short and the systems take turns in them, so a machine that is slow for a while slows both.
         """
@@ -54,23 +55,23 @@ class Measured:
 
 @dataclass(slots=True)
 class Results:
-    """Everything measured on one machine with one set of versions. environment: as environment.py describes both."""
+    """All results of one machine with one set of versions. environment: both, as environment.py describes them."""
 
     environment: Mapping[str, str]
     scenarios: dict[str, Measured] = field(default_factory=dict)
 
     def put(self, measured: Measured) -> None:
-        """Add a scenario, or replace what there was of it."""
+        """Add a scenario; replace an earlier result of it."""
         self.scenarios[measured.scenario] = measured
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the results as JSON."""
         scenarios = [asdict(measured) for measured in self.scenarios.values()]
         path.write_text(json.dumps({"environment": self.environment, "scenarios": scenarios}, indent=1) + "\n", "utf-8")
 
     @classmethod
     def read(cls, path: Path, environment: Mapping[str, str]) -> Results:
-        """What write() left there, to be added to; empty if nothing is there. Raises OtherMachine."""
+        """Return the results that write() has left, to add to them; empty if there are none. Raises OtherMachine."""
         if not path.exists():
             return cls(environment)
         content = json.loads(path.read_text("utf-8"))

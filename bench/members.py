@@ -1,6 +1,7 @@
-"""A process with members of a shared group: `python -m bench.members`, and what starts and asks it.
+"""Run members of a shared group in a process (`python -m bench.members`), and control that process.
 
-A member is a SharedConsumer; work is a sleep, as a call of another service is one for this process.
+A member is a SharedConsumer. Its work is a sleep, because a call of another service is no more than that for this
+process.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from metaq.client.transport.metadata import DirectMetadata
 __all__ = ["DIRECT", "Members", "Worked", "numbered"]
 
 DIRECT = "direct:"
-"""What is connected to begins with it if it is a broker's host:port instead of ZooKeeper."""
+"""Prefix of an address that is a broker's host:port instead of ZooKeeper's."""
 _NUMBER = struct.Struct(">q")
 
 
 def numbered(number: int, size: int) -> bytes:
-    """The payload of a message that is worth its number, `size` bytes."""
+    """Return a payload of `size` bytes that contains the message's number."""
     return _NUMBER.pack(number) + bytes(size - _NUMBER.size)
 
 
 class Worked(NamedTuple):
-    """What the members of a process did: when they began the first message and had finished the last, by
-    time.monotonic(), which is the machine's; how many threads had any; the numbers of the messages.
-    """
+    """The work of the members of a process: when they began the first message and had finished the last, by
+    time.monotonic(), which all processes of the machine share; how many threads had any; the numbers of the
+    messages."""
 
     finished: int
     first: float
@@ -44,7 +45,7 @@ class Worked(NamedTuple):
 
 @dataclass(slots=True)
 class _Thread:
-    """One of a member's threads: what it has done, which only it changes."""
+    """The work of one of a member's threads; only that thread changes it."""
 
     first: float = 0.0
     last: float = 0.0
@@ -52,7 +53,7 @@ class _Thread:
 
 
 class _Process:
-    """The members."""
+    """The members, inside their process."""
 
     def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
         self._work_seconds = work_ms / 1000
@@ -63,7 +64,7 @@ class _Process:
         self.consumers = [_member(connect, topic, group) for _ in range(members)]
 
     def begin(self) -> None:
-        """Have all members ask for messages."""
+        """Make all members request messages."""
         for consumer in self.consumers:
             run = threading.Thread(target=consumer.run, args=(self._handle,), kwargs={"threads": self._count})
             run.start()
@@ -82,7 +83,7 @@ class _Process:
         return sum(len(each.numbers) for each in self._threads)
 
     def end(self) -> Worked:
-        """Close the members: all that they did is settled."""
+        """Close the members, so that all their work is settled, and return it."""
         for consumer in self.consumers:
             consumer.stop()
         for run in self._runs:
@@ -108,7 +109,7 @@ def _member(connect: str, topic: str, group: str) -> SharedConsumer:
 
 
 class Members:
-    """The process, seen from the one that measures."""
+    """The members' process, seen from the measuring process."""
 
     def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
         arguments = map(str, (connect, topic, group, members, threads, work_ms))
@@ -132,15 +133,15 @@ class Members:
         return json.loads(answer)
 
     def begin(self) -> None:
-        """Returns when the members ask for messages."""
+        """Make the members request messages, and return when they do."""
         self._ask("begin")
 
     def count(self) -> int:
-        """How many messages they have finished."""
+        """Return the number of messages that they have finished."""
         return int(self._ask("count"))
 
     def end(self) -> Worked:
-        """The members leave."""
+        """Make the members leave, and return their work."""
         return Worked(*self._ask("end"))
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class Members:
 
 
 def main() -> None:
-    """Answer standard input's lines until it ends, or the members have ended."""
+    """Answer the lines of standard input until it ends, or the members have ended."""
     connect, topic, group, *numbers = sys.argv[1:]
     members, threads, work_ms = map(int, numbers)
     process = _Process(connect, topic, group, members, threads, work_ms)

@@ -1,8 +1,10 @@
-"""`python -m bench.mutants --inputs 100000 --seed 1`: mutated requests of each verb, text command, page and gateway.
+"""Send mutated requests of each verb, text command, page and gateway: `python -m bench.mutants --inputs 100000 --seed
+1`.
 
-They come to a broker in this process that has many partitions, groups and half messages (`bench.worst`), each on a
-connection of its own. Reported are the longest steps of the reactor in processor time with the inputs that took them,
-memory, and what the broker logged. A sample whose cost is high is drawn seldom: else most of the time would be its.
+A broker in this process that has many partitions, groups and half messages (`bench.worst`) gets them, each on a
+connection of its own. Reported are the longest steps of the reactor in processor time with the inputs that caused them,
+memory, and the errors that the broker logged. A sample with a high cost is drawn seldom: otherwise it would take most
+of the time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .worst import FRAMES, LIMIT_MS, PAGES, TEXTS, Worst
 __all__ = ["main", "mutated", "swollen"]
 
 _SMALL_BYTES = 8192
-"""Of the worst requests those are samples that are no larger."""
+"""Largest size in bytes of a worst request (bench.worst) that is used as a sample."""
 
 _INSERTED = (b" ", b"-1", b"99999999999999999999", b"\r\n", b"\0", b"\xff", b"../../x", b"*", b'"', b"[", b"{", b"1e9")
 _REPEATED = (
@@ -52,14 +54,14 @@ _REPEATED = (
 )
 _SWOLLEN_BYTES = 1 << 10, 1 << 20
 _SWOLLEN_PART = 200
-"""One input of so many is a large one."""
+"""One input in this many is a large one."""
 _SHOWN = 10
 _WARM_UP = 3
-"""Times that each sample comes as it is, before its cost counts."""
+"""Number of times that each sample is sent unchanged before its cost is measured."""
 
 
 class Sample(NamedTuple):
-    """A good request. port: "broker", or a port of PAGES."""
+    """A valid request. port: "broker", or a port of PAGES."""
 
     name: str
     port: str
@@ -67,7 +69,7 @@ class Sample(NamedTuple):
 
 
 def samples() -> list[Sample]:
-    """Small ones of each verb, text command and page."""
+    """Return small samples of each verb, text command and page."""
     sources = [
         *(("broker", RequestCode(code).name, requests) for code, requests in FRAMES.items()),
         *(("broker", kind.__name__, requests) for kind, requests in TEXTS.items()),
@@ -82,7 +84,7 @@ def samples() -> list[Sample]:
 
 
 def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
-    """With bytes changed, cut, inserted, doubled, or joined to another one; seldom as it is."""
+    """Return the sample with bytes changed, cut, inserted, doubled, or joined to another sample; seldom unchanged."""
     data = bytearray(sample)
     kind = rng.randrange(7)
     if kind == 0:
@@ -104,8 +106,8 @@ def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
 
 
 def swollen(rng: random.Random, sample: bytes) -> bytes:
-    """With something repeated in its midst until it is large, in a frame in its header: what takes the square of its
-    length shows there."""
+    """Return the sample with a repeated part in its middle (of a frame: in its header) until it is large. This shows
+    code whose time grows with the square of the length."""
     unit = rng.choice(_REPEATED)
     is_frame = not sample[0]
     begin = PREFIX_BYTES if is_frame else 0
@@ -119,7 +121,7 @@ def swollen(rng: random.Random, sample: bytes) -> bytes:
 
 
 class _Said(logging.Handler):
-    """What a broker logs as an error."""
+    """Collector of a broker's error logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -147,9 +149,12 @@ def _steps(worst: Worst, port: str, data: bytes) -> list[float]:
     "the limit again stay in it.",
 )
 def main(inputs: int, seed: int, record: Path | None) -> None:
-    """Send mutated requests to a broker. Exit code 1 if a step took longer than the limit, with --record in each run so
-    far, or if the broker logged an error. A virtual machine's host can stop a process for a while, and that counts as
-    the process's own time: a step that is long by itself is long in each run."""
+    """Send mutated requests to a broker.
+
+    The exit code is 1 if a step took longer than the limit (with --record: in each run so far), or if the broker logged
+    an error. A virtual machine's host can stop a process for a while, and that counts as the process's own time; a step
+    that is long by itself is long in each run.
+    """
     before = json.loads(record.read_text()) if record is not None and record.exists() else None
     if before is not None and (before["inputs"], before["seed"]) != (inputs, seed):
         raise click.UsageError(f"{record} is of --inputs {before['inputs']} --seed {before['seed']}")
@@ -165,7 +170,7 @@ def main(inputs: int, seed: int, record: Path | None) -> None:
         for sample in chosen:
             spent = [sum(_steps(worst, sample.port, sample.data)) for _ in range(_WARM_UP)]
             weights.append(1 / max(0.0005, min(spent)))
-        if before is not None:  # the samples were sent all the same: they change the broker
+        if before is not None:  # the samples were sent nevertheless, because they change the broker
             weights = before["weights"]
         click.echo(f"{len(chosen)} samples, {_memory_mib()} MiB")
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Names of the systems under measurement, which of them share a broker, and which of those are sets of nodes."""
+"""Names of the measured systems, and which of them share a broker or consist of several nodes."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ BROKER_OF = {
     CONFLUENT_BATCH: "kafka",
     ROCKETMQ: "rocketmq",
 }
-"""Name of a system -> name of its broker; systems with the same one share a running broker."""
+"""The broker's name by system; systems with the same broker share a running one."""
 
 SHORT_NAMES = {OURS_ONE_CORE: "ours-one-core", MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
 SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
-"""What `--system` takes -> name of the system."""
+"""The system's name by the value of `--system`."""
 
 
 def two_replicas(system: str) -> str:
-    """The name of a system whose messages are on two nodes."""
+    """Return the name of a system whose messages are on two nodes."""
     return f"{system}, 2 replicas"
 
 
@@ -65,8 +65,8 @@ REPLICATED = (OURS, KAFKA, CONFLUENT, CONFLUENT_BATCH)
 """The systems that are also measured with two replicas."""
 
 BASE_OF = {two_replicas(name): name for name in REPLICATED} | {OURS_SET_OF_ONE: OURS}
-"""Name of a system of several nodes -> the system whose load generator it uses."""
+"""By system of several nodes: the system whose load generator it uses."""
 BROKER_OF |= {two_replicas(name): f"{BROKER_OF[name]}-2" for name in REPLICATED} | {OURS_SET_OF_ONE: "ours-set"}
 NODES_OF = {"ours-2": ("a", "b"), "ours-set": ("a",)}
-"""Name of a broker of ours that is a set -> its nodes."""
+"""By name of a metaq broker that is a set: its nodes."""
 OUR_BROKERS = (OUR_BROKER, *NODES_OF)

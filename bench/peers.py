@@ -1,7 +1,8 @@
-"""Apache Kafka (KRaft, one node or two) and RocketMQ (name server and broker), with their Java clients, as processes.
+"""Run Apache Kafka (KRaft, one node or two) and RocketMQ (name server and broker), with their Java clients, as
+processes.
 
-Maven builds bench/java once; servers run straight from its class paths, with asynchronous flush, their default, unless
-synchronous flush is asked for, and the heap that Kafka's own start script gives a broker.
+Maven builds bench/java once; servers run straight from its class paths. They flush asynchronously, which is their
+default, unless synchronous flush is requested, and have the heap that Kafka's own start script gives a broker.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FLUSHED = "create_flushed_topics"
 
 
 def peer_versions(names: Sequence[str] = ("kafka", "rocketmq")) -> dict[str, str]:
-    """Of `names`, as bench/java/pom.xml has them; `spark` is that of its Kafka source."""
+    """Return the versions of `names` in bench/java/pom.xml; `spark` is the version of its Kafka source."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     properties = ElementTree.parse(PROJECT / "pom.xml").find("m:properties", space)
     assert properties is not None
@@ -55,7 +56,7 @@ def _properties(pairs: Mapping[str, object]) -> str:
 
 
 def kafka_properties(port: int, controller_port: int, data: Path, *, node: int = 1, replicas: int = 1) -> str:
-    """server.properties of one node; what is not named has Kafka's default.
+    """Return the server.properties of one node; keys that are not set have Kafka's default.
 
     node: 1 is broker and controller, others are brokers only; replicas: of every topic, all in sync for each
     acknowledgement.
@@ -89,10 +90,10 @@ def kafka_properties(port: int, controller_port: int, data: Path, *, node: int =
 def start_kafka(
     directory: Path, topics: Mapping[str, int], flushed: Collection[str], stack: ExitStack, replicas: int = 1
 ) -> tuple[str, list[Server]]:
-    """Format the storage, start the nodes, create the topics; the bootstrap addresses and the nodes.
+    """Format the storage, start the nodes, create the topics; return the bootstrap addresses and the nodes.
 
-    topics: name -> partitions; flushed: those of them that every node flushes before each acknowledgement; replicas:
-    how many nodes there are; each of them has every message.
+    topics: name -> partitions; flushed: those topics that every node flushes before each acknowledgement; replicas: the
+    number of nodes, each of which has every message.
     """
     controller_port, cluster = free_port(), urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     addresses, nodes = [], []
@@ -115,7 +116,7 @@ def start_kafka(
 
 
 def _format_kafka(config: Path, cluster: str, log: Path) -> None:
-    # a leading dash would be taken for an option
+    # a leading dash would be read as an option
     command = _java("kafka", "kafka.tools.StorageTool", "format", f"--cluster-id=A{cluster[1:]}", "-c", str(config))
     with log.open("wb") as output:
         formatted = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
@@ -124,7 +125,7 @@ def _format_kafka(config: Path, cluster: str, log: Path) -> None:
 
 
 def kafka_client(address: str, log: Path) -> Worker:
-    """Kafka's Java client behind the line protocol."""
+    """Return Kafka's Java client as a Worker of the line protocol."""
     return Worker(_java("kafka", "metaq.bench.kafka.KafkaPeer", address), log, log.parent)
 
 
@@ -137,7 +138,8 @@ def _create_topics(client: Worker, topics: Mapping[str, int], command: str = "cr
 
 
 def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bool) -> str:
-    """broker.conf of one master; what is not named has RocketMQ's default. synchronous: flush before acknowledging."""
+    """Return the broker.conf of one master; keys that are not set have RocketMQ's default. synchronous: flush before
+    acknowledging."""
     return _properties(
         {
             # both names become topics of the system, so they must not be those of the benchmark
@@ -150,7 +152,8 @@ def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bo
             "haListenPort": free_port(),
             "storePathRootDir": data,
             "storePathCommitLog": data / "commitlog",
-            # the default refuses what waited 200 ms, as it does while the JVM is cold; here every send must succeed
+            # the default refuses messages that waited 200 ms, which happens while the JVM is cold; here every send must
+            # succeed
             "waitTimeMillsInSendQueue": 10_000,
             "flushDiskType": "SYNC_FLUSH" if synchronous else "ASYNC_FLUSH",
             "brokerRole": "ASYNC_MASTER",
@@ -161,7 +164,7 @@ def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bo
 def start_rocketmq(
     directory: Path, topics: Mapping[str, int], synchronous: bool, stack: ExitStack
 ) -> tuple[str, Server]:
-    """Start name server and broker, create the topics; the name server's address and the broker."""
+    """Start name server and broker, create the topics; return the name server's address and the broker."""
     name_port, broker_port = free_port(), free_port()
     address = f"127.0.0.1:{name_port}"
     home = (f"-Drocketmq.home.dir={directory}", f"-Duser.home={directory}", *HEAP)
@@ -178,11 +181,11 @@ def start_rocketmq(
 
 
 def rocketmq_java(main: str, *arguments: str, home: Path) -> list[str]:
-    """A program of bench/java/rocketmq; home: where its client writes its log."""
+    """Return the command line of a program of bench/java/rocketmq; home: where its client writes its log."""
     return _java("rocketmq", main, *arguments, options=(f"-Duser.home={home}",))
 
 
 def rocketmq_client(address: str, log: Path) -> Worker:
-    """RocketMQ's Java client behind the line protocol."""
+    """Return RocketMQ's Java client as a Worker of the line protocol."""
     home = (f"-Duser.home={log.parent}",)
     return Worker(_java("rocketmq", "metaq.bench.rocketmq.RocketPeer", address, options=home), log, log.parent)

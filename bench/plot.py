@@ -1,4 +1,4 @@
-"""A picture of each scenario: a bar for each system at its median, with the range of its rounds."""
+"""Draw a picture of each scenario: a bar for each system at its median, with the range of its rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ OURS_COLOR, OUR_BROKER_COLOR, OTHER_COLOR = "#d95f02", "#f2b98a", "#9aa5b1"
 
 
 def write_plots(results: Results, directory: Path) -> dict[str, Path]:
-    """Write `<scenario>.png` for each scenario that has runs into `directory`, which is created; scenario -> file."""
+    """Write `<scenario>.png` into `directory`, which is created, for each scenario that has runs; return the files by
+    scenario."""
     directory.mkdir(exist_ok=True)
     written = {}
     for scenario in (*SCENARIOS, *REPLICA_SCENARIOS.values()):
@@ -44,11 +45,11 @@ def _write(scenario: Scenario, measured: Measured, path: Path) -> Path:
     axes.invert_yaxis()
     if scenario.has_latency:
         axes.set_xscale("log")
-        axes.set_xlim(left=LEAST_MS)  # bars on a logarithmic scale need a beginning in common
+        axes.set_xlim(left=LEAST_MS)  # bars on a logarithmic scale need a common beginning
         axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.margins(x=0.14)  # room for the figures behind the bars
+    axes.margins(x=0.14)  # room for the figures next to the bars
     axes.set_xlabel("ms, less is better" if scenario.has_latency else "messages a second")
     axes.set_title(f"{scenario.title}, {scenario.size:,} bytes a message", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,5 @@
-"""Child processes of the benchmark and of the tests that need a Java peer: servers and line-driven load generators."""
+"""Child processes of the benchmark and of the tests that need a Java peer: servers, and load generators driven by
+lines."""
 
 from __future__ import annotations
 
@@ -22,19 +23,20 @@ POLL_SECONDS = 0.02
 
 
 class ProcessFailed(RuntimeError):
-    """A child ended, answered an error or did not get ready in time; the message ends with the tail of its log."""
+    """A child ended, answered with an error or was not ready in time; the message ends with the last lines of its
+    log."""
 
     def __init__(self, what: str, log: Path) -> None:
         super().__init__(f"{what}\n--- end of {log}\n{_tail(log)}")
 
 
 def free_port() -> int:
-    """A TCP port that is free on the loopback, and that nobody else who asks for one gets while this process runs."""
+    """Return a free TCP port on the loopback that other callers do not get while this process runs."""
     return ready_port("port", 0)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and its threads so far: proc(5)'s utime and stime."""
+    """Return the processor time of a process and its threads so far: proc(5)'s utime and stime."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -44,7 +46,7 @@ def _tail(log: Path, size: int = 4000) -> str:
 
 
 class _Child:
-    """One child process that is certainly gone after close()."""
+    """One child process; after close() it has certainly ended."""
 
     process: subprocess.Popen[Any]
 
@@ -61,12 +63,12 @@ class _Child:
         return self.process.pid
 
     def close(self) -> None:
-        """Ask the process to end with SIGTERM, kill it after STOP_SECONDS; returns once it is reaped."""
+        """Send SIGTERM, and SIGKILL after STOP_SECONDS; return when the process is reaped."""
         self.process.terminate()
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash; returns once it is reaped."""
+        """Send SIGKILL, as in a crash; return when the process is reaped."""
         self.process.kill()
         self.process.wait()
 
@@ -78,9 +80,9 @@ class _Child:
 
 
 class Server(_Child):
-    """A server that says on one line of its output that it serves.
+    """A server that prints a line when it serves.
 
-    command: the whole command line; ready: a text within that line; log: gets standard output and error, created anew.
+    command: the whole command line; ready: a text in that line; log: gets standard output and error, created anew.
     Raises ProcessFailed when the process ends or START_SECONDS pass before the line appears.
     """
 
@@ -121,9 +123,10 @@ class Worker(_Child):
             )
 
     def call(self, *words: object, seconds: float | None = None) -> dict[str, Any]:
-        """Run one command and return its answer. Raises ProcessFailed on an error or a death.
+        """Execute one command and return its answer. Raises ProcessFailed if the answer is an error or the process
+        ends.
 
-        seconds: a process that has not answered by then is killed, which is a death; None: however long it takes.
+        seconds: a process that has not answered by then is killed, which raises, too; None: wait without limit.
         """
         if seconds is None:
             return self._call(words)
@@ -164,12 +167,12 @@ class Worker(_Child):
         return answer
 
     def close(self) -> None:
-        """Close its input, which ends it; killed after STOP_SECONDS."""
+        """Close its input, which ends it; kill it after STOP_SECONDS."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.close()
-        except BrokenPipeError:  # it ended with a line unread; its exit is all that is wanted here
+        except BrokenPipeError:  # it ended with an unread line; only its exit matters here
             os.sched_yield()
         self._reap()
         self.process.stdout.close()

@@ -1,4 +1,4 @@
-"""The page bench/RESULTS.md: every bar with its verdict, then each scenario's figures, memory and plot."""
+"""Write the page bench/RESULTS.md: every bar with its verdict, then each scenario's figures, memory and plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALL = (*SCENARIOS, *REPLICA_SCENARIOS.values())
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Of every bar that could be judged, in the order of the scenarios."""
+    """Return the verdicts on all bars that could be judged, in the order of the scenarios."""
     found = []
     bars = {each.name: each.bars for each in _ALL} | {each.name: each.bars for each in SPECIALS.values()}
     for name in bars:
@@ -36,7 +36,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def missed(results: Results) -> list[str]:
-    """One line for each bar that was not reached."""
+    """Return one line for each missed bar."""
     return [
         f"{each.scenario}: {each.who}: {each.reached}, the bar is {each.bar}"
         for each in verdicts(results)
@@ -45,7 +45,7 @@ def missed(results: Results) -> list[str]:
 
 
 def failed(results: Results) -> list[str]:
-    """One line for each system that did not get through a scenario."""
+    """Return one line for each system that failed in a scenario."""
     return [
         f"{measured.scenario}: {label}: {why}"
         for measured in results.scenarios.values()
@@ -54,7 +54,7 @@ def failed(results: Results) -> list[str]:
 
 
 def markdown(results: Results, plots: Mapping[str, str]) -> str:
-    """The page. plots: scenario -> path of its image relative to the page."""
+    """Return the page. plots: path of the image by scenario, relative to the page."""
     lines = ["# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ", "", INTRODUCTION, ""]
     lines += [*(f"- {name}: {value}" for name, value in results.environment.items()), ""]
     lines += _bar_table(verdicts(results))

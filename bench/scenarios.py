@@ -1,4 +1,4 @@
-"""What is measured: stages of brokers that run together, scenarios in them, and the bars they have to reach."""
+"""The measurements: stages of brokers that run together, scenarios in them, and the bars that they must reach."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ __all__ = [
 LATENCY_PER_SECOND = 1000
 WINDOW = 256
 WIDE_WINDOW = 4096
-"""Sends under way where there are many partitions, of a user who wants throughput and keeps some megabytes for it."""
+"""Unanswered sends with many partitions, for a user who wants throughput and spends some megabytes on it."""
 JAVA_SYNC_WINDOW = 1024
-"""Instead of that where the Java broker syncs thousands of files: its client gives up on a send after 3 s."""
+"""WIDE_WINDOW for a Java broker that syncs thousands of files: its client gives up a send after 3 s."""
 BATCH = 500
 
 JAVA_PARTITIONS = 8192
 
 DELAY_SECONDS = 3600
-"""Of sends whose rate is measured: nothing is delivered meanwhile, which would slow down who sent most before."""
+"""Delay in seconds of sends whose rate is measured: nothing is delivered meanwhile, which would slow down the system
+that sent most before."""
 MEMBERS = 64
 WORK_MS = 1
 TRANSACTION_THREADS = (1, 64)
@@ -60,9 +61,8 @@ OURS_ONE_PARTITION = "ours, one partition"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """partitions: how many; synchronous: whether its messages are on the disk before they are acknowledged; None: as
-    the brokers of its stage are set.
-    """
+    """A topic. partitions: their number; synchronous: whether its messages are on the disk before they are
+    acknowledged; None: as its stage's brokers are set."""
 
     partitions: int = 1
     synchronous: bool | None = None
@@ -70,7 +70,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Brokers that are started together. java_partitions: the most that a topic has on the Java broker."""
+    """Brokers that are started together. java_partitions: the most partitions of a topic on the Java broker."""
 
     name: str
     title: str
@@ -81,9 +81,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one system does in a round. command: words with {count}, {group}, {topic}, {size}, {per_second} and
-    {warm_up} to fill in.
-    """
+    """The command of one system in a round. command: words in which {count}, {group}, {topic}, {size}, {per_second} and
+    {warm_up} are replaced."""
 
     system: str
     command: str
@@ -93,8 +92,8 @@ class Run:
 class Scenario:
     """One comparison.
 
-    runs: label -> who does what; figures: what is reported of their answers; touches: a topic whose partitions all get
-    a message before the warm-up, because the first one creates a partition's files.
+    runs: by label, the system's run; figures: the reported keys of their answers; touches: a topic whose partitions all
+    get a message before the warm-up, because the first message creates a partition's files.
     """
 
     name: str
@@ -109,7 +108,7 @@ class Scenario:
 
     @property
     def consumes(self) -> bool:
-        """Whether it reads a backlog, which then has to be there."""
+        """Whether it reads a backlog, which must be sent first."""
         return any(run.command.startswith("consume") for run in self.runs.values())
 
     @property
@@ -118,7 +117,7 @@ class Scenario:
 
     @property
     def of_our_brokers(self) -> list[str]:
-        """The labels whose messages one of our brokers has; what others have is compared to the first."""
+        """The labels of runs whose messages are on a metaq broker; other runs are compared to the first of these."""
         return [label for label, run in self.runs.items() if BROKER_OF[run.system] in OUR_BROKERS]
 
 
@@ -158,12 +157,12 @@ def _same(command: str, *systems: str) -> dict[str, Run]:
 
 
 def batch_command(topic: str) -> str:
-    """Sending in bulk, as the system's users do."""
+    """Return the command for sending in bulk, as the system's users do it."""
     return f"send_batch {topic} {BATCH} {{count}} {{size}}"
 
 
 def pipelined_command(topic: str, window: int = WINDOW) -> str:
-    """Single sends, `window` of them under way."""
+    """Return the command for single sends, `window` of them unanswered."""
     return f"send_async {topic} {window} {{count}} {{size}}"
 
 
@@ -174,7 +173,7 @@ BROKER_BAR = Bar(MIXED, least=1.2, of=JAVA)
 
 
 def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) -> tuple[Scenario, ...]:
-    """Singles and batches over many partitions of one topic."""
+    """Return scenarios with single sends and batches to many partitions of one topic."""
     suffix, flush = ("-sync", "synchronous") if synchronous else ("", "asynchronous")
     stage = f"{partitions}{suffix}"
     about = f"One thread, {WIDE_WINDOW:,} sends under way, in turn to all partitions of a topic."
@@ -229,12 +228,13 @@ def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) 
 
 
 def _shared_command(members: int, processes: int) -> str:
-    """MEMBERS threads in all; processes: of ours, RocketMQ's members are in one JVM."""
+    """Return the command for MEMBERS threads in all; processes: number of metaq's; RocketMQ's members are in one
+    JVM."""
     return f"shared shared shared-{members} {members} {MEMBERS // members} {processes} {WORK_MS} {{count}} {{size}}"
 
 
 def _kinds() -> tuple[Scenario, ...]:
-    """Kinds of messages that Kafka and 1.x do not have, beside RocketMQ's."""
+    """Return scenarios for kinds of messages that Kafka and 1.x do not have, compared with RocketMQ."""
     twice = (Bar(OURS, least=2.0, of=ROCKETMQ),)
     delayed = f"of messages that are delivered in {DELAY_SECONDS // 60} minutes"
     return (
@@ -462,9 +462,10 @@ SCENARIOS = (
 
 
 def _with_replicas(scenario: Scenario) -> Scenario:
-    """The scenario with each of its systems that can have replicas: on two nodes, on one node, ours as a set of one.
+    """Return the scenario with each of its systems that can have replicas: on two nodes, on one node, and metaq as a
+    set of one.
 
-    What is selected of them takes turns, so the cost of the second node is a ratio within rounds, too.
+    The selected ones take turns, so the cost of the second node is a ratio within rounds, too.
     """
     runs = {label: run for label, run in scenario.runs.items() if run.system in REPLICATED}
     if scenario.name == "latency-sync":
@@ -494,7 +495,8 @@ def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
     if scenario.has_latency:
         yield from (Bar(ours, most=1.0, of=peer, figure="p99_ms") for peer in peers)
     elif scenario.name.startswith(("batch", "produce")) and two_replicas(OURS_ONE_PARTITION) in labels:
-        # not of single sends to named partitions: the client gathers those to one into batches, on one node as on two
+        # not for single sends to named partitions: the client gathers sends to one partition into batches, on one node
+        # or two
         yield Bar(ours, least=0.8, of=two_replicas(OURS_ONE_PARTITION))
     elif scenario.name in ("pipelined", "pipelined-128", "batch", "batch-128"):
         yield from (Bar(ours, least=1.3, of=peer) for peer in peers)
@@ -503,4 +505,4 @@ def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
 REPLICA_SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: _with_replicas(scenario) for scenario in SCENARIOS if OURS in scenario.runs
 }
-"""Name of a scenario -> what `--replicas` makes of it."""
+"""By scenario: the scenario that `--replicas` measures instead."""

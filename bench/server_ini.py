@@ -1,4 +1,4 @@
-"""One server.ini for both brokers, so that they are compared on the same settings."""
+"""Make one server.ini for both brokers, so that they are compared with the same settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 __all__ = ["Topics", "server_ini"]
 
 Topics = Mapping[str, int | Mapping[str, object]]
-"""Name -> number of partitions, or the keys of its section."""
+"""By topic: the number of partitions, or the keys of its section."""
 
 
 def server_ini(port: int, zk_connect: str, topics: Topics, system: Mapping[str, object] | None = None) -> str:
-    """The text of a server.ini that both the Java broker and ours read.
+    """Return the text of a server.ini that the Java broker and metaq's read.
 
-    system: further keys of [system], which win over the ones set here.
+    system: more keys of [system], which override the ones set here.
     """
     sections: dict[str, Mapping[str, object]] = {
         "system": {

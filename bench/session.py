@@ -1,4 +1,4 @@
-"""One sitting: memory warmed, stages started one after the other, results published after each scenario."""
+"""Run one sitting: warm memory, start stages one after the other, publish results after each scenario."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What is measured, how, and where it goes.
+    """One sitting: the measured scenarios and systems, the plan, and the destination of the results.
 
-    systems: names of those that may take part; output: gets results.json, RESULTS.md and plots/; zk: host:port of a
-    running ZooKeeper, None to start one for each stage; directory: where data and logs go while a stage runs.
+    systems: names of the systems that may take part; output: gets results.json, RESULTS.md and plots/; zk: host:port of
+    a running ZooKeeper, None to start one for each stage; directory: for data and logs while a stage runs.
     """
 
     scenarios: Sequence[Scenario]
@@ -39,7 +39,7 @@ class Session:
     directory: Path | None = None
 
     def run(self) -> None:
-        """All stages that have scenarios. Raises JavaUnavailable, and ProcessFailed when ZooKeeper does not start."""
+        """Run all stages that have scenarios. Raises JavaUnavailable, and ProcessFailed if ZooKeeper does not start."""
         for stage in STAGES:
             scenarios = [scenario for scenario in self.scenarios if scenario.stage == stage.name]
             if scenarios:
@@ -64,7 +64,7 @@ class Session:
                     self.publish()
 
     def publish(self) -> str:
-        """Write what there is; the page."""
+        """Write all present results; return the page."""
         plots = write_plots(self.results, self.output / "plots")
         page = markdown(self.results, {name: path.relative_to(self.output).as_posix() for name, path in plots.items()})
         (self.output / "RESULTS.md").write_text(page, "utf-8")
@@ -73,7 +73,7 @@ class Session:
 
 
 def touch_free_memory(log: Log) -> None:
-    """Touch what is free once; see memory.warm_memory."""
+    """Touch free memory once; see memory.warm_memory."""
     size = free_bytes() - MARGIN_BYTES
     log(f"touching {size / 1e9:.1f} GB of free memory once (--cold-memory leaves that out)")
     on_terminal = sys.stderr.isatty()

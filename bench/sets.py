@@ -1,4 +1,4 @@
-"""A broker set of ours: its nodes as processes, and what ZooKeeper and their logs say of it."""
+"""Run the nodes of a broker set as processes, and read their state from ZooKeeper and from their logs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ __all__ = ["METAQ", "NodeSet", "line_time", "logged_at", "node_set"]
 
 METAQ = (sys.executable, "-m", "metaq")
 IN_SYNC_SECONDS = 120.0
-"""In which nodes that have nothing to copy must be in sync."""
+"""Seconds within which nodes that have nothing to copy must be in sync."""
 _LOOK_SECONDS = 0.02
 _TIME = "%Y-%m-%d %H:%M:%S,%f"
 _TIME_LENGTH = len("2026-01-01 00:00:00,000")
 
 
 class NodeSet:
-    """The nodes of broker 0. Each has a port and a directory that it keeps when it is started again."""
+    """The nodes of broker 0. Each has a port and a directory, and keeps both when it is started again."""
 
     def __init__(
         self, directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], session: ZkSession
     ) -> None:
-        """directory: gets a folder for each node; settings: more keys of [system]; session: a started one."""
+        """directory: gets a folder for each node; settings: more keys of [system]; session: a started ZooKeeper
+        session."""
         self.nodes: dict[str, Server] = {}
-        """The last process of each node, whether it runs or not."""
+        """The last process of each node, running or not."""
         self._directory = directory
         self._zk_connect = zk_connect
         self._topics = topics
@@ -43,7 +44,7 @@ class NodeSet:
         self._logs: dict[str, list[Path]] = {}
 
     def start(self, name: str) -> Server:
-        """Start a node, which must not be running; it may take part in the set later. Raises ProcessFailed."""
+        """Start a node, which must not be running; it may join the set later. Raises ProcessFailed."""
         home = self._directory / name
         config = home / "server.ini"
         if not home.exists():
@@ -57,12 +58,12 @@ class NodeSet:
         return node
 
     def view(self) -> SetView:
-        """The set in ZooKeeper. Raises CoordinationError."""
+        """Return the set as in ZooKeeper. Raises CoordinationError."""
         return read_set(self._session, 0)
 
     @property
     def leader(self) -> str:
-        """The name of the node that leads; "" if none does."""
+        """Return the name of the node that leads; "" if none does."""
         state = self.view().state
         return "" if state is None else state.leader
 
@@ -88,18 +89,18 @@ class NodeSet:
         return view
 
     def lines(self, name: str) -> list[str]:
-        """What a node has logged, in all its processes."""
+        """Return the lines that all processes of a node have logged."""
         return [line for log in self._logs.get(name, []) for line in log.read_text("utf-8", "replace").splitlines()]
 
     def close(self) -> None:
-        """End all nodes, followers first, so that no leader hands over to a node that ends, too."""
+        """End all nodes, followers first, so that no leader hands over to a node that is about to end."""
         leader = self.leader
         for name in sorted(self.nodes, key=lambda each: each == leader):
             self.nodes[name].close()
 
 
 def line_time(line: str) -> float | None:
-    """When a line of a log was written, `time.monotonic()` here; None for a line of a traceback."""
+    """Return when a line of a log was written, by this machine's `time.monotonic()`; None for a line of a traceback."""
     try:
         at = datetime.strptime(line[:_TIME_LENGTH], _TIME).timestamp()
     except ValueError:
@@ -108,7 +109,8 @@ def line_time(line: str) -> float | None:
 
 
 def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float | None:
-    """When the first line that has the pattern was logged, `time.monotonic()` here; None if none was since then."""
+    """Return when the first line that matches the pattern was logged, by this machine's `time.monotonic()`; None if
+    none was logged after `since`."""
     for line in lines:
         if re.search(pattern, line) and (at := line_time(line)) is not None and at >= since:
             return at
@@ -119,7 +121,7 @@ def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float |
 def node_set(
     directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], names: Sequence[str]
 ) -> Iterator[NodeSet]:
-    """A set whose nodes are in sync. The first one leads. Raises ProcessFailed."""
+    """Start a set, and yield it when all its nodes are in sync. The first node leads. Raises ProcessFailed."""
     with ZkSession(zk_connect) as session, ExitStack() as stack:
         nodes = NodeSet(directory, zk_connect, topics, settings, session)
         stack.callback(nodes.close)

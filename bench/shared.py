@@ -1,8 +1,8 @@
-"""`python -m bench.shared`: many members on one partition, 1 ms of work for each message, without ZooKeeper; and how
-soon an urgent message is handed out in front of a hundred thousand others. Beside RocketMQ's POP consumer:
-`python -m bench --scenario shared`.
+"""Measure shared groups without ZooKeeper: `python -m bench.shared`. Many members on one partition, with 1 ms of work
+for each message; and how soon an urgent message is delivered before a hundred thousand others. For the comparison with
+RocketMQ's POP consumer: `python -m bench --scenario shared`.
 
-A member is a SharedConsumer with one thread, as it is by default. Work is a sleep. Time counts from the first message
+A member is a SharedConsumer with one thread, the default. Its work is a sleep. Time is measured from the first message
 that a member has to the last that one has finished.
 """
 
@@ -65,7 +65,7 @@ def _fill(port: int, messages: int) -> None:
 
 
 def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: int = PROCESSES) -> dict[str, float]:
-    """Messages per second that the members finish together, and the broker's processor time for each."""
+    """Return messages per second that the members finish together, and the broker's processor time for each message."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metaq-shared-")))
         port, broker = _start_metaq(directory, stack)
@@ -88,8 +88,8 @@ def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: i
 
 
 def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, float]:
-    """Milliseconds from the send of an urgent message to its handler, beside one member that always has work, with so
-    many messages waiting before it."""
+    """Return milliseconds from the send of an urgent message to its handler. One member always has work, and `waiting`
+    messages wait before the urgent one."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metaq-shared-")))
         port, _ = _start_metaq(directory, stack)
@@ -111,7 +111,7 @@ def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, fl
 
         thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
         thread.start()
-        time.sleep(2.0)  # it has looked at what waits
+        time.sleep(2.0)  # the member has now looked at the waiting messages
         for _ in range(urgent):
             came.clear()
             producer.send(TOPIC, repr(time.monotonic()).encode(), priority=9)

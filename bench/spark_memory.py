@@ -1,7 +1,8 @@
-"""`python -m bench.spark_memory`: reads a topic far larger than Spark's memory, and watches what its processes hold.
+"""Read a topic far larger than Spark's memory, and watch the memory of Spark's processes: `python -m
+bench.spark_memory`.
 
 Spark runs with local[2], so that the heap of its one JVM is that of driver and executors together. Writes
-spark_memory.json, which spark_peer.py puts into SPARK.md; the exit code is 1 if the second half of the reading needed
+spark_memory.json, which spark_peer.py includes in SPARK.md; the exit code is 1 if the second half of the reading needed
 clearly more memory than the first.
 """
 
@@ -30,11 +31,12 @@ BATCH = 500
 RESULT = "spark_memory.json"
 SAMPLE_SECONDS = 0.2
 ALLOWED_GROWTH = 1.1
-"""Of the highest value in the second half over that of the first."""
+"""Highest allowed ratio of the peak in the second half to the peak in the first."""
 
 
 class Watch(threading.Thread):
-    """Samples the resident memory of a process and all below it until stop(). samples: sums in 10^6 bytes."""
+    """Thread that samples the resident memory of a process and all its descendants until stop(). samples: sums in 10^6
+    bytes."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -67,17 +69,18 @@ def _resident(pid: int) -> float:
     try:
         return resident_mb(pid)[0]
     except (OSError, KeyError, IndexError):
-        return 0.0  # it has just ended
+        return 0.0  # the process has just ended
 
 
 def grew(samples: list[float]) -> float:
-    """The highest value of the second half of `samples` relative to that of the first; 1.0 if there are too few."""
+    """Return the peak of the second half of `samples` relative to that of the first; 1.0 if there are too few
+    samples."""
     half = len(samples) // 2
     return max(samples[half:]) / max(samples[:half]) if half else 1.0
 
 
 def paragraph(result: dict[str, Any]) -> list[str]:
-    """Lines of SPARK.md about a run: what main() wrote to RESULT."""
+    """Return lines of SPARK.md about a run. result: what main() wrote to RESULT."""
     second = result["second"]
     return [
         f"A topic of {result['megabytes']:,} MB read with a heap of {result['heap']}"
@@ -99,7 +102,7 @@ def paragraph(result: dict[str, Any]) -> list[str]:
 )
 @click.option("--output", type=click.Path(path_type=Path, exists=True), default=HERE, help=f"Where {RESULT} goes.")
 def main(megabytes: int, heap: str, partitions: int, directory: Path | None, output: Path) -> None:
-    """Fill a topic, read it twice by Spark (the first time warms up), and say what the second time held in memory."""
+    """Fill a topic, read it twice by Spark (the first time warms up), and report the memory of the second time."""
     count = megabytes * 1_000_000 // MESSAGE_BYTES // BATCH * BATCH
     topics = {"large": Topic(partitions)}
     with tempfile.TemporaryDirectory(prefix="metaq-spark-memory-", dir=directory) as data:

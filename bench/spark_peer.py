@@ -1,6 +1,6 @@
-"""`python -m bench.spark_peer`: our Spark source and sink beside those for Kafka; writes SPARK.md and spark.json.
+"""Compare metaq's Spark source and sink with Kafka's: `python -m bench.spark_peer`; writes SPARK.md and spark.json.
 
-Ours runs in the Spark of this environment. Spark's Kafka source is not published for every version of Spark, so the
+metaq's run in the Spark of this environment. Spark's Kafka source is not published for every version of Spark, so the
 peer gets its own environment, made by pip in build/spark-peer, and jars by Maven (bench/java/spark/pom.xml).
 """
 
@@ -36,12 +36,13 @@ PEER = "spark-sql-kafka"
 MESSAGE_BYTES = 1024
 BATCH = 500
 HEAP = "2g"
-"""Of each Spark's JVM."""
+"""Heap of each Spark's JVM."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkScenario:
-    """One command of bench/spark_worker.py on a topic of its own; bar: our rate relative to the peer's, at least."""
+    """One command of bench/spark_worker.py on a topic of its own; bar: the least ratio of metaq's rate to the
+    peer's."""
 
     name: str
     title: str
@@ -86,7 +87,7 @@ def main(
     directory: Path | None,
     output: Path,
 ) -> None:
-    """Read and write topics by Spark, local[2], ours and Kafka's in turns. Exit code 1 when a bar is missed."""
+    """Read and write topics by Spark, local[2], metaq's and Kafka's in turns. Exit code 1 if a bar is missed."""
     scenarios = [each for each in SCENARIOS if not names or each.name in names]
     rows -= rows % BATCH
     with tempfile.TemporaryDirectory(prefix="metaq-spark-bench-", dir=directory) as data:
@@ -112,7 +113,7 @@ def main(
 
 @contextmanager
 def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Iterator[dict[str, Worker]]:
-    """Both clusters, their topics filled, and a Spark for each."""
+    """Start both clusters, fill their topics, and yield a Spark for each."""
     python, jars = _peer_environment()
     topics = {each.name: Topic(each.partitions) for each in scenarios}
     with ExitStack() as stack:
@@ -135,7 +136,7 @@ def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Itera
 
 
 def _peer_environment() -> tuple[Path, str]:
-    """The Python of an environment with the peer's version of Spark, and the class path of its Kafka source."""
+    """Return the Python of an environment with the peer's version of Spark, and the class path of its Kafka source."""
     build(PROJECT, "the benchmark's peers")
     home = HERE.parent / "build" / "spark-peer"
     python, wanted = home / "bin" / "python", f"pyspark=={peer_versions(['spark'])['spark']}"
@@ -156,7 +157,7 @@ def _peer_environment() -> tuple[Path, str]:
 def _measure(
     scenario: SparkScenario, sparks: dict[str, Worker], rounds: int, warm_ups: int, rows: int, written: int
 ) -> Measured:
-    """A JVM needs some runs until what is hot is compiled; then the two take turns."""
+    """Measure one scenario. A JVM needs some runs until its hot code is compiled; then the two systems take turns."""
     words = (scenario.verb, scenario.name, rows if scenario.verb == "read" else written, MESSAGE_BYTES)
     for name, spark in sparks.items():
         for number in range(warm_ups):
@@ -179,7 +180,7 @@ def _environment() -> dict[str, str]:
 
 
 def markdown(measured: list[Measured], rounds: int) -> str:
-    """The page bench/SPARK.md."""
+    """Return the page bench/SPARK.md."""
     titles = {each.name: each for each in SCENARIOS}
     lines = [
         "# Topics in Spark: metaq beside Spark's Kafka source",
@@ -203,7 +204,7 @@ def markdown(measured: list[Measured], rounds: int) -> str:
 
 
 def missed(measured: list[Measured]) -> list[str]:
-    """One line for each bar that was missed."""
+    """Return one line for each missed bar."""
     bars = {each.name: each.bar for each in SCENARIOS}
     found = []
     for each in measured:

@@ -1,4 +1,4 @@
-"""Scenarios of our broker alone that are programs of their own, because they take long or need gigabytes."""
+"""Scenarios of metaq's broker alone that are programs of their own, because they take long or need gigabytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class SpecialFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """`python -m <module> <arguments>` prints one JSON object; its numbers are the figures, inner names join with dots.
+    """A program `python -m <module> <arguments>` that prints one JSON object; its numbers are the figures, and names of
+    nested objects are joined with dots.
 
     The program takes `--directory` for its data.
     """
@@ -81,7 +82,7 @@ SPECIALS = {
 
 
 def run_special(special: Special, directory: Path | None, log: Callable[[str], None]) -> Measured:
-    """Run the program, its messages on stderr shown as they come. directory: for data. Raises SpecialFailed."""
+    """Run the program, and show its messages on stderr as they come. directory: for data. Raises SpecialFailed."""
     where = () if directory is None else ("--directory", str(directory))
     command = [sys.executable, "-m", special.module, *special.arguments, *where]
     log(f"--- {special.title}: {' '.join(command[1:])}")
@@ -93,7 +94,7 @@ def run_special(special: Special, directory: Path | None, log: Callable[[str], N
 
 
 def figures(output: str) -> dict[str, float]:
-    """The numbers of the one JSON object that a program printed; none if it printed nothing."""
+    """Return the numbers of the one JSON object that a program printed; none if it printed nothing."""
     return dict(_numbers("", json.loads(output))) if output.strip() else {}
 
 

@@ -1,8 +1,8 @@
-"""`python -m bench.starts`: how long the programs that people start most often take from their start to their end.
+"""Measure how long the most used programs take from start to end: `python -m bench.starts`.
 
-For the environment that runs it; install metaq there from its wheel, as users have it. Each command runs once before it
-is measured, so that its bytecode is there, and the commands take turns. Wall time beside processor time: of a machine
-that does other work, the latter says more.
+It measures the environment that runs it; install metaq there from its wheel, as users do. Each command runs once before
+it is measured, so that its bytecode exists, and the commands take turns. Wall time and processor time are printed; on a
+machine that does other work, processor time is more reliable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CODE = [sys.executable, "-c"]
 
 
 def _commands(zookeeper: str) -> dict[str, tuple[list[str], int | None]]:
-    """What is started, and its bar, ms."""
+    """Return the commands, each with its bar in ms."""
     return {
         "python -c pass": ([*CODE, "pass"], None),
         "from metaq import Producer": ([*CODE, "from metaq import Producer"], 150),
@@ -36,7 +36,7 @@ def _commands(zookeeper: str) -> dict[str, tuple[list[str], int | None]]:
 
 
 def _measure(command: list[str]) -> tuple[float, float]:
-    """Wall and processor time, ms."""
+    """Return wall and processor time in ms."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -44,7 +44,7 @@ def _measure(command: list[str]) -> tuple[float, float]:
 
 
 def main(runs: int) -> int:
-    """Print the medians; whether no bar is missed."""
+    """Print the medians; return the exit code: 1 if a bar is missed."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     missed = 0
     with tempfile.TemporaryDirectory(prefix="metaq-starts-") as directory, ExitStack() as stack:

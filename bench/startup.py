@@ -1,4 +1,5 @@
-"""`python -m bench.startup`: from kill -9 with many partitions to serving again, and how fast indexes are rebuilt."""
+"""Measure the time from kill -9 with many partitions to serving again, and the speed of rebuilding indexes: `python -m
+bench.startup`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ __all__ = ["measure_startup"]
 _REBUILT_BYTES = 2 << 30
 _REBUILD_SECONDS = 120.0
 _SETTLED_SECONDS = 3.0
-"""Between the rebuild's end and the look at the memory at rest."""
+"""Seconds between the end of the rebuild and the measurement of the memory at rest."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -36,10 +37,11 @@ class StartupFailed(RuntimeError):
 def measure_startup(
     directory: Path, partitions: int, total_bytes: int, *, body_bytes: int = 1024, durable: bool = False
 ) -> dict[str, Any]:
-    """Fill below `directory`, kill, start, kill, start with indexes missing. Raises StartupFailed, ProcessFailed.
+    """Fill a directory, kill, start, kill, start with indexes missing, all below `directory`. Raises StartupFailed,
+    ProcessFailed.
 
     The result: seconds from the process's start to its "serving" line, after a kill under load and after one at rest;
-    bytes that the rebuild of closed segments' indexes reads per second; resident memory and descriptors.
+    bytes per second that the rebuild of closed segments' indexes reads; resident memory and descriptors.
     """
     data = directory / "data"
     _fill(data, partitions, total_bytes, body_bytes, durable=durable)
@@ -83,7 +85,8 @@ def _start(directory: Path, config: Path) -> tuple[Server, float]:
 
 
 def _rebuild(directory: Path, config: Path, data: Path) -> dict[str, Any]:
-    """Without the indexes of closed segments: how long the background takes, and how the broker is afterwards."""
+    """Start without the indexes of closed segments: return how long the rebuild in the background takes, and the
+    broker's memory afterwards."""
     folder = data / f"{REBUILT_TOPIC}-0"
     *closed, _ = sorted(folder.glob("*.meta"))
     size = sum(each.stat().st_size for each in closed)
@@ -122,7 +125,7 @@ def _resident_bytes(pid: int) -> int:
     "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
 )
 def main(partitions: int, gigabytes: float, body: int, durable: bool, directory: Path | None) -> None:
-    """Measure the start after kill -9 with a directory of many partitions; prints JSON. Needs twice the space."""
+    """Measure the start after kill -9 with a directory of many partitions; print JSON. Needs twice the space."""
     with tempfile.TemporaryDirectory(prefix="metaq-startup-", dir=directory) as data:
         size = int(gigabytes * 1e9)
         click.echo(

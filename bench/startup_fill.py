@@ -1,4 +1,4 @@
-"""Fill a data directory through the store itself, then die by SIGKILL: `python -m bench.startup_fill`."""
+"""Fill a data directory through the store itself, then end by SIGKILL: `python -m bench.startup_fill`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["REBUILT_TOPIC", "TOPIC", "fill"]
 
 TOPIC = "many"
 REBUILT_TOPIC = "closed"
-"""Has one partition with many closed segments."""
+"""Topic with one partition that has many closed segments."""
 CLOSED_SEGMENT_BYTES = 64 << 20
 
 _FIRST_ID = 1 << 60
 _WORKERS = 16
 _BATCH_BYTES = 256 << 10
 _TICK_EVERY = 64
-"""Partitions between two ticks of the store: some hundred MB/s make that about four ticks a second."""
+"""Partitions between two ticks of the store: at some hundred MB/s about four ticks a second."""
 
 
 class _Threads:
-    """Worker threads, and the calls back to the owning thread."""
+    """Worker threads, and the calls that they return to the owning thread."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = queue.SimpleQueue()
@@ -64,7 +64,7 @@ def fill(
     """Append the same number of whole records to each partition, in batches of up to 256 KiB, without a clean stop.
 
     closed_bytes: for the partition of REBUILT_TOPIC, which comes first. durable: flush as a broker that acknowledges
-    what is on the disk.
+    only what is on the disk.
     """
     threads = _Threads()
     threshold = 0 if durable else 1000

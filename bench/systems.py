@@ -1,4 +1,4 @@
-"""Starts the brokers of a stage and a load generator for each system that takes part in it."""
+"""Start the brokers of a stage, and a load generator for each system that takes part in it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ PYTHON_CLIENTS = {
     CONFLUENT: ["bench.kafka_workers", "confluent-kafka"],
     CONFLUENT_BATCH: ["bench.kafka_workers", "confluent-kafka-batch"],
 }
-"""System -> module and first words of its load generator."""
+"""By system: module and first words of its load generator."""
 
 KAFKA_REPLICAS = {"kafka": 1, "kafka-2": 2}
 
-# 1.x's keys: fsync after 1,000 messages or 10 s, nobody waits for it; or before the answer, shared by all that wait
+# 1.x's keys: fsync after 1,000 messages or 10 s, no answer waits for it; or before the answer, one fsync for all
+# waiting answers
 FLUSH: Mapping[bool, Mapping[str, object]] = {
     False: {"unflushThreshold": 1000, "unflushInterval": 10_000},
     True: {"unflushThreshold": 0, "unflushInterval": 10_000},
@@ -58,7 +59,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A load generator in a process of its own, and the name of the broker it talks to."""
+    """A load generator in a process of its own, and the name of its broker."""
 
     name: str
     broker: str
@@ -67,9 +68,8 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A running broker: what its clients connect to, the processes of its nodes, and the resident memory of the largest
-    before any command.
-    """
+    """A running broker: the address for its clients, the processes of its nodes, and the resident memory of the largest
+    one before any command."""
 
     address: str
     pids: tuple[int, ...]
@@ -78,7 +78,7 @@ class Broker:
 
 @dataclass(slots=True)
 class Running:
-    """What a stage has running. failures: system -> why it is not among them."""
+    """The running systems of a stage. failures: by system, why it is not among them."""
 
     systems: dict[str, System] = field(default_factory=dict)
     brokers: dict[str, Broker] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Running:
 def start_stage(
     stage: Stage, topics: Mapping[str, Topic], names: Iterable[str], directory: Path, zk: str | None, log: Log
 ) -> Iterator[Running]:
-    """Start the named systems, and of brokers only theirs; all processes are gone at the end.
+    """Start the named systems and their brokers, and yield them; all processes have ended at the end.
 
     topics: the stage's, and more of the caller's; directory: for data and logs; zk: host:port of a running server, None
     to start one. A system that does not start is among the failures.
@@ -129,7 +129,7 @@ def _first_line(failure: ProcessFailed) -> str:
 def _start_broker(
     name: str, stage: Stage, topics: Mapping[str, Topic], directory: Path, zk_connect: str, stack: ExitStack
 ) -> Broker:
-    """zk_connect: used by metaq's brokers; the stack ends what was started."""
+    """Start a broker. zk_connect: used by metaq's brokers; the stack ends the started processes."""
     home = directory / name
     home.mkdir()
     address = zk_connect
@@ -162,7 +162,7 @@ def _partitions(topics: Mapping[str, Topic]) -> dict[str, int]:
 
 
 def _flushed(stage: Stage, topics: Mapping[str, Topic]) -> set[str]:
-    """The topics whose messages are on the disk before they are acknowledged."""
+    """Return the topics whose messages are on the disk before they are acknowledged."""
     return {
         name
         for name, topic in topics.items()
@@ -171,7 +171,7 @@ def _flushed(stage: Stage, topics: Mapping[str, Topic]) -> set[str]:
 
 
 def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[str, object]]:
-    """server.ini's keys of each topic."""
+    """Return server.ini's keys of each topic."""
     flushed = _flushed(stage, topics)
     return {name: {"numPartitions": topic.partitions, **FLUSH[name in flushed]} for name, topic in topics.items()}
 
@@ -179,7 +179,7 @@ def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[st
 def _promised(
     sections: Mapping[str, Mapping[str, object]], flushed: set[str], replicas: int
 ) -> dict[str, Mapping[str, object]]:
-    """The sections with what an acknowledgement promises: that every node has the message."""
+    """Return the sections with a key for what an acknowledgement promises: every node has the message."""
     return {
         name: {**keys, "ack": "disk" if name in flushed else "in-sync", "minInSync": replicas}
         for name, keys in sections.items()
@@ -188,7 +188,7 @@ def _promised(
 
 @contextmanager
 def zookeeper(directory: Path) -> Iterator[str]:
-    """A ZooKeeper of ours with its data below `directory`; where it listens, host:port."""
+    """Start metaq's ZooKeeper with its data below `directory`; yield its address, host:port."""
     port = free_port()
     command = [*METAQ, "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
     with Server(command, directory / "zookeeper.log", "zookeeper serves at"):

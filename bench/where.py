@@ -1,9 +1,10 @@
-"""`python -m bench.where`: what a filter by content costs the broker for each message, and what it spares the network.
+"""Measure what a filter by content costs the broker for each message, and how much traffic it saves: `python -m
+bench.where`.
 
-First in one process: messages with five properties, as many as a pull judges at once, with the checksums of what is
-left out; beside it, what decoding each message and asking for it alone would cost. Then a broker with one partition:
-all of it is pulled with each filter, and the processor time of the broker's process is divided by the messages that it
-looked at.
+First in one process: messages with five properties, as many as a pull filters at once, with the checksums of omitted
+ones; for comparison, the cost of decoding and filtering each message alone. Then with a broker with one partition: the
+whole partition is pulled with each filter, and the processor time of the broker's process is divided by the number of
+messages that it filtered.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ FILTERS = {
 
 
 def records(size: int, count: int) -> Iterator[bytes]:
-    """Records with five properties, whose payloads have about `size` bytes."""
+    """Yield records with five properties, whose payloads have about `size` bytes."""
     chance = random.Random(1)
     for number in range(count):
         properties = {
@@ -68,7 +69,7 @@ def records(size: int, count: int) -> Iterator[bytes]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least processor time of some rounds."""
+    """Return the least processor time of some rounds, in seconds."""
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time_ns()
@@ -159,7 +160,7 @@ def _batch(some: list[bytes], opaque: int) -> tuple[bytes, bytes]:
 
 
 def _pull_all(connection: Connection, end: int, where: Where | None) -> int:
-    """Bytes of records that came."""
+    """Pull everything, and return the bytes of the received records."""
     position = moved = 0
     while position < end:
         pulled = BegunPull(connection, HERE, position, 2 << 20, where=where).result()
@@ -173,7 +174,7 @@ def _pull_all(connection: Connection, end: int, where: Where | None) -> int:
 @click.option("--megabytes", default=200, show_default=True, help="What the broker's partition has.")
 @click.option("--no-broker", is_flag=True, help="In one process only.")
 def main(megabytes: int, no_broker: bool) -> None:
-    """See the module."""
+    """Measure and print; see the module."""
     for size in (1024, 128):
         in_one_process(size)
     if not no_broker:

@@ -1,4 +1,4 @@
-"""Our load generator: `python -m bench.worker [--one-core] <zkConnect>`, the counterpart of metaq.peer.Peer."""
+"""metaq's load generator: `python -m bench.worker [--one-core] <zkConnect>`, the counterpart of metaq.peer.Peer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES_UNDER_WAY = 4
 
 
 class Metaq:
-    """Our client behind the loops."""
+    """metaq's client as a Client of the loops."""
 
     def __init__(self, zk_connect: str) -> None:
         self._zk_connect = zk_connect
@@ -30,7 +30,8 @@ class Metaq:
         self.send = self._producer.send
 
     def send_async(self, topic: str, data: bytes) -> Future[Any]:
-        """In turn to all partitions, as 1.x's client; by itself ours would fill a request for each of them."""
+        """Send to all partitions in turn, as 1.x's client does; by default metaq's would fill a request for each of
+        them."""
         if topic not in self._turns:
             partitions = self._producer.partitions(topic)
             self._turns[topic] = cycle(partitions) if len(partitions) > 1 else None
@@ -40,7 +41,7 @@ class Metaq:
         return self._producer.send_async(topic, data, partition=next(turns))
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """As a user of confluent-kafka writes it."""
+        """Send as a user of confluent-kafka would write it."""
         reported, failed = 0, []
 
         def report(error: Exception | None, _: Any) -> None:
@@ -57,7 +58,7 @@ class Metaq:
             raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """A few batches are under way: one is stored, the next is on the wire, others are being made."""
+        """Send batches, a few of them unanswered: one is stored, the next is on the wire, others are being made."""
         unanswered: deque[Future[Any]] = deque()
         for _ in range(batches):
             if len(unanswered) == BATCHES_UNDER_WAY:
@@ -86,12 +87,12 @@ class Metaq:
 
 
 def main() -> None:
-    """Answer standard input's lines until it ends."""
+    """Answer the lines of standard input until it ends."""
     *options, zk_connect = sys.argv[1:] or [""]
     if options not in ([], ["--one-core"]) or not zk_connect:
         sys.exit("usage: python -m bench.worker [--one-core] <zkConnect>")
     if options:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # as `taskset -c` does it
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # as `taskset -c` does
     with closing(Metaq(zk_connect)) as client:
         serve(Generator(client), client.kinds.commands)
 

@@ -1,8 +1,8 @@
-"""The worst request of each verb: how long it keeps a broker's reactor at work without a pause.
+"""Measure the worst request of each verb: how long it occupies a broker's reactor without a pause.
 
-`python -m bench.worst [words]` measures those whose name has one of the words, all without words, on a broker in this
-process with many partitions, groups and delayed messages. A step is what the reactor does between two looks at its
-connections: one read, one timer, one result of a thread. Its processor time is measured, so what else the machine does
+`python -m bench.worst [words]` measures the requests whose name has one of the words (without words: all), on a broker
+in this process with many partitions, groups and delayed messages. A step is the reactor's work between two looks at its
+connections: one read, one timer, one result of a thread. Its processor time is measured, so other work of the machine
 hardly counts. A verb of broker/assembly/verbs.py without an entry in FRAMES or TEXTS fails a unit test.
 """
 
@@ -112,24 +112,25 @@ from .memory import warm_page_cache
 __all__ = ["FRAMES", "PAGES", "TEXTS", "Worst", "main"]
 
 LIMIT_MS = 20.0
-"""The standard: no request makes the reactor work longer without a pause."""
+"""The limit in ms: no request may make the reactor work longer without a pause."""
 
 PARTITIONS = 10_240
 GROUPS = 10_000
 HALVES = 50_000
 TIMERS = 1_000_000
-"""Delayed messages."""
+"""Number of delayed messages."""
 
 ROUNDS = 5
 """How often a case above the limit is measured again, each time on a new broker. A virtual machine's host can stop a
 process for a while, and that counts as the process's own time. A step that is long by itself is long in each round."""
 
 WARM_BYTES = 256 << 20
-"""Memory that is touched in front of each case: what a virtual machine's host takes to give it is no work of ours."""
+"""Bytes of memory that are touched before each case: the time of a virtual machine's host to provide memory is not the
+broker's."""
 
 Requests: TypeAlias = Iterator[tuple[str, "bytes | Callable[[Worst], bytes]"]]
-"""What it is, and its bytes, or what prepares the broker and gives them. A read brings as many small requests as fit:
-those are one of them."""
+"""A name, and the request's bytes, or a function that prepares the broker and returns them. A read brings as many small
+requests as fit; then a request here is such a read."""
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -140,16 +141,17 @@ def _frame(code: int, ext: Mapping[str, str | int], body: bytes = b"", opaque: i
 
 
 def _reads(request: bytes) -> bytes:
-    """As many as one read brings."""
+    """Return as many copies of the request as one read brings."""
     return request * (LARGE_READ_BYTES // len(request))
 
 
 _MANY = 100
-"""How often a request is repeated that takes many steps: thousands would take minutes and show the same steps."""
+"""How often a request of many steps is repeated: thousands would take minutes and show the same steps."""
 
 
 def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Requests]:
-    """A request whose size no client chooses: the most of them that one read brings, and one whose header is full."""
+    """Return a source of requests of a verb whose size no client chooses: a single one, and as many as one read
+    brings."""
 
     def requests() -> Requests:
         ext = request.to_ext() if request is not None else {}
@@ -161,7 +163,7 @@ def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Re
 
 
 def _padded(code: int, ext: Mapping[str, str | int], body: bytes = b"") -> bytes:
-    """With a header of as many fields as there may be."""
+    """Return a request whose header has as many fields as allowed."""
     fields = {f"{number:x}": "" for number in range((MAX_FRAME_HEADER_BYTES - 4096) // 13)}
     return _frame(code, {**fields, **ext}, body)
 
@@ -174,13 +176,13 @@ _LEAST = encode_record(b"", 0, 0)
 
 
 def _long_list() -> tuple[int, bytes]:
-    """Flag and body of the record with the most properties."""
+    """Return flag and body of the record with the most properties."""
     flag, attribute = encode_attributes(tag="a", properties={f"{number:x}": "" for number in range(900_000)})
     return flag, encode_body(b"", flag, attribute)
 
 
 def _long_lists() -> Iterator[tuple[str, int, bytes]]:
-    """Name, flag and body of messages whose attribute is as long as it may be."""
+    """Yield name, flag and body of messages whose attribute is as long as allowed."""
     users = b"a\x01b\x02" * ((MAX_RECORD_BODY_BYTES - 100) // 4)
     waiting = 1 | 2 | DELAYED_FLAG
     for name, last in (("delayed", b"metaq.delay\x013600000\x02"), ("half", b"metaq.half\x01bank\x02")):
@@ -273,7 +275,7 @@ def _send_batch() -> Requests:
 
 
 def _many(topics: tuple[str, ...], parts: list[tuple[int, ...]], record: bytes = _LEAST, **more: Any) -> bytes:
-    """parts: topic, partition, records, and a sequence."""
+    """Return a SEND_MANY frame. parts: topic, partition, records, and a sequence."""
     count = sum(part[2] for part in parts)
     sequences = [part[3] for part in parts if len(part) > 3]
     table = [(topic, partition, records) for topic, partition, records, *_ in parts]
@@ -540,11 +542,11 @@ FRAMES: Mapping[int, Callable[[], Requests]] = {
         RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest("XID:1:1:1:q", "commit")
     ),
 }
-"""By their code."""
+"""Requests of frames, by their code."""
 
 
 def _line(line: str) -> Callable[[], Requests]:
-    """A read of them, and one as long as a line may be."""
+    """Return a source of requests with this line: as many as one read brings, and lines that are as long as allowed."""
 
     def requests() -> Requests:
         data = f"{line}\r\n".encode()
@@ -603,7 +605,7 @@ TEXTS: Mapping[type, Callable[[], Requests]] = {
     IgnoredAnswer: _line("result 200 0 1"),
     PageRequest: lambda: iter(()),  # PAGES
 }
-"""By the type of the command."""
+"""Requests of text commands, by the type of the command."""
 
 
 def _http(method: str, target: str, body: bytes = b"", content_type: str = "", accept: str = "") -> bytes:
@@ -651,14 +653,14 @@ def _gateway() -> Requests:
 
 
 PAGES: Mapping[str, Callable[[], Requests]] = {"pages": _pages, "gateway": _gateway}
-"""By HTTP: of the dashboard, and of the gateway."""
+"""Requests by HTTP: of the dashboard, and of the gateway."""
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def filled_topics(partitions: int) -> dict[str, int]:
-    """Partitions of the topics that requests name, beside `t` and `safe`."""
+    """Return the partitions of the topics that requests name, besides `t` and `safe`."""
     return {"many": partitions, "closed": partitions, "tagged": 1, "wide": 1, "keyed": 1}
 
 
@@ -669,7 +671,8 @@ def _pending(properties: Mapping[str, str]) -> bytes:
 
 
 def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halves: int, timers: int) -> None:
-    """Much of everything. do(data, host): sends it from that address, and waits until it is done."""
+    """Fill a broker with many objects of each kind. do(data, host): sends data from that address, and waits until it is
+    done."""
 
     def send(topic: str, partition: int, records: list[bytes]) -> None:
         ext = SendBatchRequest(topic, partition, len(records)).to_ext()
@@ -707,17 +710,19 @@ def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halve
 
 
 class _MeasuredReactor(Clock):
-    """Its clock is the processor time of this thread: what is promised of a turn is promised of that."""
+    """Reactor whose clock is the processor time of this thread: the time limits of a turn then apply to processor
+    time."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
         super().__init__()
         self.steps: list[float] = []
-        """Without what the garbage collector has taken of them, which is no request's own work."""
+        """Seconds of the steps, without the garbage collector's time, which is no request's own work."""
         self.kernel: list[float] = []
-        """The kernel's part of each: writes of megabytes, for which a virtual machine's host has to give memory."""
+        """The kernel's part of each step: writes of megabytes, for which a virtual machine's host must provide
+        memory."""
         self.collecting = 0.0
-        """The longest that it has taken."""
+        """The longest run of the garbage collector in seconds."""
         self._collected = self._collects_since = 0.0
         gc.callbacks.append(self._collects)
 
@@ -730,21 +735,22 @@ class _MeasuredReactor(Clock):
             self.collecting = max(self.collecting, taken)
 
     def close(self) -> None:
-        """Nobody is to be told of the collector any more."""
+        """Unregister from the garbage collector."""
         gc.callbacks.remove(self._collects)
 
     def seconds(self) -> float:
         return time.thread_time() + self._ahead
 
     def advance_by(self, seconds: float) -> None:
-        """So much time passes at once."""
+        """Let `seconds` pass at once."""
         self._ahead += seconds
 
     def _sortCalls(self) -> None:  # noqa: N802
-        """Twisted's sorts all calls for each new one, which its reactors do not: `turn` looks at all of them anyway."""
+        """Do nothing. Twisted's clock sorts all calls for each new one, but its reactors do not; `turn` checks all of
+        them anyway."""
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Do and measure one."""
+        """Run a function as one step, and measure it."""
         started, self._collected = time.thread_time(), 0.0
         before = getrusage(RUSAGE_THREAD).ru_stime
         function(*arguments)
@@ -752,7 +758,7 @@ class _MeasuredReactor(Clock):
         self.kernel.append(getrusage(RUSAGE_THREAD).ru_stime - before)
 
     def turn(self) -> bool:
-        """Do what is due; whether there was anything."""
+        """Run the due calls; return whether there were any."""
         now = self.seconds()
         due = sorted((call for call in self.calls if call.getTime() <= now), key=lambda call: call.getTime())
         for call in due:
@@ -764,7 +770,8 @@ class _MeasuredReactor(Clock):
 
 
 class _Sent(BytesIO):
-    """Where answers go. Nothing stays: a buffer that grows by megabytes would be copied in steps of the broker."""
+    """Sink for answers that keeps nothing: a buffer that grows by megabytes would be copied within the broker's
+    steps."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -772,13 +779,13 @@ class _Sent(BytesIO):
 
 class _HttpTransport(StringTransport):
     def unregisterProducer(self) -> None:  # noqa: N802
-        """A second time, too, as of real ones."""
+        """Allow a second call, as real transports do."""
         if self.producer is not None:
             super().unregisterProducer()  # type: ignore[no-untyped-call]
 
 
 class Worst:
-    """A broker with much in it, and one request after the other."""
+    """A broker with many objects, which gets one request after the other."""
 
     def __init__(
         self,
@@ -793,20 +800,20 @@ class Worst:
         topics = "".join(
             f"[topic={name}]\nnumPartitions={count}\n" for name, count in filled_topics(partitions).items()
         )
-        limits = f"[limits]\nsharedGroups={2 * groups}\nmadeTopics=1000000\n"  # those of the cases, too
+        limits = f"[limits]\nsharedGroups={2 * groups}\nmadeTopics=1000000\n"  # above the limits that the cases need
         self.harness = Harness(directory, topics=topics + limits, reactor=self.reactor)
         fill(self.do, partitions, groups, halves, timers)
-        self.harness.time += 3600  # the first checks are due
+        self.harness.time += 3600  # so that the first checks are due
 
     # --- what a case needs --------------------------------------------------------------------------------------------
 
     def new_topics(self, count: int) -> tuple[str, ...]:
-        """Names of topics that any broker makes when a message names them, and that it has not made yet."""
+        """Return names of topics that do not exist yet, and that a broker makes when a message names them."""
         self._named += count
         return tuple(f"%RETRY%{self._named - number:x}" for number in range(count))
 
     def leased(self, group: str, count: int = MAX_SETTLEMENTS, lease_ms: int = MAX_LEASE_MS) -> list[tuple[int, int]]:
-        """Offset and token of so many messages that one member has leased."""
+        """Return offset and token of `count` messages that one member has leased."""
         found: list[tuple[int, int]] = []
         while len(found) < count:
             request = AcquireRequest("t", 0, group, "m", MAX_ACQUIRED, 1 << 20, lease_ms)
@@ -819,18 +826,18 @@ class Worst:
         return found
 
     def ended_leases(self, group: str) -> bytes:
-        """As many leases as there may be end, and a member asks."""
+        """Let the largest allowed number of leases end, and return a member's request."""
         self.leased(group, lease_ms=600_000)
         self.reactor.advance_by(601.0)
         return _acquire_frame("t", group)
 
     def held_frame(self, group: str, frame: bytes) -> bytes:
-        """A request while a group has as much leased as it may."""
+        """Return the request, after the group has leased as much as allowed."""
         self.leased(group)
         return frame
 
     def many_members(self, group: str) -> bytes:
-        """Members wait, and then there is much for them."""
+        """Return a request that gives many waiting members messages."""
         peer = self.harness.connect()
         for number in range(100):
             request = AcquireRequest("keyed", 0, group, f"m{number}", MAX_ACQUIRED, 1 << 30, 1000, 60_000, "latest")
@@ -840,7 +847,7 @@ class Worst:
         return _frame(RequestCode.SEND_BATCH, SendBatchRequest("keyed", 0, MAX_BATCH_RECORDS).to_ext(), records)
 
     def many_partitions(self, group: str, **more: Any) -> bytes:
-        """A group has many partitions, and its first member wants something else than it took so far."""
+        """Return a request of the first member of a group with many partitions; it has other terms than before."""
         shared = self.harness.broker.shared
         for partition in range(500):
             shared.acquire(AcquireRequest("many", partition, group, "m", 1, 1 << 20, 1))
@@ -851,13 +858,13 @@ class Worst:
     # --- measuring ----------------------------------------------------------------------------------------------------
 
     def do(self, data: bytes, host: str = "127.0.0.1") -> list[float]:
-        """The seconds of the steps that a request to the broker's port takes."""
+        """Return the seconds of each step that a request to the broker's port takes."""
         peer = self.harness.connect(host)
         peer.transport.io = _Sent()
         return self._steps(peer.lose, self._received, peer, data)
 
     def ask(self, gateway: bool, data: bytes) -> list[float]:
-        """Of one by HTTP."""
+        """Return the seconds of each step of a request by HTTP."""
         broker = self.harness.broker
         root: Any = (
             Gateway(self.harness.gate, broker)
@@ -874,7 +881,7 @@ class Worst:
     def _steps(
         self, end: Callable[[], None], feed: Callable[[Any, bytes], None], connection: Any, data: bytes
     ) -> list[float]:
-        """end: what the end of the connection calls."""
+        """Return the seconds of each step. end: called to end the connection."""
         self.reactor.steps.clear()
         self.reactor.kernel.clear()
         self.reactor.collecting = 0.0
@@ -885,7 +892,7 @@ class Worst:
         return list(self.reactor.steps)
 
     def _received(self, peer: Peer, data: bytes) -> None:
-        """As from a socket."""
+        """Deliver data as a socket would."""
         session, position = peer.session, 0
         while position < len(data):
             space = session.space
@@ -906,7 +913,7 @@ class Worst:
 
     def _fed(self, channel: Any, data: bytes) -> None:
         for position in range(0, len(data), HTTP_READ_BYTES):
-            if channel.transport.disconnecting:  # a socket would bring nothing more
+            if channel.transport.disconnecting:  # a socket would deliver nothing more
                 return
             self.reactor.step(channel.dataReceived, data[position : position + HTTP_READ_BYTES])
 
@@ -954,12 +961,12 @@ def _chosen(verb: str, requests: Callable[[], Requests], words: list[str]) -> Re
 
 
 def _above(words: list[str], only: set[str] | None) -> set[str]:
-    """Measure cases on a new broker. only: their names, None for all. Return the names of those above the limit."""
+    """Measure cases on a new broker. only: their names, None for all. Return the names of the cases above the limit."""
     above = set()
     with tempfile.TemporaryDirectory() as directory:
         started = time.monotonic()
         worst = Worst(Path(directory))
-        keep_for_good()  # as a broker does that has started
+        keep_for_good()  # as a broker does after its start
         print(f"filled in {time.monotonic() - started:.0f} s")
         for name, measure in _cases(words):
             if only is not None and name not in only:
@@ -982,7 +989,7 @@ def _above(words: list[str], only: set[str] | None) -> set[str]:
 
 
 def main(words: list[str]) -> int:
-    """Print the longest step of each case, ms of processor time. Return 1 if one is above the limit in each round."""
+    """Print the longest step of each case in ms of processor time. Return 1 if one is above the limit in each round."""
     above: set[str] | None = None
     for _ in range(ROUNDS):
         above = _above(words, above)

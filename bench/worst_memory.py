@@ -1,12 +1,13 @@
-"""The worst request of each verb from 200 connections: how much memory a broker takes for them, and what it may take.
+"""Measure the memory that a broker takes for the worst request of each verb from 200 connections, and compare it with
+its bound.
 
-`python -m bench.worst_memory [words]` measures the requests of bench/worst.py, those of verbs whose name has one of the
-words, on a broker process with many partitions, groups and delayed messages. No connection reads an answer. Each brings
-a request again and again, or all of it but the last byte; all come from one address, or each from one of twenty. The
-peak of the resident memory is that of the kernel (VmHWM, which is set back before each case), above what the broker had
-at rest, behind its start: what one case leaves adds to the next, and is printed. Messages that wait for their time or
-their outcome take memory for as long as they wait, so a broker that is left with LEFT_BYTES is followed by another one.
-A case that ends above its bound is a defect of the account in broker/runtime/account.py.
+`python -m bench.worst_memory [words]` sends the requests of bench/worst.py, of verbs whose name has one of the words,
+to a broker process with many partitions, groups and delayed messages. No connection reads an answer. Each connection
+sends a request repeatedly, or all of it but the last byte; all come from one address, or each from one of twenty. The
+peak is the kernel's peak of the resident memory (VmHWM, reset before each case) minus the memory at rest after the
+broker's start. Memory that one case leaves adds to the next, and is printed. Messages that wait for their time or their
+outcome take memory for as long as they wait, so a broker that is left with LEFT_BYTES is replaced by a new one. A case
+above its bound is a defect of the account in broker/runtime/account.py.
 """
 
 from __future__ import annotations
@@ -41,35 +42,37 @@ __all__ = ["main"]
 CONNECTIONS = 200
 ADDRESSES = 20
 SECONDS = 1.5
-"""Each case brings requests until the broker has used so much processor time, or takes no more,"""
+"""Seconds of the broker's processor time after which a case ends; it also ends when the broker takes no more
+requests."""
 
 MOST_SECONDS = 10.0
-"""or for so long."""
+"""Longest time of a case in seconds."""
 
 STILL_SECONDS = 1.0
-"""A broker that has taken nothing for so long takes no more."""
+"""A broker that has taken nothing for this many seconds takes no more."""
 
 SETTLED_SECONDS = 120.0
-"""A broker has this long to end what was brought."""
+"""Seconds that a broker has to finish the sent requests."""
 
 LEFT_BYTES = 128 << 20
 ANSWER_SECONDS = 600.0
 OWN_ADDRESS = "127.0.0.9"
-"""From which the broker is asked whether it serves: what others take of it is not this one's."""
+"""Address of the connection that asks whether the broker serves: the limits per address of the others do not affect
+it."""
 
 MEGABYTE = 1 << 20
 CONNECTION_BYTES = LARGE_READ_BYTES + SPACE_READ_BYTES + WRITE_BYTES
-"""What a connection has beside that: one read before it is counted, space for a large frame, and an answer."""
+"""Bytes of a connection besides the account: one read before it is counted, space for a large frame, and an answer."""
 
 _OPAQUE = 77_777
 _TRANSACTIONS = ("TRANSACTION", "TRANSACTION_OUTCOME", "SEND", "SEND_BATCH", "Put", "PutRun", "TransactionCommand")
-"""Verbs that may bring messages in a transaction."""
+"""Verbs that may send messages in a transaction."""
 _SHARED = ("ACQUIRE", "SETTLE", "SHARED_STATUS", "SHARED_FORGET")
 """Verbs of shared groups."""
 
 
 class _Case(NamedTuple):
-    """What each connection brings. whole: again and again, or once without the last byte."""
+    """The requests of each connection. whole: repeatedly sent; otherwise once, without the last byte."""
 
     verb: str
     name: str
@@ -95,7 +98,8 @@ def _cases(words: list[str]) -> Iterator[_Case]:
 
 
 def bound_bytes(case: _Case) -> int:
-    """What docs/broker.md says that the limits imply, for requests of this verb, beside what the broker has at rest."""
+    """Return the bound in bytes for requests of this verb, above the broker's memory at rest, as docs/broker.md derives
+    it from the limits."""
     limits = Quotas()
     bound = 2 * limits.unfinished_bytes + 2 * case.addresses * MAX_FRAME_BYTES + limits.waiting_bytes
     bound += DEFAULT_MAX_PENDING_PUT_BYTES + limits.unsent_bytes + HEAP_KEPT_BYTES + CONNECTIONS * CONNECTION_BYTES
@@ -107,7 +111,7 @@ def bound_bytes(case: _Case) -> int:
 
 
 class _Broker:
-    """A broker process with much in it, and a connection of ours from an address that brings nothing else."""
+    """A broker process with many objects, and a connection to it from an address that sends nothing else."""
 
     def __init__(self, directory: Path, children: ExitStack) -> None:
         topics = {name: f"numPartitions={count}" for name, count in filled_topics(PARTITIONS).items()}
@@ -129,7 +133,7 @@ class _Broker:
         return socket.create_connection(("127.0.0.1", self.running.port), ANSWER_SECONDS, (host, 0))
 
     def _ask(self, connection: socket.socket, data: bytes) -> None:
-        """Send it and wait until all of it is answered."""
+        """Send data and wait until all of it is answered."""
         end = encode_frame(RequestCode.HEARTBEAT, _OPAQUE, {})
         sending = threading.Thread(target=connection.sendall, args=(data + end,))
         sending.start()
@@ -142,30 +146,30 @@ class _Broker:
         sending.join()
 
     def do(self, data: bytes, host: str = "127.0.0.1") -> None:
-        """Have a request done."""
+        """Send a request and wait until it is done."""
         with self._connect(host) as connection:
             self._ask(connection, data)
 
     def _count_sockets(self) -> int:
         count = 0
         for descriptor in Path(f"/proc/{self.running.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # it was closed meanwhile
+            with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
                 count += str(descriptor.readlink()).startswith("socket:")
         return count
 
     def _worked(self) -> float:
-        """Processor time, seconds."""
+        """Return the broker's processor time in seconds."""
         times = Path(f"/proc/{self.running.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
     def memory(self, name: str) -> int:
-        """A figure of /proc, bytes."""
+        """Return a figure of /proc in bytes."""
         lines = Path(f"/proc/{self.running.process.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
     def measure(self, case: _Case) -> tuple[int, int, float]:
-        """The peak of the memory until all is ended, what it has then, bytes, and how long the broker needed to end it
-        when the connections were broken off, seconds."""
+        """Return the peak of the memory until all requests are finished, the memory left then, both in bytes, and the
+        seconds that the broker needed to finish after the connections were closed."""
         Path(f"/proc/{self.running.process.pid}/clear_refs").write_text("5")
         _press(self.ports.get(case.verb, self.running.port), case, self._worked)
         closed = time.monotonic()
@@ -176,7 +180,7 @@ class _Broker:
 
 
 def _press(port: int, case: _Case, worked: Callable[[], float]) -> None:
-    """Bring the requests from all connections, then break these off. worked: processor time of the broker so far."""
+    """Send the requests from all connections, then close these. worked: returns the broker's processor time so far."""
     view = memoryview(case.data)
     with ExitStack() as connections, selectors.DefaultSelector() as selector:
         for number in range(CONNECTIONS):
@@ -207,8 +211,8 @@ def _press(port: int, case: _Case, worked: Callable[[], float]) -> None:
 
 
 def main(words: list[str]) -> int:
-    """The peak of each case beside its bound, MB; whether none is above it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the broker ends too
+    """Print the peak of each case and its bound in MB; return 1 if one is above its bound."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the broker ends, too
     failed = 0
     cases = list(_cases(words))
     while cases:
@@ -225,7 +229,7 @@ def main(words: list[str]) -> int:
 
 
 def _holds(case: _Case, peak: int, left: int, settled: float) -> bool:
-    """Print what was measured; whether that is within bounds."""
+    """Print the figures of a case; return whether they are within bounds."""
     bound = bound_bytes(case)
     mark = "  above" if peak > bound else "  not done" if settled > SETTLED_SECONDS else ""
     figures = [f"{size / MEGABYTE:6.0f}" for size in (peak, bound, left)]
