@@ -1,15 +1,17 @@
-"""Which test finds that a guard of the product is gone: a fence, a sync, an order of writes, a check of input.
+"""Find out which test fails when a guard of the product is removed: a fence, a sync, an order of writes, an input
+check.
 
     python -m tests.guards list [WORD …]                 the guards whose names or texts have all these words
-    python -m tests.guards marks                         ask all unit and component tests which guards they go to
+    python -m tests.guards marks                         record which unit and component tests reach which guards
     python -m tests.guards run [--keep] [--in FILE …] GUARD …
-                                                         take each out, and run the tests that go there until one fails
+                                                         remove each guard, run the tests that reach it until one fails
     python -m tests.guards fill --number N --seed S [WORD …]
-                                                         the same with guards drawn by chance, as new rows of the table
-    python -m tests.guards check --number N --seed S     rows of the table drawn by chance: does the test still find it?
+                                                         the same for guards drawn at random, as new rows of the table
+    python -m tests.guards check --number N --seed S     check rows drawn at random: does the test still find the guard?
 
-The table is guards.tsv beside this file: the guard, the first test that finds it, the seconds that took, and, where no
-unit or component test does, `nobody` and the reason. A test may go when all of its rows are found by another one.
+The table is guards.tsv in this directory: the guard, the first test that fails without it, the seconds that this took,
+and, if no unit or component test fails, `nobody` and the reason. A test may be deleted if another test finds all of its
+guards.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ NOBODY = "nobody"
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     guard: str
     test: str
@@ -42,19 +44,20 @@ class Row(NamedTuple):
 
 
 def read_table(path: Path = TABLE) -> dict[str, Row]:
-    """By guard."""
+    """Return the rows by guard."""
     lines = path.read_text("utf-8").splitlines()[1:] if path.exists() else []
     return {row.guard: row for row in (Row(*line.split("\t")) for line in lines)}
 
 
 def write_table(rows: Iterable[Row], path: Path = TABLE) -> None:
-    """In the order of the guards' names."""
+    """Write the rows in the order of the guards' names."""
     lines = ["\t".join(row).rstrip("\t") for row in (Row("guard", "test", "seconds", "reason"), *sorted(rows))]
     path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def drawn(sites: Iterable[Site], number: int, seed: int) -> list[Site]:
-    """By chance, so that each kind in each part of the product comes as often as any other."""
+    """Return `number` sites drawn at random; each kind of guard in each part of the product has the same
+    probability."""
     rng = random.Random(seed)
     groups: defaultdict[str, list[Site]] = defaultdict(list)
     for site in sites:
@@ -78,7 +81,7 @@ def _row(guard: str, found: Found) -> Row:
 
 
 def _try(guards: Sequence[str], reached: Reached, jobs: int, paths: Sequence[str] = ()) -> Iterator[Row]:
-    """As they come."""
+    """Yield the row of each guard when it is known."""
 
     def one(guard: str) -> Row | None:
         try:
@@ -140,7 +143,8 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if a row of the table does not hold, or `run` finds a guard that no test misses."""
+    """Run the command. The exit code is 1 if a row of the table is not true any more, or if `run` finds a guard without
+    which no test fails."""
     options = _arguments(arguments)
     if options.command == "marks":
         make_marks(options.jobs)

@@ -1,12 +1,12 @@
-"""A pytest plugin, `-p tests.guards.plugin`, that loads modules of the product otherwise than they are written.
+"""A pytest plugin, `-p tests.guards.plugin`, that changes modules of the product when they are imported.
 
-    METAQ_GUARD=SITE        the module of this guard is loaded without it
-    METAQ_GUARD_MARKS=DIR   every guard notes that it did its work; a file for each worker says in which tests
-    METAQ_GUARD_TESTS=FILE  of what is collected, the tests with these node ids run, in this order, or all of such files
+    METAQ_GUARD=SITE        import the module of this guard without the guard
+    METAQ_GUARD_MARKS=DIR   make every guard note that it did its work; a file for each worker says in which tests
+    METAQ_GUARD_TESTS=FILE  run only the collected tests with these node ids, in this order, or all tests of such files
     METAQ_GUARD_REPORT=FILE gets a line when a test begins, and when it or the import of its file has failed
 
-It is for unit and component tests. A process that a test forks has what its parent has loaded; one that it starts anew
-has the product as it is written.
+It is for unit and component tests. A process that a test forks has the modules of its parent; a process that it starts
+has the unchanged product.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .sites import ROOT, module_of, product_sites, with_marks, without
 __all__ = ["Changed"]
 
 Change = Callable[[str, str], ast.Module]
-"""Of a path from the root on, and its source."""
+"""Returns the changed module of a path, relative to the root, and its source."""
 
 
 class _Loader(SourceFileLoader):
@@ -39,14 +39,15 @@ class _Loader(SourceFileLoader):
         self._change = change
 
     def get_code(self, fullname: str) -> CodeType:
-        """Neither read from bytecode nor kept as that."""
+        """Return the changed code; bytecode files are neither read nor written."""
         path = Path(self.path)
         tree = self._change(str(path.relative_to(ROOT)), path.read_text("utf-8"))
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 
 
 class Changed(MetaPathFinder):
-    """Finds modules as the other finders do, and has some of them loaded with a change; `only` names one, else all."""
+    """Finder that finds modules as the other finders do, and makes some of them load with a change: the module `only`,
+    or all."""
 
     def __init__(self, change: Change, only: str | None = None) -> None:
         self._change = change
@@ -69,14 +70,14 @@ class Changed(MetaPathFinder):
 
 
 class _Marks:
-    """Which guards have done their work since the last test began: by their number among all."""
+    """The guards that have done their work since the last test began, by their number among all guards."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._numbers = {site.name: number for number, site in enumerate(product_sites())}
         self._now: set[int] = set()
         self._tests: dict[str, tuple[float, list[int]]] = {}
-        vars(builtins)["_metaq_guard_mark"] = self._now.add  # as quick as can be: some stand in inner loops
+        vars(builtins)["_metaq_guard_mark"] = self._now.add  # as fast as possible: some guards are in inner loops
 
     def change(self, path: str, source: str) -> ast.Module:
         numbers = self._numbers
@@ -98,7 +99,7 @@ class _Marks:
 
 
 def _install() -> _Marks | None:
-    """At the import of this plugin, which is before that of any conftest."""
+    """Install the finder at the import of this plugin, before any conftest is imported."""
     if loaded := [name for name in sys.modules if name.startswith("metaq.")]:
         raise pytest.UsageError(f"guards: loaded before they could be changed: {loaded}")
     if name := os.environ.get("METAQ_GUARD"):

@@ -1,4 +1,4 @@
-"""Runs of pytest with a guard taken out, and which tests may find that."""
+"""Run pytest without a guard, and choose the tests that may fail then."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ MARKS = ROOT / ".guards"
 KINDS = ("tests/unit", "tests/component")
 
 _AT_FIRST = 25
-"""So many of the tests that go to a guard run first, and all others only if none of them finds it."""
+"""Number of tests that run first, of those that reach a guard; the others run only if none of these fails."""
 
 _TEST_S = 60
-"""A test that takes longer without a guard has found it: it waits for what does not come."""
+"""Seconds after which a test counts as failed without a guard: it waits for something that does not come."""
 
 _NONE_CHOSEN = 5
-"""pytest's exit code."""
+"""pytest's exit code if no test was chosen."""
 
 
 class Reached(NamedTuple):
-    """The tests in which each guard has done its work, those first that may say most; and how long a test took [s]."""
+    """The tests in which each guard has done its work, the most useful ones first, and the seconds that each test
+    took."""
 
     tests: dict[str, list[str]]
     seconds: dict[str, float]
 
 
 class Found(NamedTuple):
-    """test: the node id of the first that failed, or None; tried: how many tests could have; seconds: of all runs."""
+    """The result for a guard. test: the node id of the first test that failed, or None; tried: number of tests that
+    reach the guard; seconds: of all runs."""
 
     test: str | None
     tried: int
@@ -48,7 +50,7 @@ class Found(NamedTuple):
 
 
 def make_marks(jobs: int) -> None:
-    """Run all unit and component tests once, with every guard noting that it did its work; the results go to MARKS."""
+    """Run all unit and component tests once; every guard notes that it did its work. The results go to MARKS."""
     MARKS.mkdir(exist_ok=True)
     for old in MARKS.glob("*.json"):
         old.unlink()
@@ -58,8 +60,8 @@ def make_marks(jobs: int) -> None:
 
 
 def read_marks() -> Reached:
-    """What make_marks has written. Unit tests come before others, then those of the same part of the product come, then
-    those with the fewest guards."""
+    """Return the results of make_marks. Unit tests come first, then tests of the same part of the product, then tests
+    that reach the fewest guards."""
     reached: defaultdict[str, list[tuple[bool, bool, int, str]]] = defaultdict(list)
     seconds: dict[str, float] = {}
     for file in sorted(MARKS.glob("*.json")):
@@ -76,9 +78,10 @@ def read_marks() -> Reached:
 
 
 def find(guard: str, reached: Reached, paths: Sequence[str] = ()) -> Found:
-    """Run the tests that go to a guard without it, until one fails; with `paths`, those in these files instead.
+    """Run the tests that reach a guard, without the guard, until one fails; with `paths`, the tests in these files
+    instead.
 
-    RuntimeError: a test fails with the guard as well, or not each time without it.
+    Raises RuntimeError if a test also fails with the guard, or does not fail each time without it.
     """
     began = time.monotonic()
     tests = reached.tests.get(guard, [])
@@ -95,10 +98,10 @@ def find(guard: str, reached: Reached, paths: Sequence[str] = ()) -> Found:
 
 
 def first_failure(tests: Sequence[str], guard: str | None = None, expected_s: float = 60.0) -> str | None:
-    """The node id of the first of these tests that fails, or that ends its process or never ends; they run in order.
+    """Return the node id of the first of these tests that fails, ends its process or never ends; they run in order.
 
-    Without a guard, a test that is no more counts as one that fails, behind the others; with one it is passed over.
-    tests: node ids, or files, whose tests run all. expected_s: what they take together, at least.
+    If no guard is removed, a test that does not exist any more counts as failed, after the others; otherwise it is
+    skipped. tests: node ids, or files whose tests run all. expected_s: the least seconds that they take together.
     """
     with tempfile.TemporaryDirectory() as directory:
         chosen, report = Path(directory, "tests"), Path(directory, "report")
@@ -132,7 +135,7 @@ def _pytest() -> list[str]:
 
 
 def _run(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> tuple[int, str]:
-    """Its exit code, and what it said; with all processes of its own it is killed behind the timeout [s]."""
+    """Return the command's exit code and output. After timeout_s seconds it is killed, with all its child processes."""
     with subprocess.Popen(
         command,
         cwd=ROOT,

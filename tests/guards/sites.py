@@ -1,12 +1,12 @@
-"""Where the product's guards are, and its modules without one of them.
+"""Find the guards of the product, and make modules without one of them.
 
-    check   an `if` that only raises, or a statement that calls what is named check…, verify…, require… or refuse…
-    fence   an `if` that only returns or continues, and asks for an epoch, a session, whether something is closed …
-    sync    a statement that calls what is named fsync, fdatasync, sync, flush or checkpoint, or fsync_directory …
+    check   an `if` that only raises, or a statement that calls a function named check…, verify…, require… or refuse…
+    fence   an `if` that only returns or continues, and tests an epoch, a session, whether something is closed …
+    sync    a statement that calls fsync, fdatasync, sync, flush or checkpoint, or fsync_directory …
     order   two calls in successive statements, both of which write, send, publish or delete
 
-A guard is named `path:Class.function:kind:number`, its number among those of the same kind in that function: edits
-elsewhere do not rename it.
+A guard is named `path:Class.function:kind:number`, with its number among the guards of the same kind in that function.
+So edits elsewhere do not rename it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STEPS = re.compile(
 
 
 class Site(NamedTuple):
-    """A guard. line: that of its first statement, from 1 on; text: its first words, as Python writes them."""
+    """A guard. line: the line of its first statement, from 1 on; text: its first words, as Python writes them."""
 
     name: str
     kind: str
@@ -53,13 +53,14 @@ class _Found(NamedTuple):
 
 
 def sites(path: str, source: str) -> list[Site]:
-    """Those of one module, in the order of their lines, an outer block before those within. path: from the root on."""
+    """Return the guards of one module, in the order of their lines; an outer block comes before inner ones. path:
+    relative to the root."""
     return [found.site for found in _find(path, ast.parse(source))]
 
 
 @cache
 def product_sites() -> list[Site]:
-    """Those of the whole product."""
+    """Return the guards of the whole product."""
     files = sorted(file for folder in PRODUCT for file in (ROOT / folder).rglob("*.py"))
     paths = [str(file.relative_to(ROOT)) for file in files]
     return [
@@ -71,7 +72,7 @@ def product_sites() -> list[Site]:
 
 
 def without(path: str, source: str, name: str) -> ast.Module:
-    """The module without this guard. LookupError: it has no such guard."""
+    """Return the module without this guard. Raises LookupError if it has no such guard."""
     tree = ast.parse(source)
     found = next((found for found in _find(path, tree) if found.site.name == name), None)
     if found is None:
@@ -88,11 +89,11 @@ def without(path: str, source: str, name: str) -> ast.Module:
 
 
 def with_marks(path: str, source: str, mark: Callable[[Site], str]) -> ast.Module:
-    """The module with the statement `mark(site)` where a guard does its work: behind a condition that holds, or before
-    a call. A test that does not come there is the same with and without the guard.
-    """
+    """Return the module with the statement `mark(site)` where a guard does its work: inside a condition that holds, or
+    before a call. A test that never executes the mark behaves the same with and without the guard."""
     tree = ast.parse(source)
-    for site, block, place in reversed(list(_find(path, tree))):  # the later ones first: their places stay
+    # the last ones first, so that the positions of the others stay valid
+    for site, block, place in reversed(list(_find(path, tree))):
         old = block[place]
         (note,) = ast.parse(mark(site)).body
         for node in ast.walk(note):
@@ -105,7 +106,7 @@ def with_marks(path: str, source: str, mark: Callable[[Site], str]) -> ast.Modul
 
 
 def module_of(path: str) -> str:
-    """The name that a file is imported by: broker/sets/node.py -> metaq.broker.sets.node."""
+    """Return the name under which a file is imported: broker/sets/node.py -> metaq.broker.sets.node."""
     parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
     return ".".join(parts if parts[0] == "metaq" else ["metaq", *parts])
 
@@ -132,7 +133,7 @@ def _find(path: str, tree: ast.Module) -> Iterator[_Found]:
 
 
 def _kinds(block: Sequence[ast.AST], index: int) -> Iterator[str]:
-    """Those of the guards that begin at this statement."""
+    """Yield the kinds of the guards that begin at this statement."""
     statement = block[index]
     if isinstance(statement, ast.If):
         ends = statement.body[-1]
@@ -154,7 +155,7 @@ def _kinds(block: Sequence[ast.AST], index: int) -> Iterator[str]:
 
 
 def _called(statement: ast.AST) -> str:
-    """The last name of what a statement only calls, else ""."""
+    """Return the last name of the function that a statement only calls, else ""."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(value, ast.Await):
         value = value.value

@@ -1,29 +1,29 @@
-"""What a run's history must not show. Each checker reads the whole history and names what is wrong in it.
+"""Check a run's history for violations. Each checker reads the whole history and yields the violations of its kind.
 
-    lost          acknowledged, and in no partition; or not at the place, or with the id, that the acknowledgement told
-    false         handed out, and not what lies there in the partition, or not of a tag that the member takes
-    unseen        in a partition at the end, and never handed to a group
-    reordered     an ownership goes back, or hands out an offset twice; or the producer's order does not hold: in each
-                  partition the first copies of what was sent with one key, or to that partition, lie in the order of
-                  sending, and so do the acknowledged messages of a thread that waits for each of them. What was
-                  acknowledged of one key is stored in that order across partitions, too, by the times in the ids
-    skipped       an offset is handed out while one in front of it has not been handed to anybody of the group
-    regressed     a committed offset goes back; or an ownership that was announced after a commit was seen begins in
-                  front of it
-    double-owned  two members are handed messages of one partition in turns: a call that began after another member's
-                  first and ended before that one's last call began, within one ownership of that other. Or two handlers
-                  of one member are in one partition at once
-    uncommitted   everybody left properly, and what was consumed is not committed
+    lost          acknowledged, and in no partition; or not at the place, or with the id, of the acknowledgement
+    false         delivered, but not stored there in the partition, or without a tag that the member takes
+    unseen        in a partition at the end, and never delivered to a group
+    reordered     an ownership goes back, or delivers an offset twice; or the producer's order does not hold: in each
+                  partition the first copies of messages sent with one key, or to that partition, are in the order of
+                  sending, and so are the acknowledged messages of a thread that waits for each of them. Acknowledged
+                  messages of one key are stored in that order across partitions, too, by the times in the ids
+    skipped       an offset is delivered while an earlier one has not been delivered to any member of the group
+    regressed     a committed offset goes back; or an ownership that was announced after a commit was seen begins
+                  before that commit
+    double-owned  two members get messages of one partition in turns: a call that began after another member's first
+                  and ended before that one's last call began, within one ownership of that other. Or two handlers of
+                  one member are in one partition at once
+    uncommitted   all members left properly, and consumed messages are not committed
 
-What may be: a message is handed out again by an owner that follows one that did not commit it (`duplicates` counts
-them). A member whose session somebody ends on the server does not know of it at once: without its connection it may
-hand out what it has for a third of its session time (docs/client.md, Groups), so its calls in that time own nothing.
-A session that runs out by itself gives no such time: its member has stopped when a third of it had passed. Committed
-offsets may go back with a ZooKeeper that is set back; but whoever owned a partition goes on where it was, so no
-ownership may begin in front of what was committed before, but for those of members that owned nothing at that moment.
-A call that was frozen (SIGSTOP) in the middle counts from the moment at which it began. A message may reach nobody of a
-group whose members filter differently, if an owner of its partition does not take it; and of a group that begins at
-"latest", if it lies in front of where the first owner of the partition was to begin (`required`).
+Allowed: a message is delivered again by an owner that follows one that did not commit it (`duplicates` counts these). A
+member whose session is ended on the server does not know this at once: without its connection it may deliver fetched
+messages for a third of its session time (docs/client.md, Groups), so its calls in that time own nothing. A session that
+expires by itself gives no such time: its member has stopped when a third of it had passed. Committed offsets may go
+back with a ZooKeeper that is set back. But a former owner of a partition continues at its position, so no ownership may
+begin before earlier commits, except ownerships of members that owned nothing at that moment. A call that was frozen
+(SIGSTOP) in the middle counts from the moment at which it began. A message may reach no member of a group whose members
+filter differently, if an owner of its partition does not take it. Neither need it reach a group that begins at
+"latest", if it is before the position where the first owner of the partition was to begin (`required`).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from .facts import GRACE_SECONDS, Ack, Call, Commit, History, Name, Owner, Store
 __all__ = ["CHECKERS", "KEPT_IN_ORDER", "duplicates", "judge"]
 
 KEPT_IN_ORDER = ("keyed", "fixed")
-"""Beginnings of the names of producers whose first copies are in order, by key."""
+"""Prefixes of the names of producers whose first copies are in order, by key."""
 ACKNOWLEDGED_IN_ORDER = (*KEPT_IN_ORDER, "sequential", "java")
-"""Those whose acknowledged messages are."""
+"""Prefixes of the names of producers whose acknowledged messages are in order."""
 
 SESSION_KILLED = "session"
 """The kind of fault that ends a session on the server."""
 
 _AT_ONCE = 3
-"""Names listed in one problem."""
+"""Most names listed in one problem."""
 
 
 def judge(history: History) -> list[Problem]:
-    """All problems, by kind."""
+    """Return all problems of all checkers."""
     return [problem for checker in CHECKERS.values() for problem in checker(history)]
 
 
@@ -137,7 +137,8 @@ def _first_copies(partition: str, records: Iterable[Stored]) -> Iterator[Problem
 
 
 def _acknowledged(history: History) -> Iterator[Problem]:
-    """In the order of numbers, what was acknowledged has rising offsets in each partition, and no falling time."""
+    """Yield problems of the acknowledged messages: in the order of their numbers, offsets must rise in each partition,
+    and times must not fall."""
     furthest: dict[tuple[str, str, str], Ack] = {}
     latest: dict[tuple[str, str], Ack] = {}
     for ack in sorted(history.acks, key=lambda each: (each.name.producer, each.name.number)):
@@ -172,7 +173,7 @@ def skipped(history: History) -> Iterator[Problem]:
             for place in call.places:
                 index = bisect_left(offsets, place.offset)
                 if index == len(offsets) or offsets[index] != place.offset:
-                    continue  # nobody must be handed it, or `false` tells
+                    continue  # no member must get it, or `false` reports it
                 while frontier < index and seen[frontier]:
                     frontier += 1
                 if frontier < index and owner.proves:
@@ -180,17 +181,18 @@ def skipped(history: History) -> Iterator[Problem]:
                     text = f"{group}.{owner.member} was handed @{place.offset}, and nobody of {group} had been given "
                     yield Problem("skipped", f"{text}{len(passed)} in front: {_records(passed)}", partition, call.time)
                     for each in range(frontier, index):
-                        seen[each] = True  # told once
+                        seen[each] = True  # reported once
                 seen[index] = True
     for owner in history.owners:
-        # run() tells of a loss late, and handlers of the next claim may be in what looks like the former one
+        # run() reports a loss late, so handlers of the next claim may seem to belong to the former one
         if not (owner.calls_handlers and owner.end < math.inf):
             records = history.stored.get(owner.partition, [])
             yield from _gaps(owner, [each for each in records if owner.takes(each.name)])
 
 
 def _gaps(owner: Owner, records: Sequence[Stored]) -> Iterator[Problem]:
-    """An ownership hands out one message after the other, also those that somebody else has had before."""
+    """Yield problems of one ownership: it must deliver one message after the other, including those that other members
+    had before."""
     follows = {before.offset: after.offset for before, after in pairwise(records)}
     last = None
     for call in owner.calls:
@@ -225,8 +227,8 @@ def regressed(history: History) -> Iterator[Problem]:
 
 
 def _is_new_to(owner: Owner, furthest: Commit, known: Sequence[Commit], owners: Iterable[Owner]) -> bool:
-    """Whether ZooKeeper was set back since `furthest` was committed, and the member owned nothing at that moment: it
-    cannot notice, and does not wait for those who did (docs/reliability.md)."""
+    """Return whether ZooKeeper was set back since `furthest` was committed, and the member owned nothing at that
+    moment. Then it cannot notice the set-back, and does not wait for members that did (docs/reliability.md)."""
     if furthest.era == known[-1].era:
         return False
     moment = max(each.seen for each in known if each.era < known[-1].era)
@@ -289,14 +291,14 @@ def uncommitted(history: History) -> Iterator[Problem]:
         for partition, records in history.stored.items():
             reached = last[group, partition].offset if (group, partition) in last else 0
             wanted = required(owners[group, partition], records)
-            # what a filter leaves out counts when a pull ends, and nobody waits for that
+            # messages that a filter omits count when a pull ends, and nobody waits for that
             if wanted and not wanted[-1].end <= reached <= records[-1].end:
                 text = f"{group} has consumed up to {wanted[-1].end} and committed {reached}"
                 yield Problem("uncommitted", text, partition)
 
 
 def duplicates(history: History) -> int:
-    """How many messages were handed to a group again."""
+    """Return the number of messages that were delivered to a group again."""
     count = 0
     for calls in _calls(history.owners).values():
         offsets = [place.offset for _, call in calls for place in call.places]
@@ -305,7 +307,7 @@ def duplicates(history: History) -> int:
 
 
 def _owners(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[Owner]]:
-    """By group and partition."""
+    """Return the ownerships by group and partition."""
     found: dict[tuple[str, str], list[Owner]] = defaultdict(list)
     for each in owners:
         found[each.group, each.partition].append(each)
@@ -313,7 +315,7 @@ def _owners(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[Owner]]:
 
 
 def _calls(owners: Iterable[Owner]) -> Mapping[tuple[str, str], list[tuple[Owner, Call]]]:
-    """By group and partition, in the order of time."""
+    """Return the calls by group and partition, in the order of time."""
     found: dict[tuple[str, str], list[tuple[Owner, Call]]] = defaultdict(list)
     for owner in owners:
         found[owner.group, owner.partition] += ((owner, call) for call in owner.calls)

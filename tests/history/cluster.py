@@ -1,4 +1,4 @@
-"""Everything that runs in a run: the ensemble, brokers, producers, members of groups, and who is allowed to end."""
+"""The processes of a run: the ensemble, brokers, producers, members of groups; and which of them may end."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["PARTITIONS", "SESSION_SECONDS", "TOPICS", "Cluster", "Member", "Shap
 SESSION_SECONDS = 6.0
 TOPICS = ("t", "u")
 PARTITIONS = 2
-"""Of each topic and broker."""
+"""Number of partitions of each topic on each broker."""
 
 _SERVE_SECONDS = 240.0
 _SEGMENT_BYTES = 64 << 10
 """Small, so that segments roll during a run."""
 _FILTERING = 0.4
-"""Of groups: their members take different tags."""
+"""Share of the groups whose members take different tags."""
 _CHOICES: Sequence[tuple[str, ...]] = ((), TAGS[:1], TAGS[1:], TAGS)
 _BURST_THREADS, _BURST_LIVES = 2, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a run is. groups: name -> the modes of its members. per_second: messages of each of four producers."""
+    """The size of a run. groups: the modes of the members by group. per_second: messages of each of four producers."""
 
     brokers: int
     groups: dict[str, tuple[str, ...]]
@@ -45,7 +45,7 @@ class Shape:
 
     @classmethod
     def drawn(cls, seed: int) -> Shape:
-        """Two groups, in which each mode comes once or twice."""
+        """Return a shape with two groups, in which each mode occurs once or twice."""
         rng = random.Random(f"shape {seed}")
         modes = list(MODES)
         rng.shuffle(modes)
@@ -55,7 +55,7 @@ class Shape:
 
 
 class Member:
-    """A place in a group: one consumer after the other, each in a process of its own."""
+    """A member of a group over its lives: one consumer after the other, each in a process of its own."""
 
     def __init__(self, group: str, base: str, mode: str) -> None:
         self.group = group
@@ -71,7 +71,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Of the life of now, with its group."""
+        """The name of the present life, with its group."""
         return f"{self.group}.{self.life}"
 
     @property
@@ -80,7 +80,7 @@ class Member:
 
 
 class Cluster(Processes):
-    """Everything of a run."""
+    """All processes of a run."""
 
     def __init__(self, directory: Path, seed: int, shape: Shape) -> None:
         super().__init__(directory)
@@ -131,7 +131,7 @@ class Cluster(Processes):
         assert started, f"the producers did not start: {self.sender.log.read_text()}"
 
     def _ini(self, number: int, data: Path) -> str:
-        """Messages are on disk when they are acknowledged."""
+        """Return a server.ini with which messages are on disk when they are acknowledged."""
         data.mkdir(parents=True)
         session = f"zk.zkSessionTimeoutMs={int(SESSION_SECONDS * 1000)}"
         return server_ini(
@@ -143,25 +143,25 @@ class Cluster(Processes):
         )
 
     def start_broker(self, broker: BrokerPlace) -> None:
-        """Without waiting until it serves."""
+        """Start a broker without waiting until it serves."""
         if not broker.running:
             broker.start()
             self._children.append((broker.name, broker.child))
 
     def await_brokers(self) -> None:
-        """Raises AssertionError if they do not come to serve."""
+        """Wait until all brokers serve. Raises AssertionError if they do not in time."""
         serve = wait_until(lambda: all(broker.serves for broker in self.brokers), _SERVE_SECONDS)
         assert serve, f"brokers do not serve: {[broker.name for broker in self.brokers if not broker.serves]}"
 
     def start_member(self, member: Member) -> None:
-        """A new life; half of the times under the consumer id of the one before."""
+        """Start a new life of a member; half of the times with the consumer id of the former one."""
         member.lives += 1
         if not (member.consumer_id and self._rng.random() < 0.5):
             member.consumer_id = member.life
         member.child = self._child(member.name, self._task(member, member.life, member.consumer_id).words())
 
     def start_burst(self, number: int) -> Child:
-        """Members that come and go beside each other, in a process that ends by itself."""
+        """Start a process with members that come and go concurrently; it ends by itself."""
         group = self._rng.choice(list(self.shape.groups))
         member = Member(group, "burst", self._rng.choice(("poll", "poll_arrow", "run")))
         name = f"burst-{number}"
@@ -194,6 +194,7 @@ class Cluster(Processes):
 
 
 def _found_no_zookeeper(child: Child) -> bool:
-    """A broker that starts ends with a line that says so if ZooKeeper goes meanwhile; its operator starts it again."""
+    """Return whether a starting broker ended because ZooKeeper was away, which its last line says; its operator starts
+    it again."""
     last = child.log.read_text("utf-8", "replace").rstrip().rpartition("\n")[2]
     return last.startswith("metaq broker: ZooKeeper at ") and " does not answer within " in last

@@ -1,4 +1,4 @@
-"""How a run ends: its groups are handed everything, and its processes end."""
+"""End a run: deliver all messages to its groups, and end its processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .reading import owned_in, seen_in
 __all__ = ["drain", "stuck"]
 
 _QUIET_SECONDS = 60.0
-"""A group that is handed nothing new for so long does not come to the end."""
+"""Seconds without a new message after which a group counts as stuck."""
 _LOOK_SECONDS = 1.0
 
 
 def drain(
     events: Path, groups: Collection[str], stored: Mapping[str, Sequence[Stored]], seconds: float = math.inf
 ) -> bool:
-    """Whether each group is handed everything that it must be, within so many seconds. events: the directory of
-    members' journals."""
+    """Wait until each group has all messages that it must get, at most `seconds`; return whether it has. events: the
+    directory of members' journals."""
     moved = begin = clock()
     count = -1
     while True:
@@ -56,7 +56,7 @@ def _wanted(group: str, owners: Iterable[Owner], stored: Mapping[str, Sequence[S
 
 
 def stuck(children: Iterable[tuple[str, Child]], seconds: float) -> list[Problem]:
-    """Those, by name, that were asked to end and do not, each within so many seconds more."""
+    """Return a problem for each child that was asked to end and does not, within `seconds` more for each."""
     return [
         Problem("stuck", f"{name} does not end, see {child.log}") for name, child in children if not child.wait(seconds)
     ]

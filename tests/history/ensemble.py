@@ -21,7 +21,7 @@ _START_SECONDS = 180.0
 
 
 class Ensemble:
-    """start() it, use connect_string, close() it. One thread, but `leader`."""
+    """The servers of an ensemble: start() it, use connect_string, close() it. One thread, except for `leader`."""
 
     def __init__(self, directory: Path) -> None:
         ports = ready_ports("port", 0, 3 * SERVERS)
@@ -34,7 +34,7 @@ class Ensemble:
         self.connect_string = ",".join(server.connect_string for server in self.servers)
 
     def start(self) -> None:
-        """Start all; returns once there is a leader and everybody serves. Raises AssertionError."""
+        """Start all servers; return once there is a leader and all servers serve. Raises AssertionError."""
         for server in self.servers:
             server.launch()
         self.await_health()
@@ -45,7 +45,7 @@ class Ensemble:
         assert healthy, f"the ensemble does not serve: {[server.mode for server in self.servers]}"
 
     def leader(self) -> int | None:
-        """Index of the server that leads now; None if none says so."""
+        """Return the index of the server that leads now; None if no server says that it does."""
         for index, server in enumerate(self.servers):
             if server.running and server.mode == "leader":
                 return index
@@ -60,11 +60,11 @@ class Ensemble:
             self.servers[index].launch()
 
     def copy(self, index: int, to: Path) -> None:
-        """What one server has, which does not run."""
+        """Copy the data of one server, which must not run."""
         shutil.copytree(self.servers[index].data_dir / "data", to)
 
     def replace(self, copy: Path | None) -> None:
-        """Give all servers, none of which runs, the data of a copy, or none."""
+        """Give all servers, none of which may run, the data of a copy, or none."""
         for server in self.servers:
             data = server.data_dir / "data"
             shutil.rmtree(data)
@@ -88,7 +88,7 @@ class Ensemble:
 
 
 class _Server(EmbeddedZooKeeper):
-    """One of several; one alone never serves, so they are launched, and the ensemble waits for all."""
+    """One server of an ensemble. It does not serve alone, so it is only launched, and the ensemble waits for all."""
 
     def __init__(self, directory: Path, port: int, number: int, peers: str) -> None:
         super().__init__(directory, port, tick_time_ms=TICK_MS, heap_mb=128)
@@ -97,7 +97,7 @@ class _Server(EmbeddedZooKeeper):
 
     @property
     def mode(self) -> str:
-        """`leader`, `follower`, or an empty text while it serves nobody."""
+        """Return `leader`, `follower`, or an empty text while it does not serve."""
         try:
             said = four_letter_word(self.host, self.port, b"srvr")
         except OSError:

@@ -1,7 +1,7 @@
-"""What happened in a run, as values: the input of the checkers (checkers.py).
+"""The events of a run, as values: the input of the checkers (checkers.py).
 
-Times are seconds of the machine's monotonic clock, which all processes of a run share. A partition is named
-`<topic> <broker>-<partition>`. Messages know their producer, their key and its number for them.
+Times are seconds of the machine's monotonic clock, which all processes of a run share. A partition is named `<topic>
+<broker>-<partition>`. A message contains its producer, its key and its number among the producer's messages.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 TAGS = ("even", "odd")
-"""Of messages, by their number."""
+"""The tags of messages, by their number."""
 
 GRACE_SECONDS = 0.5
-"""How long a running process may take from its decision to hand a message out to the moment that it writes down."""
+"""Seconds that a running process may take from its decision to deliver a message to the time that it records."""
 
 
 class Name(NamedTuple):
-    """A message: who sent it, with which key, and its number among all of that producer."""
+    """A message's name: its producer, its key, and its number among all messages of that producer."""
 
     producer: str
     key: str
@@ -47,18 +47,18 @@ class Name(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What members may filter by."""
+        """The message's tag, by which members may filter."""
         return TAGS[self.number % len(TAGS)]
 
     @classmethod
     def parse(cls, text: str) -> Name:
-        """The inverse of str(). Raises ValueError."""
+        """Return the name of a text: the inverse of str(). Raises ValueError."""
         producer, key, number = text.split("/")
         return cls(producer, key, int(number))
 
 
 class Stored(NamedTuple):
-    """A record as it lies in a partition at the end of the run. end: where the next one begins."""
+    """A record that is in a partition at the end of the run. end: where the next one begins."""
 
     partition: str
     offset: int
@@ -68,7 +68,7 @@ class Stored(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A send that was acknowledged, and where the broker says the message is."""
+    """A send that was acknowledged, and the place of the message according to the broker."""
 
     name: Name
     partition: str
@@ -87,7 +87,7 @@ class Send(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A message in the hands of an application."""
+    """A message that an application got."""
 
     offset: int
     id: int
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message that a member was handed, once for each time."""
+    """One delivery of a message to a member."""
 
     time: float
     member: str
@@ -105,10 +105,10 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """Messages of one partition that one call handed out.
+    """Messages of one partition that one call delivered.
 
-    began: when the member may have decided it, at the earliest; time: when they were there. done: when the handler
-    returned, if it is one.
+    began: the earliest time at which the member may have decided this; time: when they were delivered. done: when the
+    handler returned, if a handler was called.
     """
 
     began: float
@@ -121,9 +121,9 @@ class Call:
 class Owner:
     """One ownership of a partition as its member knew it: from on_assigned to on_revoked.
 
-    member: one life of one consumer. announced: False if messages came although nobody said on_assigned. tags: those
-    that the member takes, () for all. position: where it was to begin, as on_assigned found it; None if that is not
-    known. begins_late: the group begins at "latest".
+    member: one life of one consumer. announced: false if messages came without a call of on_assigned. tags: those that
+    the member takes, () for all. position: where it was to begin, as on_assigned found it; None if unknown.
+    begins_late: the group begins at "latest".
     """
 
     group: str
@@ -134,20 +134,20 @@ class Owner:
     calls: list[Call] = field(default_factory=list)
     announced: bool = True
     calls_handlers: bool = False
-    """It is a member in run(), whose handlers take time."""
+    """Whether the member is in run(), whose handlers take time."""
     tags: tuple[str, ...] = ()
     position: int | None = None
     begins_late: bool = False
     proves: bool = True
-    """False: what it was handed counts as handed, and shows nothing about the order of its partition."""
+    """False: the delivered messages count as delivered, but prove nothing about the order of their partition."""
 
     def takes(self, name: Name) -> bool:
         return not self.tags or name.tag in self.tags
 
 
 class Commit(NamedTuple):
-    """A committed offset. zxid: of the write, in which ZooKeeper orders them; seen: when a look found it. era: how
-    often ZooKeeper had come back with less than it had, after which the numbers may begin again."""
+    """A committed offset. zxid: of the write, by which ZooKeeper orders writes; seen: when the watcher found it. era:
+    how often ZooKeeper had come back with older data, after which zxids may begin again."""
 
     group: str
     partition: str
@@ -162,7 +162,7 @@ class Commit(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What was done to the run. victim: a member, a broker, or a server; end: when it was put right again."""
+    """A fault that was done to the run. victim: a member, a broker, or a server; end: when it was repaired."""
 
     begin: float
     end: float
@@ -172,10 +172,10 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """Everything that the checkers read.
+    """All input of the checkers.
 
-    stored: by partition, in the order of offsets. settled: all groups stood still at the end, had nothing left to do,
-    and all their members left properly. session_seconds: of the members.
+    stored: by partition, in the order of offsets. settled: whether all groups had nothing left to do at the end, and
+    all their members left properly. session_seconds: of the members.
     """
 
     stored: dict[str, list[Stored]] = field(default_factory=dict)
@@ -188,13 +188,13 @@ class History:
     session_seconds: float = 6.0
     failed_sends: int = 0
     has_java_brokers: bool = False
-    """Their ids do not tell when a message was stored."""
+    """Whether there are Java brokers, whose ids do not tell when a message was stored."""
 
 
 def required(owners: Iterable[Owner], records: Sequence[Stored]) -> list[Stored]:
-    """What a group must be handed of a partition. owners: all that the group had there.
+    """Return the records of a partition that a group must get. owners: all ownerships of the group there.
 
-    What one of them leaves out may reach nobody. A group with start="latest" may miss what lies in front of its
+    A record that one owner filters out may reach nobody. A group with start="latest" may miss records before its
     beginning: where its first owner was to begin, before which nobody can have consumed anything.
     """
     owners = sorted(owners, key=lambda each: each.begin)
@@ -205,9 +205,10 @@ def required(owners: Iterable[Owner], records: Sequence[Stored]) -> list[Stored]
 
 
 def narrowed(began: float, time: float, frozen: Iterable[tuple[float, float]]) -> float:
-    """When a member may have decided, at the earliest, to hand out what it did at `time`, in a call from `began` on.
+    """Return the earliest time at which a member may have decided to deliver what it did at `time`, in a call that
+    began at `began`.
 
-    frozen: spans in which its process stood still.
+    frozen: time spans in which its process was stopped.
     """
     earliest = max(began, time - GRACE_SECONDS)
     for begin, end in sorted(frozen, reverse=True):

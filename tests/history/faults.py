@@ -1,4 +1,4 @@
-"""What is done to a run, and when: the same for the same seed."""
+"""Choose the faults of a run, and their times: the same ones for the same seed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS: Mapping[str, tuple[float, tuple[float, float]]] = {
     "burst": (2.0, (0.0, 0.0)),
     "member-leave": (2.0, (0.2, 4.0)),
 }
-"""Kind -> how often it is chosen, and how many seconds it lasts (member-freeze: longer than the session).
+"""By kind: how often it is chosen, and how many seconds it lasts (member-freeze: longer than the session).
 
-All of them: kill -9 of a broker; all brokers, one after the other, as an operator restarts them; kill -9 of a member;
+The kinds: kill -9 of a broker; all brokers, one after the other, as an operator restarts them; kill -9 of a member;
 SIGSTOP of one; the session of a member or of a broker ended on the server; kill -9 of ZooKeeper's leader, or of two
-servers; members that come and go; one that leaves properly and comes back.
+servers; members that come and go; a member that leaves properly and comes back.
 """
 
 
@@ -35,17 +35,17 @@ SET_BACKS: Mapping[str, tuple[float, float]] = {
     "zookeeper-empty": (0.0, 0.0),
     "zookeeper-older": (2.0, 15.0),
 }
-"""All servers of ZooKeeper come back empty, or from a copy of one that is so many seconds old."""
+"""All servers of ZooKeeper come back empty, or from a copy that is this many seconds old."""
 
 _SET_BACK_SHARE = 0.5
-"""Of the runs."""
+"""Share of the runs with a set-back of ZooKeeper."""
 _LEAST_SECONDS = 60.0
-"""Of a run that has one: it takes half a minute."""
+"""Least duration in seconds of a run with a set-back, which takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """at: seconds from the beginning. which: a number that the victim is chosen by, among those that are there then."""
+    """A fault. at: seconds from the beginning. which: a number that chooses the victim among those that exist then."""
 
     at: float
     kind: str
@@ -54,7 +54,7 @@ class Fault:
 
 
 def faults(seed: int, seconds: float) -> Iterator[Fault]:
-    """Those of a run; each kind comes once before any other comes again and again."""
+    """Yield the faults of a run; each kind comes once before any kind comes a second time."""
     rng = random.Random(f"faults {seed}")
     first = list(KINDS)
     rng.shuffle(first)
@@ -66,7 +66,7 @@ def faults(seed: int, seconds: float) -> Iterator[Fault]:
 
 
 def set_backs(seed: int, seconds: float) -> Iterator[Fault]:
-    """What ZooKeeper loses in a run, beside its faults: at most once, in about half of the runs."""
+    """Yield the set-back of ZooKeeper in a run, besides its faults: at most one, in about half of the runs."""
     rng = random.Random(f"set back {seed}")
     if rng.random() < _SET_BACK_SHARE and seconds >= _LEAST_SECONDS:
         kind = rng.choice(list(SET_BACKS))

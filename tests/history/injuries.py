@@ -1,4 +1,5 @@
-"""Doing faults to a cluster. Each is a generator that yields the seconds until it goes on, and repairs what it did."""
+"""Do faults to a cluster. Each is a generator that yields the seconds until it continues, and that repairs its
+damage."""
 
 from __future__ import annotations
 
@@ -23,18 +24,19 @@ __all__ = ["Injuries"]
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 60.0
 _QUIET_SECONDS = 240.0
-"""How long it may take until everybody is where he belongs."""
+"""Most seconds until all members and brokers are in their places."""
 _RETURN_SECONDS = 2 * SESSION_SECONDS
-"""From ZooKeeper's return until the sessions of an older copy have run out, and the members wait for others no more."""
+"""Seconds from ZooKeeper's return until the sessions of an older copy have expired, and members no longer wait for
+others."""
 
 Steps = Generator[float, None, bool]
-"""The end says whether it could be done."""
+"""The steps of a fault; the return value says whether it could be done."""
 
 _NEED_ZOOKEEPER = ("session", "broker-session")
 
 
 class Injuries:
-    """Does the faults of a seed to a cluster. done: those that were; missed: how many found no victim."""
+    """Executor of a seed's faults on a cluster. done: the faults that were done; missed: how many found no victim."""
 
     def __init__(self, cluster: Cluster, notes: Journal) -> None:
         self.done: list[Done] = []
@@ -42,8 +44,8 @@ class Injuries:
         self._cluster = cluster
         self._notes = notes
         self._busy: set[object] = set()
-        self._alone = False  # ZooKeeper is set back: who is away then cannot say where he was
-        self._left: dict[str, int] = {}  # nodes that killed members left, and the sessions of these
+        self._alone = False  # ZooKeeper is set back; a member that is absent then cannot report its position
+        self._left: dict[str, int] = {}  # znodes that killed members left, and the sessions of these
         self._kinds: Mapping[str, tuple[Callable[[], Sequence[Any]], Callable[[Fault, Any], Steps]]] = {
             "broker-kill": (self._serving, self._kill_broker),
             "brokers-in-order": (lambda: [cluster], self._restart_brokers),
@@ -60,7 +62,7 @@ class Injuries:
         }
 
     def run(self, seed: int, seconds: float) -> None:
-        """Return when everything is over and put right, but what was to be started may not serve yet."""
+        """Do all faults and return when they are repaired; processes that were started again may not serve yet."""
         begin, order = clock(), count()
         tasks: list[tuple[float, int, Generator[float, None, None]]] = []
         for fault in (*faults(seed, seconds), *set_backs(seed, seconds)):
@@ -111,14 +113,14 @@ class Injuries:
         return True
 
     def _restart_brokers(self, fault: Fault, cluster: Cluster) -> Steps:
-        """Each is ended as an operator does it, and the next one only once it serves again."""
+        """Restart all brokers: each is ended as an operator does it, and the next one only when it serves again."""
         for broker in cluster.brokers:
             if broker in self._busy or not broker.serves:
                 continue
             self._busy.add(broker)
             cluster.terminate(broker.child)
             yield from _until(lambda broker=broker: not broker.running)  # type: ignore[misc]
-            if broker.running:  # ZooKeeper is away; it ends all the same
+            if broker.running:  # ZooKeeper is away; the broker ends nevertheless
                 cluster.kill(broker.child)
             yield fault.seconds
             cluster.start_broker(broker)
@@ -141,7 +143,7 @@ class Injuries:
         return True
 
     def _notes_left(self, member: Member) -> bool:
-        """What it left in its group when it was killed; whether ZooKeeper said so."""
+        """Record the znode that a killed member left in its group; return whether ZooKeeper answered."""
         path = self._cluster.watcher.paths.consumer(member.group, f"{member.group}_{member.consumer_id}")
         session = self._cluster.watcher.owner_of(path)
         if session:
@@ -149,7 +151,7 @@ class Injuries:
         return session is not None
 
     def _owns_left(self) -> bool:
-        """Whether a member that was killed still counts in its group, or ZooKeeper does not say."""
+        """Return whether a killed member still counts in its group, or ZooKeeper does not answer."""
         for path, session in list(self._left.items()):
             if self._cluster.watcher.owner_of(path) in (None, session):
                 return True
@@ -172,7 +174,7 @@ class Injuries:
         assert member.child is not None
         self._cluster.terminate(member.child)
         yield from _until(lambda: not member.running)
-        self._cluster.kill(member.child)  # ZooKeeper is away, or its handler does not return
+        self._cluster.kill(member.child)  # ZooKeeper is away, or the member's handler does not return
         yield fault.seconds
         yield from _until(lambda: self._notes_left(member))
         self._cluster.start_member(member)
@@ -190,7 +192,7 @@ class Injuries:
         servers = [(server.host, server.port) for server in self._cluster.ensemble.servers]
         try:
             ended = end_session(servers, session) if session else False
-        except OSError as error:  # the session may be over all the same, and its member without it from now on
+        except OSError as error:  # the session may be over nevertheless, and its member without it from now on
             self._notes.write("failed", path, session, str(error))
             return True
         self._notes.write("session ended" if ended else "no session", path, session)
@@ -218,7 +220,8 @@ class Injuries:
         return (yield from self._set_back(ensemble, copy))
 
     def _set_back(self, ensemble: Ensemble, copy: Path | None) -> Steps:
-        """When everybody is there, since only who lives through it knows where he was; and until they are again."""
+        """Set ZooKeeper back when all members are present, and wait until they are present again: only a member that
+        lives through it knows its position."""
         self._alone = True
         ready = yield from _until(lambda: self._is_whole(ensemble), _QUIET_SECONDS)
         if ready:
@@ -236,7 +239,8 @@ class Injuries:
         return ready
 
     def _is_whole(self, ensemble: Ensemble) -> bool:
-        """Whether all run, are in their groups, and own all partitions, and nothing else is done to anybody."""
+        """Return whether all processes run, all members are in their groups, all partitions are owned, and no other
+        fault is in progress."""
         cluster = self._cluster
         if self._busy != {ensemble} or any(burst.running for burst in cluster.bursts):
             return False
@@ -251,7 +255,7 @@ class Injuries:
         return True
 
     def _without(self, ensemble: Ensemble, servers: Sequence[int], seconds: float) -> Steps:
-        """Until all serve again."""
+        """Stop these servers for a while, and wait until all servers serve again."""
         for index in servers:
             ensemble.kill(index)
         yield seconds
@@ -261,7 +265,7 @@ class Injuries:
 
 
 def _until(condition: Callable[[], bool], seconds: float = _END_SECONDS) -> Steps:
-    """Until it comes true, or that time is over: the end says which."""
+    """Wait until the condition is true, at most `seconds`; return whether it is."""
     end = clock() + seconds
     while not condition():
         if clock() > end:

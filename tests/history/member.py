@@ -1,6 +1,6 @@
-"""A process with consumers: `python -m tests.history.member JSON`, see Task; it leaves at SIGTERM.
+"""A process with consumers: `python -m tests.history.member JSON`, see Task; it leaves the group at SIGTERM.
 
-It writes down what it was handed before it asks for more, which is what makes messages count as consumed.
+It records delivered messages before it asks for more, because asking makes messages count as consumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MODES", "READY", "Task", "partition_text"]
 MODES = ("poll", "poll_arrow", "run", "iterate")
 POLL_SECONDS = 0.25
 READY = "consumes"
-"""Said in the log."""
+"""The log line that a consumer runs."""
 _HANDLERS = 2
 _CLOSE_SECONDS = 20.0
 _BURST_SECONDS = (0.3, 3.0)
@@ -33,10 +33,10 @@ _BURST_SECONDS = (0.3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Task(ProgramTask):
-    """What a process does. name: of its journal. consumer_id: in the group, if it is not the same.
+    """The work of a process. name: of its journal. consumer_id: in the group, if it is another one.
 
-    lives: of its consumers, one after the other, each for a moment; 0: one that stays. threads: consumers beside each
-    other. start: of all members of the group. tags: that this one takes, none for all.
+    lives: number of consumers, one after the other, each for a moment; 0: one that stays. threads: number of concurrent
+    consumers. start: the same for all members of the group. tags: those that this member takes; empty: all.
     """
 
     connect: str
@@ -70,11 +70,11 @@ class _Life:
         self._journal = Journal(Path(task.directory) / f"{task.group}.{name}.events")
         self._calls = 0
         self._consumer: list[Consumer] = []
-        self._asks = threading.Event()  # the next message, in an iteration
+        self._asks = threading.Event()  # set while it asks for the next message of an iteration
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Consume until it shall stop. Raises MetaqError if it cannot start."""
+        """Consume until `stopping` is set. Raises MetaqError if it cannot start."""
         rng, task = self._rng, self._task
         commits_itself = task.mode == "poll" and rng.random() < 0.4
         config = ConsumerConfig(
@@ -113,7 +113,7 @@ class _Life:
         self._journal.write("left")
 
     def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        (consumer,) = self._consumer  # nobody polls before
+        (consumer,) = self._consumer  # nobody polls before this
         positions = [_position(consumer, each) for each in partitions]
         self._journal.write("assigned", [partition_text(each) for each in partitions], positions)
 
@@ -131,7 +131,7 @@ class _Life:
     def _commit(self, consumer: Consumer) -> None:
         try:
             self._journal.write("committed", consumer.commit())
-        except MetaqError as error:  # no session, or another one by now: what was handed out comes again
+        except MetaqError as error:  # no session, or another one by now: delivered messages are delivered again
             self._journal.write("refused", str(error))
 
     def _poll_arrow(self, consumer: Consumer, _commits_itself: bool) -> None:
@@ -157,7 +157,8 @@ class _Life:
             self._asks.set()
 
     def _close_at_the_end(self, consumer: Consumer) -> None:
-        """An iteration over nothing ends when the consumer is closed: while it asks, so that what it gave counts."""
+        """Close the consumer to end an iteration without messages; while it asks for the next one, so that the former
+        one counts."""
         self._stopping.wait()
         time.sleep(POLL_SECONDS)
         self._asks.wait()
@@ -183,7 +184,7 @@ class _Life:
         self._journal.write("done", number)
 
     def _work(self) -> None:
-        """What an application does between two calls."""
+        """Work for a moment, as an application does between two calls."""
         chance = self._rng.random()
         if chance < 0.02:
             time.sleep(self._rng.uniform(0.3, 2.0))
@@ -205,7 +206,7 @@ class _Life:
 def _position(consumer: Consumer, partition: TopicPartition) -> int | None:
     try:
         return consumer.position(partition)
-    except MetaqError:  # it is lost again
+    except MetaqError:  # the partition is lost again
         return None
 
 

@@ -1,4 +1,4 @@
-"""From the journals of a run to the facts that the checkers read."""
+"""Read the journals of a run into the facts for the checkers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def browsed(connect: str, topics: Iterable[str]) -> dict[str, list[Stored]]:
-    """What brokers give, by partition. Raises MetaqError."""
+    """Return the messages that brokers deliver, by partition. Raises MetaqError."""
     found: dict[str, list[Stored]] = {}
     for message in (message for topic in topics for message in browse(connect, topic)):
         partition = partition_text(message.partition)
@@ -39,7 +39,7 @@ def browsed(connect: str, topics: Iterable[str]) -> dict[str, list[Stored]]:
 
 
 def stored_in(logs: Mapping[str, bytes], topics: Iterable[str]) -> dict[str, list[Stored]]:
-    """The messages of these topics, by partition. logs: the bytes of partitions."""
+    """Return the messages of these topics, by partition. logs: the bytes of partitions."""
     return {
         partition: [
             Stored(partition, header.start, header.end, header.id, _name(data, header))
@@ -51,7 +51,7 @@ def stored_in(logs: Mapping[str, bytes], topics: Iterable[str]) -> dict[str, lis
 
 
 def _name(data: bytes, header: RecordHeader) -> Name:
-    """A message with a key or a tag has an attribute in front of its payload."""
+    """Return the name of a stored message. A message with a key or a tag has an attribute before its payload."""
     body = data[header.start + HEADER_BYTES : header.end]
     found = re.match(rb"([a-z]+[0-9]*/[^/ ]+/[0-9]+)(?: |$)", body[payload_start(body, header.flag) :])
     assert found is not None, body
@@ -59,7 +59,8 @@ def _name(data: bytes, header: RecordHeader) -> Name:
 
 
 def deliveries_in(lines: Iterable[Line], member: str, stored: Iterable[Stored]) -> Iterator[Delivery]:
-    """What a member was handed. Java's client does not tell the offset: that of the message with the id, else -1."""
+    """Yield a member's deliveries. Java's client does not report the offset: it is looked up by the message's id, else
+    -1."""
     offsets = {(each.partition, each.id): each.offset for each in stored}
     for kind, time, *values in lines:
         if kind == "handed":
@@ -73,18 +74,18 @@ def deliveries_in(lines: Iterable[Line], member: str, stored: Iterable[Stored]) 
 
 
 def member_files(directory: Path) -> list[Path]:
-    """The journal of each life of each consumer: `<group>.<name>.events`."""
+    """Return the journals of all lives of all consumers: `<group>.<name>.events`."""
     return sorted(directory.glob("*.events"))
 
 
 def member_name(path: Path) -> tuple[str, str]:
-    """Group and name of the member whose journal it is."""
+    """Return group and name of the member to which a journal belongs."""
     group, _, name = path.name.removesuffix(".events").partition(".")
     return group, name
 
 
 def sends_in(lines: Iterable[Line]) -> Iterator[Send]:
-    """Those of the journal of producers."""
+    """Yield the sends in a journal of producers."""
     for kind, time, *values in lines:
         if kind in ("ack", "fail"):
             begun, text, *rest = values
@@ -95,10 +96,10 @@ def sends_in(lines: Iterable[Line]) -> Iterator[Send]:
 def owners_in(
     lines: Iterable[Line], group: str, member: str, frozen: Sequence[tuple[float, float]] = ()
 ) -> list[Owner]:
-    """The ownerships of one life of a consumer. frozen: when its process stood still.
+    """Return the ownerships of one life of a consumer. frozen: when its process was stopped.
 
-    run() tells of a loss once the handlers under way have returned, and meanwhile other handlers may work for the next
-    claim of a partition. So a handler that goes back begins an ownership of its own if a loss is told after it.
+    run() reports a loss when the running handlers have returned, and meanwhile other handlers may work for the next
+    claim of a partition. So a handler that goes back begins an ownership of its own if a loss is reported after it.
     """
     lines = list(lines)
     late, tags = _choices(lines)
@@ -136,7 +137,7 @@ def owners_in(
 
 
 def _choices(lines: Iterable[Line]) -> tuple[bool, tuple[str, ...]]:
-    """Whether the consumer was to begin at the end, and the tags that it takes."""
+    """Return whether the consumer was to begin at the end, and the tags that it takes."""
     for line in lines:
         if line[0] == "started" and len(line) > 4:
             return line[4] == "latest", tuple(line[5])
@@ -148,7 +149,7 @@ def _last_offset(owner: Owner | None) -> int:
 
 
 def _coming_notices(lines: Sequence[Line]) -> list[str]:
-    """For each line about handed messages: what the next notice of their partition tells."""
+    """Return, for each line about delivered messages, what the next notice of their partition reports."""
     coming: dict[str, str] = {}
     found = []
     for line in reversed(lines):
@@ -159,12 +160,12 @@ def _coming_notices(lines: Sequence[Line]) -> list[str]:
 
 
 def owned_in(directory: Path) -> list[Owner]:
-    """All ownerships until now."""
+    """Return all ownerships so far."""
     return [owner for path in member_files(directory) for owner in owners_in(read_journal(path), *member_name(path))]
 
 
 def seen_in(directory: Path) -> dict[str, set[tuple[str, int]]]:
-    """Partition and offset of everything that each group was handed until now."""
+    """Return partition and offset of all messages that each group has got so far."""
     seen: dict[str, set[tuple[str, int]]] = {}
     for path in member_files(directory):
         places = seen.setdefault(member_name(path)[0], set())

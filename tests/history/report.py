@@ -1,4 +1,4 @@
-"""What a person gets to see of a run, and what is needed to understand a problem."""
+"""Report a run to a person, with what is needed to understand a problem."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .facts import Call, History
 __all__ = ["explain", "figures"]
 
 _SHOWN = 3
-"""Problems of each kind that are explained."""
+"""Number of problems of each kind that are explained."""
 _BEFORE, _AFTER = 15.0, 5.0
-"""Seconds around a problem."""
+"""Seconds before and after a problem that are shown."""
 _MOST_LINES = 80
 
 
 def figures(history: History, missed: int) -> dict[str, int]:
-    """What was done, by kind, and what came of it. missed: faults that found no victim."""
+    """Return the number of faults by kind, and of their results. missed: faults that found no victim."""
     faults = Counter(fault.kind for fault in history.faults)
     return {
         "faults": len(history.faults),
@@ -38,7 +38,7 @@ def figures(history: History, missed: int) -> dict[str, int]:
 
 
 def explain(history: History, problems: Iterable[Problem]) -> str:
-    """The problems, the first of each kind with what happened around it."""
+    """Return the problems as text, the first ones of each kind with the events around them."""
     lines = []
     shown: Counter[str] = Counter()
     for problem in problems:
@@ -55,7 +55,7 @@ def explain(history: History, problems: Iterable[Problem]) -> str:
 
 
 def around(history: History, problem: Problem) -> list[str]:
-    """What happened to the partition, in order; times count from the problem."""
+    """Return the events of the problem's partition, in order; times are relative to the problem."""
     assert problem.time is not None
     begin, end = problem.time - _BEFORE, problem.time + _AFTER
     groups = [group for group in history.groups if f"{group}." in problem.text or f"of {group} " in problem.text]

@@ -25,12 +25,12 @@ _DRAIN_SECONDS = 300.0
 
 
 def run(directory: Path, seed: int, say: Say, *, seconds: float = 60.0, brokers: int = 0, rate: float = 0.0) -> Outcome:
-    """Consumer groups while everything fails in turn: what each member was handed, and what was committed.
+    """Consumer groups while everything fails in turn: check delivered messages and committed offsets.
 
     seconds: how long faults come; then the run is drained. brokers: else 2 or 3, as the seed says. rate: messages a
-    second of each of four producers; else the seed says it. Everything that is needed to understand the run stays in
-    its directory. Raises AssertionError if the cluster cannot be started or healed, MetaqError if its partitions cannot
-    be read.
+    second of each of four producers; else the seed says it. All files that are needed to understand the run stay in its
+    directory. Raises AssertionError if the cluster cannot be started or healed, MetaqError if its partitions cannot be
+    read.
     """
     drawn = Shape.drawn(seed)
     shape = Shape(brokers or drawn.brokers, drawn.groups, rate or drawn.per_second)
@@ -61,7 +61,7 @@ def run(directory: Path, seed: int, say: Say, *, seconds: float = 60.0, brokers:
 
 
 def _heal(cluster: Cluster) -> list[Problem]:
-    """Everything runs, and nobody sends any more."""
+    """Wait until everything runs, and end the producers."""
     for index in range(len(cluster.ensemble.servers)):
         cluster.ensemble.restart(index)
     cluster.ensemble.await_health()
@@ -77,7 +77,7 @@ def _heal(cluster: Cluster) -> list[Problem]:
 
 
 def _leave(cluster: Cluster) -> list[Problem]:
-    """All members leave properly; those that do not."""
+    """Make all members leave properly; return a problem for each that does not."""
     children = [(member.name, member.child) for member in cluster.members if member.child is not None]
     for _, child in children:
         cluster.terminate(child)
@@ -87,7 +87,7 @@ def _leave(cluster: Cluster) -> list[Problem]:
 def read_history(
     directory: Path, stored: dict[str, list[Stored]], done: Sequence[Done], groups: Sequence[str], settled: bool
 ) -> History:
-    """What the journals of a run tell."""
+    """Return the history that the journals of a run record."""
     sends = list(sends_in(read_journal(directory / "acks.journal")))
     acks = [each.ack for each in sends if each.ack is not None]
     owners = []

@@ -1,7 +1,7 @@
 """The process with the producers: `python -m tests.history.sender JSON`, see Task; it ends at SIGTERM.
 
 Four threads send: one waits for each message (`sequential`), one for each to a fixed partition (`fixed`), one sends
-with keys and does not wait (`keyed`), one holds some futures (`futures`). What they write down is in sending.py.
+with keys and does not wait (`keyed`), one keeps some futures (`futures`). sending.py describes their journal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BURST = (1, 1, 5)
 
 @dataclass(frozen=True, slots=True)
 class Task(ProgramTask):
-    """partitions: of each topic and broker. per_second: messages of each thread, about. ways: of the threads; else all
-    four."""
+    """The work of the process. partitions: of each topic and broker. per_second: messages of each thread, about. ways:
+    of the threads; else all four."""
 
     connect: str
     topics: Sequence[str]

@@ -1,4 +1,4 @@
-"""Threads that send until SIGTERM. Every send is written down when it ends, with the time at which it began.
+"""Threads that send until SIGTERM. Every send is recorded when it ends, with the time at which it began.
 
     ack       begun, message, partition, offset, id
     fail      begun, message, topic, error                  it may or may not be stored
@@ -27,13 +27,13 @@ from .member import partition_text
 __all__ = ["READY", "Load", "Pipeline", "Sender", "Way", "fixed", "run_senders", "sequential"]
 
 READY = "sends"
-"""Said in the log."""
+"""The log line that the process sends."""
 _MOST_BYTES = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """per_second: calls of each thread, about. send_seconds: the time of a send."""
+    """The load. per_second: calls of each thread, about. send_seconds: the timeout of a send."""
 
     seed: int
     per_second: float
@@ -41,7 +41,7 @@ class Load:
 
 
 class Sender:
-    """One thread's messages."""
+    """The sender of one thread's messages."""
 
     def __init__(self, load: Load, producer: Producer, name: str, journal: Journal, stopping: threading.Event) -> None:
         self.rng = random.Random(f"{load.seed} {name}")
@@ -54,7 +54,7 @@ class Sender:
         self._number = 0
 
     def go_on(self) -> bool:
-        """Pause; False at the end."""
+        """Pause; return False at the end."""
         return not self._stopping.wait(self.rng.expovariate(self._per_second))
 
     def next(self, key: str) -> tuple[Name, bytes]:
@@ -63,7 +63,7 @@ class Sender:
         return name, f"{name} ".encode() + b"x" * self.rng.randrange(_MOST_BYTES)
 
     def send(self, topic: str, key: str = "-", partition: TopicPartition | None = None) -> None:
-        """Wait for it. key: of its name alone."""
+        """Send one message and wait for it. key: only part of its name, not the key of the send."""
         name, payload = self.next(key)
         begun = clock()
         try:
@@ -88,11 +88,11 @@ class Sender:
 
 
 Way = Callable[[Sender], None]
-"""To send until go_on() says no."""
+"""Sends until go_on() returns False."""
 
 
 class Pipeline:
-    """Sends that nobody waits for; at most so many are under way."""
+    """Sends that nobody waits for; at most `most` are unanswered."""
 
     def __init__(self, sender: Sender, most: int) -> None:
         self._sender = sender
@@ -100,7 +100,7 @@ class Pipeline:
         self._room = threading.Semaphore(most)
 
     def send(self, topic: str, key: str | None) -> None:
-        """key: also of its name."""
+        """Send a message with this key, which is also part of its name."""
         sender = self._sender
         self._room.acquire()
         name, payload = sender.next(key or "-")
@@ -119,19 +119,19 @@ class Pipeline:
             future.add_done_callback(ended)
 
     def finish(self) -> None:
-        """Wait until none is under way."""
+        """Wait until all sends are answered."""
         for _ in range(self._most):
             self._room.acquire()
 
 
 def sequential(sender: Sender, topics: Sequence[str]) -> None:
-    """Waits for each message."""
+    """Send messages, and wait for each."""
     while sender.go_on():
         sender.send(sender.rng.choice(topics))
 
 
 def fixed(sender: Sender, topics: Sequence[str], brokers: int, partitions: int) -> None:
-    """Waits for each message to one partition. partitions: of each topic and broker."""
+    """Send messages to one partition, and wait for each. partitions: of each topic and broker."""
     while sender.go_on():
         topic, broker = sender.rng.choice(topics), sender.rng.randrange(brokers)
         partition = TopicPartition(topic, broker, sender.rng.randrange(partitions))
@@ -141,7 +141,8 @@ def fixed(sender: Sender, topics: Sequence[str], brokers: int, partitions: int) 
 def run_senders(
     connect: str, journal: Path, load: Load, waiting: Mapping[str, Way], under_way: Mapping[str, Way]
 ) -> None:
-    """A thread for each way, by the name of its messages; those of `waiting` have one producer, the others another."""
+    """Run a thread for each way, named like its messages. The ways in `waiting` share one producer, the others another
+    one."""
     stopping = begin_program()
     notes = Journal(journal)
     config = ProducerConfig(start_timeout_seconds=60.0)

@@ -1,13 +1,13 @@
-"""Ending a session of another process on the server, as if its time had run out.
+"""End a session of another process on the server, as if it had expired.
 
-A session may be taken over, and closed, by whoever knows its id and its password. The id is the owner of any of its
-ephemeral nodes; the password is what ZooKeeper's server computes from it (ZooKeeperServer.generatePasswd: the first
-16 bytes of java.util.Random with the id and a constant as its seed).
+Any client that knows the id and the password of a session may take it over, and close it. The id is the owner of any of
+its ephemeral nodes; the password is what ZooKeeper's server computes from the id (ZooKeeperServer.generatePasswd: the
+first 16 bytes of java.util.Random with the id and a constant as its seed).
 
-Its client notices the takeover and may come back in the moment between that and the end, at the server that is told to
-end it. That server then keeps a connection whose session is over: it answers reads and pings, and refuses writes. A
-session whose time has run out leaves no such connection. So each server is asked for the session once more, which
-ends any connection with it there.
+The session's client notices the takeover and may come back, before the end, at the server that is about to end the
+session. That server then keeps a connection whose session is over: it answers reads and pings, and refuses writes. An
+expired session leaves no such connection. So each server is asked for the session once more, which ends any connection
+with it there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEOUT_MS = 6000
 
 
 def password_of(session_id: int) -> bytes:
-    """The password of a session of ZooKeeper 3.5 and later."""
+    """Return the password of a session of ZooKeeper 3.5 and later."""
     state = ((session_id ^ _SECRET) ^ 0x5DEECE66D) & _MASK
     password = b""
     for _ in range(4):
@@ -38,7 +38,8 @@ def password_of(session_id: int) -> bytes:
 
 
 def end_session(servers: Sequence[tuple[str, int]], session_id: int) -> bool:
-    """Whether it was there and is over now on all servers of an ensemble, each (host, port). Raises OSError."""
+    """End a session on all servers of an ensemble, each (host, port). Return whether it existed and is over now. Raises
+    OSError."""
     signed = session_id - (1 << 64) if session_id >= 1 << 63 else session_id
     taken = _taken_over(servers[0], signed, OpCode.CLOSE_SESSION)
     if taken == "closed":
@@ -47,13 +48,14 @@ def end_session(servers: Sequence[tuple[str, int]], session_id: int) -> bool:
 
 
 def _is_over(server: tuple[str, int], session_id: int) -> bool:
-    """Ask until the server has heard of the end; its client, which comes back meanwhile, cuts our connection."""
+    """Ask until the server knows of the end. The session's client, which comes back meanwhile, may cut this
+    connection."""
     return any(_taken_over(server, session_id, OpCode.ABANDON) == "expired" for _ in range(_TRIES))
 
 
 def _taken_over(server: tuple[str, int], session_id: int, then: int) -> str:
-    """What came of it: `connected`, `expired` or `closed`. then: what is done with a session that is this connection's
-    now. Raises OSError."""
+    """Take over a session; return `connected`, `expired` or `closed`. then: the opcode to send once this connection has
+    the session. Raises OSError."""
     side = Side(socket_wires(server), "", ())
     side.sessions.append(Session(session_id, password_of(session_id)))
     for operation in (attaching(0, 0, _TIMEOUT_MS), Operation(0, then)):

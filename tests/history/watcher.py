@@ -1,4 +1,4 @@
-"""What groups do, by ZooKeeper, which is looked at several times a second."""
+"""Record what groups do according to ZooKeeper, which is read several times a second."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ _LAST_LOOK_SECONDS = 120.0
 
 
 class Watcher(ABC):
-    """Looks from start() to close() on a thread of its own. missed: looks that ZooKeeper did not answer."""
+    """Base of watchers that look from start() to close(), on a thread of their own. missed: looks that ZooKeeper did
+    not answer."""
 
     def __init__(self, connect: str, pause_seconds: float) -> None:
-        # the last look comes soon after the last fault: a pause of up to a minute before the next try is too long
+        # the last look comes soon after the last fault, so a pause of up to a minute before the next try would be too
+        # long
         self.zk = KazooClient(connect, timeout=30.0, connection_retry={"max_tries": -1, "max_delay": 1.0})
         self.paths = Paths("/meta")
         self.missed = 0
@@ -40,7 +42,7 @@ class Watcher(ABC):
         self._thread = threading.Thread(target=self._run, name="looking", daemon=True)
 
     def start(self) -> None:
-        """Raises KazooTimeoutError if it cannot connect in time."""
+        """Start to look. Raises KazooTimeoutError if it cannot connect in time."""
         self.zk.start(60.0)
         self._thread.start()
 
@@ -59,7 +61,8 @@ class Watcher(ABC):
     def _look(self) -> None: ...
 
     def _children_of(self, path: str) -> list[tuple[str, bytes, ZnodeStat]]:
-        """Name, data and stat of a node's children, asked for together; those that vanish meanwhile are left out."""
+        """Return name, data and stat of a node's children, requested together; those that vanish meanwhile are left
+        out."""
         try:
             names = self.zk.get_children_async(path).get(timeout=_ANSWER_SECONDS)
         except NoNodeError:
@@ -74,7 +77,7 @@ class Watcher(ABC):
 
 
 class CommitWatcher(Watcher):
-    """Writes down what the groups commit."""
+    """Watcher that records the commits of groups."""
 
     def __init__(self, connect: str, groups: Sequence[str], topics: Sequence[str], journal: Path) -> None:
         super().__init__(connect, _LOOK_SECONDS)
@@ -84,15 +87,14 @@ class CommitWatcher(Watcher):
         self._has_seen_the_end = False
 
     def close(self) -> None:
-        """Look for the last time, and end. Raises RuntimeError if ZooKeeper does not answer that look: what the groups
-        have committed in the end is not known then.
-        """
+        """Look for the last time, and end. Raises RuntimeError if ZooKeeper does not answer that look: then the last
+        commits of the groups are unknown."""
         super().close()
         if self._thread.ident is not None and not self._has_seen_the_end:
             raise RuntimeError(f"ZooKeeper did not answer the last look at the offsets for {_LAST_LOOK_SECONDS:.0f} s")
 
     def owner_of(self, path: str) -> int | None:
-        """The session of an ephemeral node, 0 if there is no node; None if ZooKeeper does not answer."""
+        """Return the session of an ephemeral node, 0 if there is no node; None if ZooKeeper does not answer."""
         try:
             stat = self.zk.exists_async(path).get(timeout=1.0)
         except UNANSWERED:
@@ -100,17 +102,17 @@ class CommitWatcher(Watcher):
         return stat.ephemeralOwner if stat else 0
 
     def set_back(self) -> None:
-        """ZooKeeper, which is down, comes back with less than it had: what is committed then is something else, and a
-        client that says what it has seen would not be taken."""
+        """Note that ZooKeeper, which is down, will come back with older data. Later commits belong to a new era, and a
+        client that reports the last seen zxid would be refused."""
         self.zk.last_zxid = 0
         self._journal.write("set back")
 
     def members(self, group: str) -> int | None:
-        """How many consumers are in the group; None if ZooKeeper does not answer."""
+        """Return the number of consumers in the group; None if ZooKeeper does not answer."""
         return self._count([self.paths.group_ids(group)])
 
     def owned(self, group: str, topics: Sequence[str]) -> int | None:
-        """How many partitions have an owner in the group; None if ZooKeeper does not answer."""
+        """Return the number of partitions with an owner in the group; None if ZooKeeper does not answer."""
         return self._count([self.paths.owners(group, topic) for topic in topics])
 
     def _count(self, paths: Iterable[str]) -> int | None:
@@ -132,7 +134,7 @@ class CommitWatcher(Watcher):
         self._look_at(self._places)
 
     def _look_at(self, places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those that ZooKeeper did not answer about."""
+        """Look at these places; return those about which ZooKeeper did not answer."""
         missed = []
         for group, topic in places:
             try:

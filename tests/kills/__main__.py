@@ -1,8 +1,8 @@
-"""Brokers, members and producers that are killed, and what is kept.
+"""Kill brokers, members and producers, and check what survives.
 
 Examples:
   python -m tests.kills --minutes 10                     all scenarios in turn, another seed in each round
-  python -m tests.kills retries delays --runs 5          some, so many rounds
+  python -m tests.kills retries delays --runs 5          some scenarios, so many rounds
   python -m tests.kills retries --seed 7 --kills 100     one run of one, with options of its own: retries --help
 """
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     is_one = len(names) == 1 and options.minutes is None and options.runs is None
     begin = getattr(SCENARIOS[names[0]].load(), "begin", None) if is_one else None
-    if begin is not None:  # it may go on in this program anew
+    if begin is not None:  # it may start this program anew
         begin(["tests.kills", *arguments], getattr(options, "plain", False))
     directory = options.directory or Path(tempfile.mkdtemp(prefix="metaq-kills-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _one(name: str, options: argparse.Namespace, directory: Path, own: dict[str, object]) -> int:
-    """One run in this process."""
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # ZooKeeper goes and comes
+    """Run one scenario in this process."""
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # ZooKeeper goes and comes back
     files = directory / f"{name}-{options.seed}"
-    shutil.rmtree(files, ignore_errors=True)  # of a run that was interrupted
+    shutil.rmtree(files, ignore_errors=True)  # files of an interrupted run
     files.mkdir()
     began = time.monotonic()
 

@@ -17,7 +17,8 @@ _SERVE_SECONDS = 240.0
 
 
 class BrokerPlace:
-    """start() does not wait: a broker may start while ZooKeeper is away. A context manager, which waits, and kills."""
+    """A broker's place. start() does not wait, because a broker may start while ZooKeeper is away. As a context manager
+    it waits until the broker serves, and kills it at the end."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class BrokerPlace:
         program: Sequence[str] = ("-m", "metaq.broker"),
         prefix: Sequence[str] = (),
     ) -> None:
-        """ini: as of server_ini(). port: 0 for any that is free. prefix: as of Child."""
+        """ini: as server_ini() makes it. port: 0 for any free one. prefix: as for Child."""
         self.name = directory.name
         self.directory = directory
         self.port = port or ready_port("port", 0)
@@ -40,7 +41,7 @@ class BrokerPlace:
 
     @property
     def child(self) -> Child:
-        """Of the life of now, or the last one."""
+        """The process of the present life, or of the last one."""
         return self.children[-1]
 
     @property
@@ -49,7 +50,7 @@ class BrokerPlace:
 
     @property
     def serves(self) -> bool:
-        """Whether it has said so."""
+        """Return whether the broker has reported that it serves."""
         return self.running and READY.search(self.child.log.read_text("utf-8", "replace")) is not None
 
     def start(self) -> None:
@@ -58,7 +59,7 @@ class BrokerPlace:
             self.children.append(Child(self._words, log, self.directory, self._prefix))
 
     def start_and_wait(self) -> None:
-        """Raises AssertionError if it does not come to serve."""
+        """Start the broker and wait until it serves. Raises AssertionError if it does not in time."""
         self.start()
         assert wait_until(lambda: self.serves or not self.running, _SERVE_SECONDS), self.child.log.read_text()
         assert self.running, self.child.log.read_text()
@@ -75,7 +76,7 @@ class BrokerPlace:
         self.kill()
 
     def end(self, seconds: float) -> None:
-        """SIGTERM. Raises AssertionError if it does not end properly in time."""
+        """Send SIGTERM. Raises AssertionError if the broker does not end properly in time."""
         self.child.terminate()
         assert self.child.wait(seconds), f"the broker does not end, see {self.child.log}"
         assert self.child.process.returncode == 0, self.child.log.read_text()

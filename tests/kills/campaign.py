@@ -1,4 +1,4 @@
-"""Runs of scenarios one after the other, each in a process of its own, for as long as one says."""
+"""Run scenarios one after the other, each in a process of its own, for a given time or number of rounds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .scenarios import SCENARIOS
 __all__ = ["Campaign", "Result", "read_result", "words_of", "write_result"]
 
 _SHOWN = 5
-"""Problems that a result shows of each kind."""
+"""Number of problems of each kind that a result shows."""
 _RUN_SECONDS = 3600.0
-"""A run that takes longer hangs."""
+"""Seconds after which a run counts as hanging."""
 
 
 def words_of(scenario: str, seed: int, options: Mapping[str, object]) -> list[str]:
-    """Of the command line of one run, behind the interpreter."""
+    """Return the command line of one run, after the interpreter."""
     said = []
     for name, value in options.items():
         word = name.replace("_", "-")
@@ -36,7 +36,7 @@ def words_of(scenario: str, seed: int, options: Mapping[str, object]) -> list[st
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is kept of a run. problems: how many of each kind; examples: some of each."""
+    """The result of a run. problems: how many of each kind; examples: some of each."""
 
     scenario: str
     seed: int
@@ -75,13 +75,13 @@ def write_result(directory: Path, result: Result) -> None:
 
 
 def read_result(directory: Path, scenario: str, seed: int) -> Result | None:
-    """None if the run did not come to its end."""
+    """Return the result of a run; None if the run did not complete."""
     path = _path(directory, scenario, seed)
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
 class Campaign:
-    """results: of the runs that came to their end. failed: how to repeat those that went wrong."""
+    """A series of runs. results: of completed runs. failed: the commands that repeat failed ones."""
 
     def __init__(
         self,
@@ -93,9 +93,10 @@ class Campaign:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda text: print(text, flush=True),
     ) -> None:
-        """options: of each run, which have a value of their own. directory: of results; one that is there is taken.
+        """options: for those runs that have an option of this name. directory: for results; an existing result is used
+        instead of a run.
 
-        program: runs one, with its log and a limit in seconds, and comes to its exit code.
+        program: executes one run, with its log and a limit in seconds, and returns its exit code.
         """
         self.results: list[Result] = []
         self.failed: list[str] = []
@@ -112,8 +113,8 @@ class Campaign:
         return bool(self.failed)
 
     def run(self, seed: int, minutes: float | None, rounds: int | None) -> None:
-        """A round has one run of each, with the same seed; the next round has the next seed. One round at least: in the
-        time that is left no more runs begin behind it."""
+        """Run rounds. A round has one run of each scenario, with the same seed; the next round has the next seed. At
+        least one round is run; after the time no run begins."""
         end = math.inf if minutes is None else self._clock() + 60 * minutes
         for number in range(rounds or (1 if minutes is None else sys.maxsize)):
             for name in self._names:
@@ -149,7 +150,8 @@ class Campaign:
             self.failed.append(result.again)
 
     def table(self) -> str:
-        """Markdown of the results: of each scenario its own table, if it has one, and its figures added up."""
+        """Return the results in Markdown: for each scenario its own table, if it has one, and the sums of its
+        figures."""
         parts = []
         for name in self._names:
             found = [each for each in self.results if each.scenario == name]

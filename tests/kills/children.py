@@ -1,6 +1,6 @@
 """Processes of a run. None outlives it: the kernel kills them with the thread that started them.
 
-By SIGKILL: a process that is frozen would sleep through anything else.
+This uses SIGKILL, because a frozen process would not react to other signals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Child:
     """A Python program in a process group of its own, its output in `log`. Start it on a thread that outlives it."""
 
     def __init__(self, words: Sequence[str], log: Path, cwd: Path = ROOT, prefix: Sequence[str] = ()) -> None:
-        """prefix: a command, with its absolute path, that becomes the program behind it, as `env` does."""
+        """prefix: a command, with its absolute path, that replaces itself by the program that follows, as `env`
+        does."""
         self.log = log
         bound = [sys.executable, "-I", "-S", run_bound.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
         with log.open("ab") as output:
@@ -61,12 +62,12 @@ class Child:
             os.killpg(self.process.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM; does not wait."""
+        """Send SIGTERM; do not wait."""
         if self.running:
             self.process.terminate()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait at most `seconds` for the end; return whether it came."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -74,14 +75,15 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """SIGKILL, frozen or not."""
+        """Send SIGKILL, to a frozen process, too."""
         if self.running:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(_END_SECONDS)
 
 
 def run_program(words: Sequence[str], log: Path, seconds: float) -> int:
-    """The exit code of a Python program. Raises AssertionError, with what it wrote, if it does not end in time."""
+    """Run a Python program and return its exit code. Raises AssertionError, with its output, if it does not end in
+    time."""
     child = Child(words, log)
     try:
         assert child.wait(seconds), log.read_text()
@@ -95,7 +97,7 @@ def run_program(words: Sequence[str], log: Path, seconds: float) -> int:
 class Crew:
     """Programs by name, each in one life after the other, with a journal and a log of its own for each life.
 
-    Use as a context manager, on one thread: nothing that it has started outlives it.
+    Use as a context manager, on one thread: no process that it has started outlives it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -112,7 +114,7 @@ class Crew:
             child.kill()
 
     def __getitem__(self, name: str) -> Child:
-        """The life of now, or the last one."""
+        """Return the process of the present life, or of the last one."""
         return self._children[name]
 
     def start(self, name: str, task: LifeTask) -> Child:
@@ -123,27 +125,27 @@ class Crew:
         return child
 
     def kill(self, *names: str) -> None:
-        """SIGKILL. Raises AssertionError if one has ended by itself."""
+        """Send SIGKILL. Raises AssertionError if a program has ended by itself."""
         for name in names:
             child = self._children[name]
             assert child.running, f"{name} has ended by itself, see {child.log}"
             child.kill()
 
     def end(self, name: str, seconds: float) -> None:
-        """SIGTERM, unless it has ended. Raises AssertionError if it does not end in time."""
+        """Send SIGTERM, unless the program has ended. Raises AssertionError if it does not end in time."""
         child = self._children[name]
         child.terminate()
         assert child.wait(seconds), f"{name} does not end, see {child.log}"
 
     def journals(self, name: str = "") -> list[Path]:
-        """Those of all lives of the names that begin so."""
+        """Return the journals of all lives of the programs whose names begin with `name`."""
         return sorted(self._directory.glob(f"{name}*.journal"))
 
 
 class Processes(ABC):
-    """What a run has started, and who of it is allowed to end. `_start` of the heirs starts it.
+    """The processes of a run, and which of them may end. Subclasses start them in `_start`.
 
-    Use as a context manager, on one thread: nothing that it has started outlives it.
+    Use as a context manager, on one thread: no process that it has started outlives it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -166,7 +168,8 @@ class Processes(ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """Start everything; `_ending` gets what ends it, `_kill_all` behind what the children need."""
+        """Start all processes. Push the functions that end them on `_ending`, `_kill_all` after whatever the children
+        need."""
 
     def _child(self, name: str, words: Sequence[str], prefix: Sequence[str] = ()) -> Child:
         child = Child(words, self.directory / f"{name}.log", prefix=prefix)
@@ -174,22 +177,22 @@ class Processes(ABC):
         return child
 
     def terminate(self, child: Child) -> None:
-        """SIGTERM; it may end from now on. Does not wait."""
+        """Send SIGTERM; the child may end from now on. Do not wait."""
         self._may_end.add(child)
         child.terminate()
 
     def kill(self, child: Child) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._may_end.add(child)
         child.kill()
 
     def end(self, child: Child, seconds: float) -> bool:
-        """SIGTERM; whether it ends in time."""
+        """Send SIGTERM; return whether the child ends in time."""
         self.terminate(child)
         return child.wait(seconds)
 
     def crashed(self) -> list[str]:
-        """Who has ended and was not asked to, or with an error."""
+        """Return the children that have ended without being asked to, or with an error."""
         return [text for _, text in self._crashes()]
 
     def _crashes(self) -> list[tuple[Child, str]]:
@@ -205,7 +208,7 @@ class Processes(ABC):
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, poll_seconds: float = _POLL_SECONDS) -> bool:
-    """Whether the condition comes true within so many seconds."""
+    """Wait until the condition is true, at most `seconds`; return whether it is."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

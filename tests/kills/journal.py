@@ -1,7 +1,6 @@
-"""The files in which the processes of a run write down what happens: a line of JSON each, whole or not there.
+"""Files in which the processes of a run record events: one line of JSON each, complete or absent.
 
-A line is with the kernel before the call that it tells of counts as over, so that a process that is killed leaves a
-true journal.
+The kernel has a line before the recorded call counts as finished. So a killed process leaves a true journal.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["Journal", "Line", "clock", "read_journal"]
 clock = time.monotonic
 
 Line = Sequence[Any]
-"""Kind, time, and what belongs to the kind."""
+"""A line: kind, time, and the values of the kind."""
 
 
 class Journal:
-    """Any thread: a line is one write to a file that is open for appending."""
+    """A journal for writing. Any thread: a line is one write to a file that is open for appending."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -33,7 +32,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """The complete lines; none if there is no file."""
+    """Yield the complete lines; none if there is no file."""
     if path.exists():
         complete, _, _ = path.read_text("utf-8").rpartition("\n")
         yield from map(json.loads, complete.splitlines())

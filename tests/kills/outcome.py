@@ -1,4 +1,4 @@
-"""What a run has come to, the same for every scenario."""
+"""The outcome of a run, in the same form for every scenario."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 __all__ = ["Outcome", "Problem", "Say", "by_kind", "lost", "twice", "unmeant"]
 
 Say = Callable[[str], object]
-"""Tells a person how far a run is."""
+"""Reports the progress of a run to a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """partition, time: where to look in the journals; "-" and None if it has none."""
+    """A problem. partition, time: where to look in the journals; "-" and None if it has none."""
 
     kind: str
     text: str
@@ -28,8 +28,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """figures: what was done and what came of it, by name. details: what a table of several runs needs besides; values
-    that JSON has. explanation: for a person, of the problems."""
+    """The outcome of a run. figures: faults and results, by name. details: further input for a table of several runs;
+    JSON values. explanation: of the problems, for a person."""
 
     problems: Sequence[Problem]
     figures: Mapping[str, int]
@@ -54,5 +54,5 @@ def twice(found: Iterable[str]) -> list[Problem]:
 
 
 def unmeant(kind: str, found: Iterable[str], forbidden: Iterable[str]) -> list[Problem]:
-    """What is there of what must not be."""
+    """Return a problem for each found message that must not be there."""
     return [Problem(kind, f"{each[:80]} is there") for each in sorted({*found} & {*forbidden})]

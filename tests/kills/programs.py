@@ -1,4 +1,4 @@
-"""The programs of a run: what they are told, and how they end."""
+"""Arguments of the programs of a run, and how the programs end."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ PRODUCER_CONFIG = ProducerConfig(
     retry_max_seconds=0.1,
     connection=ConnectionConfig(request_timeout_seconds=3.0, reconnect_max_seconds=0.1),
 )
-"""Of a producer whose broker is killed: it goes on soon, and gives nothing up before the broker is back."""
+"""Settings of a producer whose broker is killed: it retries soon, and gives up no message before the broker is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTask:
-    """What the program in the heir's module is told: its fields, as one argument in JSON."""
+    """The arguments of the program in the subclass's module: its fields, passed as one argument in JSON."""
 
     def words(self) -> list[str]:
-        """Of the command line of the process."""
+        """Return the command line of the process."""
         return ["-m", type(self).__module__, json.dumps(asdict(self))]
 
     @classmethod
     def told(cls) -> Self:
-        """That of this process."""
+        """Return the task of this process."""
         return cls(**json.loads(sys.argv[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeTask(ProgramTask):
-    """Of a program that is killed and started again: Crew.start() gives each life a journal of its own."""
+    """Arguments of a program that is killed and started again: Crew.start() gives each life a journal of its own."""
 
     journal: str = ""
 
 
 def begin_program() -> threading.Event:
-    """Log to stderr. The event is set at SIGTERM. On the main thread."""
+    """Log to stderr, and return an event that SIGTERM sets. On the main thread."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%X")
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())

@@ -1,4 +1,4 @@
-"""The kinds of runs. Each is a function `run(directory, seed, say, **options)` that comes to an Outcome."""
+"""The scenarios. Each is a function `run(directory, seed, say, **options)` that returns an Outcome."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["SCENARIOS", "Scenario"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """module: where `run` is; it is imported when the scenario begins. Its options are the keywords of `run`, as its
-    docstring tells of them; the defaults make a run of about a minute. `begin`, if there is one, may start the program
-    anew before that, in another environment; `table`, if there is one, is of several results."""
+    """A scenario. module: where `run` is; it is imported when the scenario begins. Its options are the keywords of
+    `run`, as the docstring of `run` describes them; with the defaults a run takes about a minute. An optional `begin`
+    may start the program anew before that, in another environment; an optional `table` shows several results."""
 
     module: str
 
@@ -27,7 +27,7 @@ class Scenario:
         return import_module(self.module)
 
     def add_options(self, parser: ArgumentParser) -> list[str]:
-        """Their names."""
+        """Add the scenario's options to the parser; return their names."""
         run: Callable[..., Outcome] = self.load().run
         parser.description = inspect.getdoc(run)
         names = []

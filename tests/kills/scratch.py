@@ -1,4 +1,4 @@
-"""A directory for what is to be lost anyway."""
+"""A directory for files that need not survive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["scratch_directory"]
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """In memory if there is room; it is gone behind."""
+    """Yield a directory, in memory if there is room; it is removed afterwards."""
     memory = Path("/dev/shm")
     path = Path(tempfile.mkdtemp(prefix="metaq-scratch-", dir=memory if os.access(memory, os.W_OK) else None))
     try:

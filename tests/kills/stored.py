@@ -1,4 +1,4 @@
-"""What lies in the partitions of a data directory."""
+"""Read the messages in the partitions of a data directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Stored", "stored"]
 
 
 class Stored(NamedTuple):
-    """time_ms: when it was given to its partition, by its id. due_ms: of a delayed one."""
+    """A stored message. time_ms: when it was stored in its partition, by its id. due_ms: of a delayed message."""
 
     payload: str
     time_ms: int
@@ -21,7 +21,7 @@ class Stored(NamedTuple):
 
 
 def stored(data: Path, topics: Iterable[str]) -> Iterator[Stored]:
-    """Messages of ASCII."""
+    """Yield the messages, whose payloads are ASCII."""
     for directory in (each for topic in topics for each in data.glob(f"{topic}-*")):
         content = b"".join(path.read_bytes() for path in sorted(directory.glob("*.meta")))
         for each in iter_headers(content):

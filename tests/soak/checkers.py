@@ -1,15 +1,15 @@
-"""What a run with Java members must not show. What its group was handed is judged by tests.history.checkers, with the
-ownerships that ZooKeeper has seen (`OF_GROUPS`); besides:
+"""Check a run with Java members for violations. tests.history.checkers judge the deliveries to its group, with the
+ownerships that ZooKeeper has seen (`OF_GROUPS`). In addition:
 
-    committed     a record comes again although the group had committed a position behind it before its consumer claimed
-                  the partition
+    committed     a record is delivered again although the group had committed a later position before its consumer
+                  claimed the partition
     owned twice   delivered to one consumer while another certainly owned the partition
-    unowned       offered by a broker, owned by nobody alive, outside the spans in which that is excused, or for longer
-                  than the patience of the run
+    unowned       offered by a broker and owned by no live member, outside the time spans in which that is excused, or
+                  for longer than the patience of the run
 
-A Java consumer may fetch on from a partition that it had given up (facts.py). Such a delivery counts as one, saves its
-message from being unseen and what is behind it from having skipped it, and proves nothing else. Commits may go back: a
-Java consumer commits late what it has given up.
+A Java consumer may continue to fetch from a partition that it has given up (facts.py). Such a delivery counts as one:
+its message is not unseen, and later messages have not skipped it. It proves nothing else. Commits may go back: a Java
+consumer commits late what it has given up.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ OF_GROUPS = ("lost", "false", "unseen", "reordered", "skipped")
 
 
 def judge(facts: Facts) -> list[Problem]:
-    """All problems, by kind."""
+    """Return all problems of all checkers."""
     history = history_of(facts)
     found = [problem for kind in OF_GROUPS for problem in ALL_OF_GROUPS[kind](history)]
     return found + [problem for checker in CHECKERS.values() for problem in checker(facts)]
 
 
 def history_of(facts: Facts) -> History:
-    """Each claim is an ownership; what nobody saw claimed, and what was fetched on, is one of its own each time."""
+    """Return the history. Each claim is an ownership; deliveries without a seen claim, or from a partition that was
+    given up, are ownerships of their own."""
     claims = _claims(facts)
     owners: dict[object, Owner] = {}
     for each in sorted(facts.deliveries, key=lambda delivery: delivery.time):
@@ -73,7 +74,7 @@ def committed(facts: Facts) -> Iterator[Problem]:
 
 
 def _lowest(commits: Sequence[tuple[float, int]], begin: float, end: float) -> int:
-    """The lowest position in force from begin to end; 0 before the first commit."""
+    """Return the lowest committed position from `begin` to `end`; 0 before the first commit."""
     first, last = (bisect_right(commits, (time, math.inf)) for time in (begin, end))
     return min([commits[first - 1][1] if first else 0, *(offset for _, offset in commits[first:last])])
 
@@ -98,7 +99,7 @@ def unowned(facts: Facts) -> Iterator[Problem]:
 
 
 def _unexcused(window: Window, facts: Facts) -> list[Window]:
-    """The parts outside every excused span, or after the run's patience."""
+    """Return the parts of a time span outside every excused span, or after the run's patience."""
     parts = _outside(window, facts.excused)
     limit = window.begin + facts.patience
     if window.end > limit:
@@ -108,7 +109,7 @@ def _unexcused(window: Window, facts: Facts) -> list[Window]:
 
 
 def _outside(window: Window, excused: Iterable[Window]) -> list[Window]:
-    """The parts of `window` that no excused span covers."""
+    """Return the parts of `window` that no excused span covers."""
     parts, begin = [], window.begin
     for span in sorted(excused):
         if span.end <= begin:
@@ -122,7 +123,7 @@ def _outside(window: Window, excused: Iterable[Window]) -> list[Window]:
 
 
 def _claims(facts: Facts) -> Mapping[str, list[Claim]]:
-    """By partition, in order of time."""
+    """Return the claims by partition, in order of time."""
     found: dict[str, list[Claim]] = defaultdict(list)
     for claim in sorted(facts.claims, key=lambda each: each.begin):
         found[claim.partition].append(claim)
@@ -130,20 +131,21 @@ def _claims(facts: Facts) -> Mapping[str, list[Claim]]:
 
 
 def _last(claims: Sequence[Claim], time: float) -> Claim | None:
-    """The last one that began until then."""
+    """Return the last claim that began until `time`."""
     index = bisect_right(claims, time, key=lambda claim: claim.begin)
     return claims[index - 1] if index else None
 
 
 def _claim_of(delivery: Delivery, claims: Mapping[str, Sequence[Claim]]) -> Claim | None:
-    """The last claim of the delivery's consumer before it; None if it was gone by then, and the next not seen."""
+    """Return the last claim of the delivery's consumer before the delivery; None if it had ended by then: the later
+    claim was not seen."""
     here = claims.get(delivery.partition, ())
     last = _last([claim for claim in here if claim.consumer == delivery.member], delivery.time)
     return last if last is not None and delivery.time <= last.gone else None
 
 
 def _owning(facts: Facts) -> list[Delivery]:
-    """In order of time, without those that were fetched on."""
+    """Return the deliveries in order of time, without those from partitions that were given up."""
     owning = [each for each in facts.deliveries if not _is_fetched_on(each, facts)]
     return sorted(owning, key=lambda delivery: delivery.time)
 

@@ -1,4 +1,4 @@
-"""What happened in a run, as values: the input of the checkers. What groups have in common is in tests.history.facts.
+"""The events of a run, as values: the input of the checkers. tests.history.facts has what all groups have in common.
 
 Times are seconds of the machine's monotonic clock, which brokers, ZooKeeper and members of one run share.
 """
@@ -18,7 +18,7 @@ __all__ = ["Claim", "Committed", "Facts", "Window", "fetched_on", "monotonic"]
 
 
 class Window(NamedTuple):
-    """A span of time. end >= begin."""
+    """A time span. end >= begin."""
 
     begin: float
     end: float
@@ -47,11 +47,11 @@ class Committed(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """Everything that the checkers read.
+    """All input of the checkers.
 
-    unowned: per partition the spans in which it was offered by a broker and owned by nobody alive. excused: the spans
+    unowned: per partition the time spans in which a broker offered it and no live member owned it. excused: the spans
     in which that is allowed, such as a session time-out after a kill; patience: seconds that none may exceed even then.
-    fetched_on: by consumer, as `fetched_on` reads them.
+    fetched_on: by consumer, the spans that the function `fetched_on` returns.
     """
 
     group: str = "g"
@@ -70,12 +70,12 @@ _WALL_AT_ZERO = time.time() - clock()
 
 
 def monotonic(wall: float) -> float:
-    """A time of the wall clock, as that of the monotonic one."""
+    """Return a time of the wall clock as a time of the monotonic clock."""
     return wall - _WALL_AT_ZERO
 
 
 def fetched_on(log: Iterable[str]) -> list[Window]:
-    """The spans in which a Java consumer fetched from partitions that it had given up, by the lines of its log.
+    """Return the time spans in which a Java consumer fetched from partitions that it had given up, from its log lines.
 
     1.x, in syncedRebalance: a try that fails before it has stopped fetching (a broker's node vanishes while it is read)
     deletes the consumer's owner nodes, sleeps zkSyncTimeMs, and only the next try stops. Others may claim meanwhile.
@@ -84,7 +84,7 @@ def fetched_on(log: Iterable[str]) -> list[Window]:
     fetching, begin = False, None
     for line in log:
         if begin is not None and ("Comitting all offsets" in line or "Starting fetch runners" in line):
-            spans.append(Window(begin, _logged_at(line)))  # behind the listeners that still ran
+            spans.append(Window(begin, _logged_at(line)))  # after the listeners that still ran
             begin = None
         if "Starting fetch runners" in line:
             fetching = True
@@ -96,7 +96,8 @@ def fetched_on(log: Iterable[str]) -> list[Window]:
 
 
 def _logged_at(line: str) -> float:
-    """`2026-11-22 17:59:39,730 WARN ...`, in local time; the log's milliseconds are cut, not rounded."""
+    """Return the time of a log line `2026-11-22 17:59:39,730 WARN ...`, in local time; the log cuts milliseconds
+    instead of rounding them."""
     date, clock_time, _ = line.split(" ", 2)
     seconds, milliseconds = clock_time.split(",")
     return monotonic(time.mktime(time.strptime(f"{date} {seconds}", "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000)

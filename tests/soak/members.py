@@ -1,4 +1,5 @@
-"""Consumers and producers of a run as processes that can be stopped, killed and started anew, in Java and in Python."""
+"""Consumers and producers of a run as processes that can be stopped, killed and started again, in Java and in
+Python."""
 
 from __future__ import annotations
 
@@ -25,29 +26,29 @@ __all__ = ["Group", "JavaConsumer", "JavaProducer", "Member", "Producer", "Pytho
 
 
 class Group:
-    """What the members of one run share: where, which group and topic, and the directory for journals and logs."""
+    """Values that the members of one run share: ZooKeeper, group and topic, and the directory for journals and logs."""
 
     def __init__(self, zookeeper: str, name: str, topic: str, directory: Path) -> None:
         self.zookeeper, self.name, self.topic, self.directory = zookeeper, name, topic, directory
         directory.mkdir(parents=True, exist_ok=True)
 
     def journal(self, consumer_id: str) -> Path:
-        """Where tests.history.reading looks for it."""
+        """Return the path of a journal, as tests.history.reading expects it."""
         return self.directory / f"{self.name}.{consumer_id}.events"
 
     def deliveries(self, stored: Mapping[str, Sequence[Stored]]) -> list[Delivery]:
-        """Everything that was delivered to the group until now, by the names that its consumers have in ZooKeeper."""
+        """Return all deliveries to the group so far, with the consumers' names in ZooKeeper."""
         log = [each for records in stored.values() for each in records]
         paths = {path.stem.replace(".", "_", 1): path for path in sorted(self.directory.glob("*.events"))}
         return [each for name, path in paths.items() for each in deliveries_in(read_journal(path), name, log)]
 
     def sends(self) -> list[Send]:
-        """Everything that the producers have sent and that has ended until now, in that order."""
+        """Return all sends of the producers that have ended so far, in that order."""
         sends = (each for path in sorted(self.directory.glob("*.sends")) for each in sends_in(read_journal(path)))
         return sorted(sends, key=lambda each: each.time)
 
     def acks(self) -> list[Ack]:
-        """What was acknowledged of it."""
+        """Return the acknowledged ones of these sends."""
         return [each.ack for each in self.sends() if each.ack is not None]
 
 
@@ -63,7 +64,7 @@ class _Process(Protocol):
 class Member(ABC):
     """One consumer over its lives; each life has a consumer id and a journal of its own.
 
-    deaths: when it was killed, by consumer id as ZooKeeper has it.
+    deaths: when it was killed, by consumer id as in ZooKeeper.
     """
 
     def __init__(self, group: Group, name: str) -> None:
@@ -75,12 +76,12 @@ class Member(ABC):
 
     @property
     def consumer_id(self) -> str:
-        """Of the life of now, or the last one."""
+        """The consumer id of the present life, or of the last one."""
         return f"{self.name}.{self._lives}"
 
     @property
     def owner(self) -> str:
-        """As ZooKeeper has it."""
+        """The consumer id as in ZooKeeper."""
         return f"{self._group.name}_{self.consumer_id}"
 
     @property
@@ -88,7 +89,7 @@ class Member(ABC):
         return self._process is not None
 
     def start(self) -> None:
-        """Join the group; returns once the client says that it has. A frozen one goes on."""
+        """Join the group; return once the client says that it has joined. A frozen consumer continues instead."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGCONT)
         else:
@@ -96,25 +97,25 @@ class Member(ABC):
             self._process = self._started(self.consumer_id, self._group.directory / f"{self.consumer_id}.log")
 
     def stop(self) -> None:
-        """Leave as a program that ends: what was received is committed, partitions are released."""
+        """Leave as a program that ends: received messages are committed, partitions are released."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: as a machine that hangs; start() lets it go on."""
+        """Send SIGSTOP, as if the machine hung; start() lets the process continue."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process = None
             self.deaths[self.owner] = clock()
 
     def fetched_on(self) -> Mapping[str, Sequence[Window]]:
-        """When it delivered from partitions that it had given up, by consumer id: never."""
+        """Return when it delivered from partitions that it had given up, by consumer id: never."""
         return {}
 
     @abstractmethod
@@ -138,14 +139,16 @@ class PythonConsumer(Member):
 
 
 class JavaConsumer(Member):
-    """session_seconds: its ZooKeeper session's. One that loses it fetches on until it rebalances (zookeeper.md §5)."""
+    """A Java consumer. session_seconds: of its ZooKeeper session. If it loses the session it continues to fetch until
+    it rebalances (zookeeper.md §5)."""
 
     def __init__(self, group: Group, name: str, session_seconds: float = SESSION_SECONDS) -> None:
         super().__init__(group, name)
         self._session_seconds = session_seconds
 
     def fetched_on(self) -> Mapping[str, Sequence[Window]]:
-        """When it delivered from partitions that it had given up, by consumer id; see the function it calls."""
+        """Return when it delivered from partitions that it had given up, by consumer id; see the function that this
+        calls."""
         lives = [f"{self.name}.{life}" for life in range(1, self._lives + 1)]
         logs = {life: self._group.directory / f"{life}.log" for life in lives}
         return {
@@ -154,7 +157,7 @@ class JavaConsumer(Member):
         }
 
     def journal(self) -> Path:
-        """Of the life of now, or the last one."""
+        """The journal of the present life, or of the last one."""
         return self._group.journal(self.consumer_id)
 
     def _started(self, consumer_id: str, log: Path) -> _Process:
@@ -164,18 +167,18 @@ class JavaConsumer(Member):
         return self._client
 
     def connections(self, url: str) -> int:
-        """How many it has to the broker there (meta://host:port)."""
+        """Return the number of its connections to the broker at `url` (meta://host:port)."""
         return self._client.connections(url)
 
 
 class Producer(Protocol):
-    """Sends until it is closed."""
+    """A producer that sends until it is closed."""
 
     def close(self) -> None: ...
 
 
 class PythonProducer:
-    """Waits for each message. per_second: messages, about."""
+    """A producer that waits for each message. per_second: messages, about."""
 
     def __init__(self, group: Group, seed: int, per_second: float) -> None:
         journal = str(group.directory / "python.sends")
@@ -187,8 +190,8 @@ class PythonProducer:
 
 
 class JavaProducer:
-    """With the real Java client. pause: seconds between two sends of a thread. failed: sends that were not
-    acknowledged, once it is closed."""
+    """A producer with the real Java client. pause: seconds between two sends of a thread. failed: sends that were not
+    acknowledged, known once it is closed."""
 
     def __init__(self, group: Group, pause: float, threads: Sequence[str] = ("java",)) -> None:
         self.failed = 0
@@ -201,7 +204,8 @@ class JavaProducer:
         self._client = _told(JavaClient(group.zookeeper, group.directory / "java.log"), *words)
 
     def close(self) -> None:
-        """Stop sending and end: every send has its outcome. Raises ProcessFailed if the client died on the way."""
+        """Stop sending, wait until every send has its outcome, and end. Raises ProcessFailed if the client died
+        before."""
         try:
             for name in self._threads:
                 self._client.call("give_up", name)
@@ -211,12 +215,12 @@ class JavaProducer:
             self._client.close()
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Send SIGKILL, if it still runs."""
         self._client.kill()
 
 
 def _told(client: JavaClient, *commands: Sequence[object]) -> JavaClient:
-    """One that cannot do them is ended."""
+    """Send commands to a client and return it; end it if a command fails."""
     try:
         for words in commands:
             client.call(*words)

@@ -1,4 +1,4 @@
-"""The mixed group: two brokers of ours and a Java one, two Python and two Java consumers, each ended at random."""
+"""The mixed group: two metaq brokers and a Java one, two Python and two Java consumers; each is ended at random."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def run(
 ) -> Outcome:
     """A group of Java and Python consumers on Java and Python brokers, killed and stopped.
 
-    seconds: of blows; then the run is drained and judged. freeze: also stop the clock of our processes for longer than
-    their sessions. (A Java consumer that thaws goes on reading what others own by then.) zookeeper: is restarted, too.
-    Needs the Java peers.
+    seconds: time of blows; then the run is drained and judged. freeze: also stop metaq's processes for longer than
+    their sessions. (A Java consumer that continues after that reads what others own by then.) zookeeper: is restarted,
+    too. Needs the Java peers.
     """
     with zookeeper_process(directory / "zookeeper", tick_time_ms=TICK_MS) as server:
         return _mixed(directory, seed, say, seconds, freeze, server, [ZOOKEEPER] if zookeeper else [])

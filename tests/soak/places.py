@@ -1,4 +1,4 @@
-"""A broker's place: one server.ini and data directory, at which the Java broker and ours take turns."""
+"""A broker's place: one server.ini and data directory, in which the Java broker and metaq's run in turns."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RETRY_SECONDS = 0.5
 
 
 class Place:
-    """Starts and ends the broker of one place; the file stays as it is, whoever reads it.
+    """Starter of the broker of one place; the file stays the same, whichever broker reads it.
 
-    directory: gets conf/server.ini, data/ and the logs. system: further keys of
-    [system]. refused: how many starts failed before one succeeded.
+    directory: gets conf/server.ini, data/ and the logs. system: more keys of [system]. refused: how many starts failed
+    before one succeeded.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Place:
         return self._server is not None
 
     def log_bytes(self) -> dict[str, bytes]:
-        """The bytes of each partition's segments, one after the other, by directory."""
+        """Return the bytes of each partition's segments, one after the other, by directory."""
         return {
             partition.name: b"".join(segment.read_bytes() for segment in sorted(partition.glob("*.meta")))
             for partition in self.data.glob("*-*")
         }
 
     def start(self, kind: Kind, *options: str) -> None:
-        """Start a broker, again and again for START_SECONDS; a frozen one goes on.
+        """Start a broker, with retries for START_SECONDS; a frozen one continues instead.
 
-        The Java broker refuses while ZooKeeper still has the `master` node of one that was killed. options: further
-        words of our command line. Raises ProcessFailed with the last try's log.
+        The Java broker refuses to start while ZooKeeper still has the `master` node of a killed one. options: more
+        words of metaq's command line. Raises ProcessFailed with the last try's log.
         """
         if self._server is not None:
             os.kill(self._server.pid, signal.SIGCONT)
@@ -93,12 +93,13 @@ class Place:
                 time.sleep(RETRY_SECONDS)
 
     def reload(self) -> None:
-        """Let the broker read its file again."""
+        """Make the broker read its file again."""
         if self._server is not None:
             os.kill(self._server.pid, signal.SIGHUP)
 
     def stop(self) -> None:
-        """SIGTERM, as an operator does; returns when the process has ended. One that had to be killed is an error."""
+        """Send SIGTERM, as an operator does; return when the process has ended. A broker that had to be killed is an
+        error."""
         if self._server is not None:
             self._server.close()
             code = self._server.process.returncode
@@ -106,12 +107,12 @@ class Place:
             assert code != -9, f"the broker in {self.directory} did not end by itself"
 
     def freeze(self) -> None:
-        """SIGSTOP: as a machine that hangs; start() lets it go on."""
+        """Send SIGSTOP, as if the machine hung; start() lets the process continue."""
         if self._server is not None:
             os.kill(self._server.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._server is not None:
             self._server.kill()
             self._server = None

@@ -1,4 +1,5 @@
-"""The rolling move: a running cluster of Java brokers becomes ours one by one, and Java again, below Java clients."""
+"""The rolling move: a running cluster of Java brokers becomes metaq's one by one, and Java again, under Java
+clients."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BETWEEN = 150
 THERE_AND_BACK: Sequence[Kind] = ("ours", "java")
 
 PATIENT_SECONDS = 60.0
-"""Sessions of the consumers: they live to the end, and a busy machine must not take them from them."""
+"""Session timeout in seconds of the consumers, which live to the end: a busy machine must not end their sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """failed_sends: what the Java producer was refused, each of which its application saw as a failed SendResult."""
+    """The result of a rolling move. failed_sends: sends of the Java producer that were refused; the application saw
+    each as a failed SendResult."""
 
     judged: Judged
     moves: Sequence[Move]
@@ -55,7 +57,7 @@ def move(run: Run, place: Place, kind: Kind) -> Move:
 
 
 def run(directory: Path, seed: int, say: Say, *, brokers: int = 3) -> Outcome:
-    """A cluster moves from Java to ours and back, broker by broker, under a Java producer and two Java consumers.
+    """A cluster moves from Java to metaq's brokers and back, one by one, under a Java producer and two Java consumers.
 
     Needs the Java peers. The seed changes nothing.
     """
@@ -66,7 +68,7 @@ def run(directory: Path, seed: int, say: Say, *, brokers: int = 3) -> Outcome:
 
 
 def rolling(directory: Path, zookeeper: str, brokers: int, say: Say) -> Rolled:
-    """There and back again, then judge. zookeeper: with a chroot that exists. Needs the Java peers."""
+    """Move to metaq's brokers and back, then judge. zookeeper: with a chroot that exists. Needs the Java peers."""
     group = Group(zookeeper, GROUP, TOPIC, directory / "group")
     settings = {"maxSegmentSize": SEGMENT_BYTES}
     places = [Place(directory / f"broker-{n}", zookeeper, {TOPIC: PARTITIONS}, n, settings) for n in range(brokers)]

@@ -27,10 +27,10 @@ from .watcher import GroupWatcher, without_owner
 __all__ = ["TICK_MS", "Judged", "Run"]
 
 TICK_MS = 100
-"""ZooKeeper ends a session at most this long after its time."""
+"""Longest delay in ms with which ZooKeeper ends an expired session."""
 
 REBALANCE_SECONDS = 8.0
-"""How long a rebalance may take after the session of a dead member is over: Java tries 7 times, each second."""
+"""Seconds that a rebalance may take after the session of a dead member is over: Java tries 7 times, once a second."""
 
 DRAIN_SECONDS = 180.0
 PAUSE_SECONDS = 0.2
@@ -40,7 +40,7 @@ PROBE = "probe"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What happened and what to think of it. missed_looks: times at which ZooKeeper did not answer the watcher."""
+    """The history and its problems. missed_looks: times at which ZooKeeper did not answer the watcher."""
 
     facts: Facts
     problems: Sequence[Problem]
@@ -51,7 +51,7 @@ class Judged:
         return explain(history_of(self.facts), self.problems)
 
     def outcome(self, figures: Mapping[str, int]) -> Outcome:
-        """figures: more of them."""
+        """Return the outcome. figures: additional ones."""
         history, facts = history_of(self.facts), self.facts
         names = [each.name for records in facts.stored.values() for each in records]
         counted = {
@@ -69,7 +69,8 @@ class Judged:
 
 
 class Run:
-    """Use as a context manager: nothing that it started outlives it. Brokers are the caller's, also at the end."""
+    """A run. Use as a context manager: no process that it started outlives it. The caller starts and ends the
+    brokers."""
 
     def __init__(self, group: Group, members: Sequence[Member]) -> None:
         self.group = group
@@ -92,7 +93,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """End all processes of the run, the others too if one of them fails to end."""
+        """End all processes of the run, even if one of them fails to end."""
         with ExitStack() as ending:
             ending.callback(self._watcher.close)
             for member in self.members:
@@ -106,11 +107,11 @@ class Run:
         self._producers.append(producer)
 
     def acknowledged(self) -> int:
-        """How many messages have been acknowledged until now."""
+        """Return the number of messages that have been acknowledged so far."""
         return len(self.group.acks())
 
     def wait_for(self, messages: int, seconds: float = DRAIN_SECONDS) -> None:
-        """Return when so many more messages have been acknowledged. Raises TimeoutError."""
+        """Wait until `messages` more messages have been acknowledged. Raises TimeoutError."""
         goal = self.acknowledged() + messages
         deadline = time.monotonic() + seconds
         while (now := self.acknowledged()) < goal:
@@ -119,7 +120,8 @@ class Run:
             time.sleep(PAUSE_SECONDS)
 
     def disturb(self, *actions: Callable[[], None]) -> None:
-        """Do what makes the group rebalance: for a session time-out and a rebalance more, partitions may be unowned."""
+        """Do actions that make the group rebalance. For a session time-out and a rebalance after each, partitions may
+        be unowned."""
         begin = clock()
         try:
             for action in actions:
@@ -128,7 +130,8 @@ class Run:
             self._excused.append(Window(begin, clock() + SESSION_SECONDS + REBALANCE_SECONDS))
 
     def finish(self) -> Judged:
-        """Stop the producers, wait until the group has everything, stop the members, judge. All brokers are running."""
+        """Stop the producers, wait until the group has all messages, stop the members, and judge. All brokers must
+        run."""
         for producer in self._producers:
             producer.close()
         self._producers.clear()
@@ -154,7 +157,7 @@ class Run:
         return Judged(facts, judge(facts), self._watcher.missed)
 
     def _probe(self) -> None:
-        """One message to each partition: a Java broker serves some only after a put (storage.md §1)."""
+        """Send one message to each partition: a Java broker serves some partitions only after a put (storage.md §1)."""
         with Cluster(self.group.zookeeper) as cluster, metaq.Producer(self.group.zookeeper) as producer:
             for number, partition in enumerate(cluster.partitions(self.group.topic)):
                 name = Name(PROBE, "-", number)
@@ -162,7 +165,7 @@ class Run:
                 self._probes.append(Ack(name, partition_text(result.partition), result.offset, result.message_id))
 
     def _drain(self, stored: Mapping[str, Sequence[Stored]]) -> None:
-        """Wait until each record was delivered; the checker says what is missing if the time does not suffice."""
+        """Wait until each record was delivered; if the time is too short, the checkers report what is missing."""
         places = {(partition, record.offset) for partition, records in stored.items() for record in records}
         deadline = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Which process of a run is hit when, and how: the same for the same seed."""
+"""Choose when each process of a run is hit, and how: the same for the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .places import SESSION_SECONDS
 __all__ = ["Blow", "Step", "Way", "steps"]
 
 Way = Literal["kill", "stop", "freeze"]
-"""By SIGKILL; as its operator would; by SIGSTOP for longer than its ZooKeeper session lasts."""
+"""How a process is hit: by SIGKILL; as its operator would stop it; by SIGSTOP for longer than its ZooKeeper session
+lasts."""
 
 PAUSE_SECONDS = (2.0, 8.0)
 DOWN_SECONDS = (0.5, 6.0)
@@ -24,7 +25,7 @@ DOUBLE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What happens to one process."""
+    """One hit of one process."""
 
     victim: str
     way: Way
@@ -35,7 +36,7 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Wait `pause` seconds, hit the victims, wait `down` seconds, start them again or let them go on."""
+    """One step: wait `pause` seconds, hit the victims, wait `down` seconds, start them again or let them continue."""
 
     pause: float
     blows: Sequence[Blow]
@@ -49,9 +50,10 @@ def steps(
     frozen: Sequence[str] = (),
     restarted: Sequence[str] = (),
 ) -> Iterator[Step]:
-    """Endless. Every process is killed and stopped once in each round over all of them, in a new order each time.
+    """Yield steps without end. In each round every process is killed and stopped once, in a new order.
 
-    frozen: those that are also frozen once a round. restarted: servers for all, stopped for less than a session.
+    frozen: processes that are also frozen once a round. restarted: servers for all processes, stopped for less than a
+    session.
     """
     chance = random.Random(seed)
     ways: Sequence[Way] = ("kill", "stop")

@@ -1,8 +1,8 @@
-"""Who owned which partition when, and what was committed: ZooKeeper looked at many times a second.
+"""Record the owners of partitions and the commits: ZooKeeper is read many times a second.
 
 A claim's begin and a commit's time are the node's own, written by the server; a claim's end is the last look that still
-saw it. So what is reported as owned was owned without doubt, at any load of the machine. A claim that lasts less than
-the time between two looks is not seen.
+saw it. So a reported ownership is certain, at any load of the machine. A claim that is shorter than the time between
+two looks is not seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEIGHBOUR_SECONDS = 5 * LOOK_SECONDS
 
 
 class Node(NamedTuple):
-    """One znode. claim: its creation's transaction, unique."""
+    """One znode. claim: the transaction that created it, unique."""
 
     text: str
     created: float
@@ -32,7 +32,7 @@ class Node(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What there was at one moment. offered: partitions of registered masters; owners, offsets: by partition."""
+    """The state at one moment. offered: partitions of registered masters; owners, offsets: by partition."""
 
     time: float
     offered: frozenset[str]
@@ -41,7 +41,7 @@ class Look(NamedTuple):
 
 
 class GroupLog:
-    """Turns looks, in order of time, into claims, commits and spans without owner."""
+    """Log that turns looks, in order of time, into claims, commits and time spans without owner."""
 
     def __init__(self) -> None:
         self.claims: list[Claim] = []
@@ -53,7 +53,7 @@ class GroupLog:
         self._committed: dict[str, Node] = {}
 
     def add(self, look: Look) -> None:
-        """Take in the next look."""
+        """Add the next look."""
         self._last = look.time
         for partition in look.offered | look.owners.keys() | self._held.keys() | self._idle.keys():
             self._add_owner(partition, look)
@@ -63,7 +63,7 @@ class GroupLog:
                 self.commits.append(Committed(node.modified, partition, int(node.text.rpartition("-")[2])))
 
     def finish(self) -> None:
-        """Close what is open; the last look is the end."""
+        """Close open claims and spans; they end with the last look."""
         for partition, (node, seen) in self._held.items():
             self.claims.append(Claim(partition, node.text, node.created, seen))
         for partition in self._idle:
@@ -86,7 +86,7 @@ class GroupLog:
 
 
 class GroupWatcher(Watcher):
-    """Looks at one group and topic."""
+    """Watcher of one group and topic."""
 
     def __init__(self, zookeeper: str, group: str, topic: str) -> None:
         super().__init__(zookeeper, LOOK_SECONDS)
@@ -94,7 +94,7 @@ class GroupWatcher(Watcher):
         self._group, self._topic = group, topic
 
     def close(self) -> None:
-        """The log is complete then. May be called again."""
+        """End; the log is complete then. May be called again."""
         if not self._stopping.is_set():
             super().close()
             self.log.finish()
@@ -116,7 +116,7 @@ class GroupWatcher(Watcher):
             self.missed += 1
 
     def _nodes(self, path: str) -> dict[str, Node]:
-        """By partition, those that say something."""
+        """Return the nodes with content, by partition."""
         return {
             f"{self._topic} {name}": Node(
                 data.decode(), monotonic(stat.ctime / 1000), monotonic(stat.mtime / 1000), stat.czxid
@@ -127,9 +127,10 @@ class GroupWatcher(Watcher):
 
 
 def without_owner(log: GroupLog, deaths: Mapping[str, float]) -> dict[str, list[Window]]:
-    """The spans without a living owner, by partition: ZooKeeper names a killed consumer until its session is over.
+    """Return the time spans without a living owner, by partition. ZooKeeper names a killed consumer until its session
+    is over.
 
-    deaths: time by consumer id.
+    deaths: time of death by consumer id.
     """
     found = {partition: list(windows) for partition, windows in log.unowned.items()}
     for claim in log.claims:
@@ -140,7 +141,7 @@ def without_owner(log: GroupLog, deaths: Mapping[str, float]) -> dict[str, list[
 
 
 def _joined(windows: Iterable[Window]) -> list[Window]:
-    """Windows in order, those that are not more than a few looks apart made one."""
+    """Return time spans in order; spans that are at most a few looks apart are joined."""
     joined: list[Window] = []
     for window in sorted(windows):
         if joined and window.begin <= joined[-1].end + NEIGHBOUR_SECONDS:

@@ -1,1 +1,1 @@
-"""Delayed messages through kills of the broker: none lost, none twice, none early, none that was cancelled."""
+"""Delayed messages while the broker is killed: none is lost, delivered twice, early, or although it was cancelled."""

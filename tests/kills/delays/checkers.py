@@ -1,4 +1,4 @@
-"""What the senders of delayed messages know, and what is wrong with what lies in the partitions."""
+"""Compare what the senders of delayed messages have recorded with the messages in the partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["Facts", "facts_in", "judge"]
 
 @dataclass(slots=True)
 class Facts:
-    """due: of acknowledged messages, Unix ms. undecided: nobody knows whether they are cancelled."""
+    """The senders' records. due: of acknowledged messages, Unix ms. undecided: messages that may or may not be
+    cancelled."""
 
     due: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
@@ -39,7 +40,7 @@ def facts_in(lines: Iterable[Line]) -> Facts:
 
 
 def judge(facts: Facts, found: Sequence[Stored]) -> list[Problem]:
-    """found: everything that was delivered."""
+    """Return the problems. found: all delivered messages."""
     payloads = [each.payload for each in found]
     early = [
         Problem("early", f"{each.payload[:80]} came {due - each.time_ms} ms before its time")

@@ -26,8 +26,8 @@ KILLED = ("killed-0", "killed-1")
 def run(directory: Path, seed: int, say: Say, *, kills: int = 25, seconds: float = 1.0) -> Outcome:
     """Delayed messages through kills of the broker and of producers: none lost, twice, early, or although cancelled.
 
-    kills: of the broker, about one each two `seconds`; as many, and two more, of processes with producers. Another
-    process with producers lives through all of them.
+    kills: of the broker, with about `seconds` between two; there are two more kills of processes with producers.
+    Another process with producers is never killed.
     """
     rng = random.Random(seed)
     topics = {topic: f"numPartitions={PARTITIONS}\nunflushThreshold={FLUSH[topic]}" for topic in TOPICS}

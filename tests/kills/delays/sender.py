@@ -1,9 +1,9 @@
 """Producers of delayed messages in a process of its own: `python -m tests.kills.delays.sender JSON`, see Task.
 
 ack        message, Unix ms at which it is due
-cancelling message                  from now on nobody knows whether it comes
+cancelling message                  from now on it is unknown whether it is delivered
 cancelled  message
-uncancelled message                 the broker says that it comes all the same
+uncancelled message                 the broker says that it is delivered nevertheless
 fail       error
 """
 
@@ -29,7 +29,7 @@ PARTITIONS = 2
 TOPICS = ("loose", "safe")
 WAYS = ("single", "batched", "gathered")
 LONGEST_SECONDS = 2.0
-"""Of the delays, so that a life of the broker delivers what another one has taken."""
+"""Longest delay in seconds; short, so that a life of the broker delivers messages that another one has taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Task(LifeTask):
 
 
 class _Sending(threading.Thread):
-    """Sends to a topic in one way until told to stop."""
+    """Thread that sends to a topic in one way until `stopping` is set."""
 
     def __init__(self, task: Task, topic: str, way: str, journal: Journal, stopping: threading.Event) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A broker and producers that are killed again and again, and whether each message came as its transaction says."""
+"""Kill a broker and producers again and again, and check that each message was delivered as its transaction decided."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FLUSH = {"loose": 1000, "safe": 0}
 
 
 def judge(found: Sequence[str], books: Mapping[str, bool], left: Sequence[int]) -> list[Problem]:
-    """found: messages. books: message → whether its transaction is committed. left: half messages that are still not
-    decided."""
+    """Return the problems. found: delivered messages. books: by message, whether its transaction is committed. left:
+    half messages that are still undecided."""
     committed = {payload for payload, commit in books.items() if commit}
     return [
         *lost(committed, found),
@@ -39,10 +39,10 @@ def judge(found: Sequence[str], books: Mapping[str, bool], left: Sequence[int]) 
 
 
 def run(directory: Path, seed: int, say: Say, *, kills: int = 20, seconds: float = 1.0, pauses: float = 3.0) -> Outcome:
-    """Transactions with check-back: what is committed comes once, what is rolled back does not, and all is decided.
+    """Transactions with check-back: committed messages are delivered once, others not, and all are decided.
 
-    kills: of the broker, each after about so many `seconds`; at least as many of producers. pauses: seconds, at most,
-    of SIGSTOP, less than after which a producer counts as gone; 0: none.
+    kills: of the broker, each after about so many `seconds`; at least as many of producers. pauses: longest SIGSTOP in
+    seconds, shorter than the time after which a producer counts as gone; 0: none.
     """
     rng = random.Random(seed)
     topics = {topic: f"numPartitions={count}\nunflushThreshold={FLUSH[topic]}" for topic, count in TOPICS.items()}
@@ -107,7 +107,7 @@ def run(directory: Path, seed: int, say: Say, *, kills: int = 20, seconds: float
 
 
 def _pause(rng: random.Random, children: Sequence[Child], longest: float) -> None:
-    """Have none, one or two stand still for up to so many seconds, one after the other or together."""
+    """Stop none, one or two processes for up to `longest` seconds, one after the other or together."""
     chosen = rng.sample(children, rng.choice([0, 1, 2]))
     for each in chosen:
         each.freeze()

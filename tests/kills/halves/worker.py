@@ -1,8 +1,8 @@
 """A producer of the group `bank`, in a process of its own: `python -m tests.kills.halves.worker JSON`, see Task.
 
-It does transactions until SIGTERM, and answers for all others; with `answers` it does no more than that. A line of its
-journal for each transaction whose local work is done: `commit` or `rollback`, and the message, which begins with the
-journal's name.
+It runs transactions until SIGTERM, and answers the questions about all others; with `answers` it only answers. Its
+journal has a line for each transaction whose local work is done: `commit` or `rollback`, and the message, which begins
+with the journal's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["TOPICS", "Task", "recorded"]
 
 TOPICS = {"loose": 2, "safe": 2}
 UNDER_WAY = 32
-"""Transactions that the worker does not wait for."""
+"""Most transactions that the worker does not wait for."""
 CONFIG = replace(PRODUCER_CONFIG, producer_group="bank")
 
 
@@ -37,13 +37,13 @@ class Task(LifeTask):
 
 
 def recorded(journal: Path) -> dict[str, bool]:
-    """Message → whether its transaction is committed, by the journal of a worker."""
+    """Return by message whether its transaction is committed, according to the journal of a worker."""
     return {message: kind == "commit" for kind, _, message in read_journal(journal)}
 
 
 def check(directory: Path, message: Message) -> bool:
-    """What the worker that began it has in its journal. It does not ask whether that one lives: who is asked may say
-    what is in the journal now."""
+    """Answer with what the worker that began the transaction has in its journal. Whether that worker lives does not
+    matter: the answer may be what the journal contains now."""
     payload = message.payload.decode()
     return recorded(directory / f"{payload.split('/')[0]}.journal").get(payload, False)
 
@@ -82,7 +82,8 @@ class Worker:
         self.producer.close()
 
     def execute(self, message: Message) -> bool | None:
-        """Local work with an end of any kind: done and told, done and not told, not done, and a death in between."""
+        """Do local work that ends in one of several ways: done and reported, done and not reported, not done, or with a
+        death in between."""
         kind = self.random.random()
         commit = kind < 0.7
         if kind > 0.97:
@@ -91,7 +92,7 @@ class Worker:
             os._exit(1)  # before the work
         self.journal.write("commit" if commit else "rollback", message.payload.decode())
         if self.random.random() < 0.01:
-            os._exit(1)  # behind it
+            os._exit(1)  # after the work
         return None if self.random.random() < 0.1 else commit
 
 

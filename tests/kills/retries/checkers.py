@@ -1,4 +1,4 @@
-"""How a message says what shall become of it, what the processes of a run have noted, and what is wrong with it."""
+"""The intended fate of each message, the records of the processes, and the problems with them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 
 ATTEMPTS = 3
 PAUSE = 0.3
-"""Seconds between two attempts, without jitter, so that one that comes early shows."""
+"""Seconds between two attempts, without jitter, so that an early one is noticed."""
 
 _FAILURES = (0, 0, 0, 0, 1, 0, 2, ATTEMPTS)
-"""Of eight messages one becomes a dead letter."""
+"""Number of failures by message number; one of eight messages becomes a dead letter."""
 
 
 def failures_of(number: int) -> int:
-    """How many attempts at a message fail; ATTEMPTS: all of them."""
+    """Return the number of failed attempts at a message; ATTEMPTS: all of them fail."""
     return _FAILURES[number % len(_FAILURES)]
 
 
@@ -43,7 +43,7 @@ def payload_of(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A handler got a message. began: when, by the journal's clock."""
+    """A call of a handler with a message. began: when, by the journal's clock."""
 
     number: int
     attempt: int
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. name: where it lies."""
+    """A dead letter. name: its name among the dead letters."""
 
     number: int
     attempts: int
@@ -61,8 +61,8 @@ class Letter:
 
 @dataclass
 class Facts:
-    """acked: numbers that the producer's sends of were acknowledged. calls: of all handlers. succeeded: numbers of
-    which a handler returned. letters: all that there are at the end."""
+    """The records of a run. acked: numbers of messages whose sends were acknowledged. calls: of all handlers.
+    succeeded: numbers of messages for which a handler returned. letters: all dead letters at the end."""
 
     acked: set[int] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
@@ -76,12 +76,12 @@ class Facts:
         return found
 
     def unsettled(self) -> set[int]:
-        """Acknowledged messages that are neither processed nor dead yet."""
+        """Return the numbers of acknowledged messages that are neither processed nor dead letters yet."""
         return self.acked - self.succeeded - {each.number for each in self.letters}
 
 
 def facts_in(lines: Iterable[Line]) -> Facts:
-    """What is noted so far, without the dead letters."""
+    """Return the records so far, without the dead letters."""
     facts = Facts()
     for kind, time, value, *rest in lines:
         if kind == "acked":
@@ -94,14 +94,14 @@ def facts_in(lines: Iterable[Line]) -> Facts:
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[str]:
-    """An acknowledged message is processed, or lies among the dead letters."""
+    """Yield acknowledged messages that are neither processed nor dead letters."""
     for number in sorted(facts.unsettled()):
         yield f"{number} was acknowledged, and was neither processed nor is it a dead letter"
 
 
 def _deaths(calls: Iterable[Call]) -> int:
-    """How many attempts at a message may have ended with their process: a death counts once it was begun alone,
-    and its first begin beside others does not count."""
+    """Return how many attempts at a message may have ended with their process. A death counts if the message was begun
+    alone; its first begin, together with others, does not count."""
     return sum(begun > 1 for begun in Counter(each.attempt for each in calls).values())
 
 
@@ -123,8 +123,8 @@ def dead_letters_have_had_all_attempts(facts: Facts) -> Iterator[str]:
 
 
 def attempts_count_from_one(facts: Facts) -> Iterator[str]:
-    """No attempt is left out, and none comes behind the one that succeeds or is the last. (A repetition may begin
-    anew.)"""
+    """Yield messages of which an attempt is missing, or with an attempt after the one that succeeds or is the last. (A
+    repetition may begin anew.)"""
     for number, calls in sorted(facts.calls_by_number().items()):
         had = {each.attempt for each in calls}
         most = min(failures_of(number) + 1, ATTEMPTS)
@@ -139,7 +139,7 @@ def attempts_count_from_one(facts: Facts) -> Iterator[str]:
 
 
 def nothing_comes_early(facts: Facts) -> Iterator[str]:
-    """No attempt begins less than the pause behind the first one before it."""
+    """Yield attempts that begin earlier than the pause after the first begin of the attempt before."""
     for number, calls in sorted(facts.calls_by_number().items()):
         first: dict[int, float] = {}
         for each in calls:
@@ -164,7 +164,8 @@ def judge(facts: Facts) -> list[Problem]:
 
 
 def judge_redrive(sent: Counter[int], expected: Counter[int], kills: int) -> list[Problem]:
-    """sent, expected: how often which number. kills: of redrives, each of which may have one message sent twice."""
+    """Return the problems of redrives. sent, expected: how often each number was. kills: number of killed redrives,
+    each of which may have sent one message twice."""
     problems = [f"{number} was not redriven" for number in sorted(expected) if sent[number] < expected[number]]
     problems += [f"{number} was redriven and is no dead letter" for number in sorted(sent.keys() - expected.keys())]
     twice = sum((sent - expected).values())
@@ -174,6 +175,7 @@ def judge_redrive(sent: Counter[int], expected: Counter[int], kills: int) -> lis
 
 
 def repeated(facts: Facts) -> tuple[int, int]:
-    """How many calls repeat an attempt, and how many dead letters another one: at least once is the promise."""
+    """Return how many calls repeat an attempt, and how many dead letters repeat another one; at least once allows
+    both."""
     attempts = {(each.number, each.attempt) for each in facts.calls}
     return len(facts.calls) - len(attempts), len(facts.letters) - len({each.number for each in facts.letters})

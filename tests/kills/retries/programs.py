@@ -5,7 +5,7 @@
     done      number                the handler returns
     redriven  name                  of a dead letter
 
-A message's payload is `number failures`: the handler fails on its first so many attempts.
+A message's payload is `number failures`: the handler fails on that many first attempts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SESSION_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(LifeTask):
-    """first: number of the first message that is sent."""
+    """The arguments. first: number of the first message that is sent."""
 
     program: str
     connect: str
@@ -41,12 +41,12 @@ class Task(LifeTask):
 
 
 def produce(task: Task, journal: Journal) -> None:
-    """Send messages, and note those that are acknowledged."""
+    """Send messages, and record the acknowledged ones."""
     with Producer(task.connect) as producer:
         for number in itertools.count(task.first):
             try:
                 producer.send(TOPIC, payload_of(number))
-            except MetaqError as error:  # whether it is stored is not known; the next one may be
+            except MetaqError as error:  # the message may or may not be stored; continue with the next one
                 logging.warning("%d: %s", number, error)
             else:
                 journal.write("acked", number)
@@ -54,7 +54,7 @@ def produce(task: Task, journal: Journal) -> None:
 
 
 def consume(task: Task, journal: Journal) -> None:
-    """Handle messages as they say, and note each call before, and each success behind it."""
+    """Handle messages as their payloads say. Each call is recorded before it, each success after it."""
 
     def handle(message: Message) -> None:
         number, failures = map(int, message.payload.split())

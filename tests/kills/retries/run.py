@@ -1,4 +1,4 @@
-"""One run: brokers, a producer and two consumers, of which one is killed at a time, then a redrive that is killed."""
+"""One run: brokers, a producer and two consumers; one of them is killed at a time. Then a redrive is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REDRIVE_SECONDS = 120.0
 
 
 class _Programs:
-    """The crew of a run."""
+    """The programs of a run."""
 
     def __init__(self, connect: str, crew: Crew) -> None:
         self._connect = connect
@@ -56,7 +56,7 @@ class _Programs:
             return [Letter(int(each.original.payload.split()[0]), each.attempts, each.name) for each in letters.read()]
 
     def settled(self) -> Facts:
-        """What is noted once everything that was acknowledged is settled, or nothing has changed for long."""
+        """Wait until all acknowledged messages are settled, or nothing has changed for long; return the records."""
         seen, since = -1, time.monotonic()
         while True:
             facts = self.facts()
@@ -68,7 +68,7 @@ class _Programs:
             time.sleep(1.0)
 
     def redrive(self, facts: Facts, kills: int, rng: random.Random) -> tuple[int, list[Problem]]:
-        """How many were sent twice by a redrive that was killed so often, and what is wrong."""
+        """Redrive the dead letters with so many kills; return how many messages were sent twice, and the problems."""
         before = Counter(self._numbers())
         for _ in range(kills):
             self.start("redrive")
@@ -91,9 +91,9 @@ class _Programs:
 
 
 def run(directory: Path, seed: int, say: Say, *, kills: int = 10, redrive_kills: int = 5) -> Outcome:
-    """Retries and dead letters: nothing is lost, and dead letters are complete, while everything is killed.
+    """Retries and dead letters: nothing is lost, and dead letters are complete, while all processes are killed.
 
-    kills: of each of brokers, the producer and consumers. redrive_kills: of the redrive afterwards.
+    kills: of brokers, of the producer and of consumers, so many each. redrive_kills: of the redrive afterwards.
     """
     rng = random.Random(seed)
     with EmbeddedZooKeeper(directory / "zookeeper", tick_time_ms=100) as server:

@@ -1,1 +1,1 @@
-"""Shared consumers under kill -9 of members and of the broker, and what is wrong in their histories."""
+"""Shared consumers under kill -9 of members and of the broker, and checks of their histories."""

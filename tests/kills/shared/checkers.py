@@ -1,4 +1,4 @@
-"""What is wrong in a history of a shared group. Pure."""
+"""Find problems in a history of a shared group. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tests.kills.outcome import Problem
 __all__ = ["Confirmed", "Event", "Handed", "Released", "events_in", "judge"]
 
 SLACK_SECONDS = 2.0
-"""A lease begins when the broker decides; its member hears of it when that is on the disk, so much later at most."""
+"""Longest time in seconds between the beginning of a lease at the broker and its arrival at the member: the lease is
+written to the disk first."""
 
 
 class Handed(NamedTuple):
-    """A message was handed to a member. until: when the lease ends, as far as the member knows; the message may have
-    waited in the member before."""
+    """A delivery of a message to a member. until: when the lease ends, as far as the member knows; before the delivery
+    the message may have waited in the member."""
 
     member: str
     offset: int
@@ -27,7 +28,7 @@ class Handed(NamedTuple):
 
 
 class Released(NamedTuple):
-    """A member was going to release it for so long."""
+    """A member is about to release a message for `delay` seconds."""
 
     member: str
     offset: int
@@ -36,7 +37,7 @@ class Released(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """The broker had confirmed its acknowledgement."""
+    """The broker has confirmed the acknowledgement of a message."""
 
     member: str
     offset: int
@@ -47,7 +48,7 @@ Event = Handed | Released | Confirmed
 
 
 def events_in(member: str, lines: Iterable[Line]) -> list[Event]:
-    """Those of a member's journal."""
+    """Return the events of a member's journal."""
     events: list[Event] = []
     for kind, time, offset, *rest in lines:
         if kind == "handed":
@@ -60,8 +61,8 @@ def events_in(member: str, lines: Iterable[Line]) -> list[Event]:
 
 
 def judge(events: Sequence[Event], sent: Iterable[int]) -> list[Problem]:
-    """One text for each. sent: the offsets of acknowledged messages; all of them have been acknowledged by members, as
-    the broker says."""
+    """Return the problems. sent: the offsets of acknowledged sends; according to the broker, members have acknowledged
+    all of these messages."""
     by_offset: dict[int, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.time):
         by_offset[event.offset].append(event)
@@ -73,8 +74,9 @@ def judge(events: Sequence[Event], sent: Iterable[int]) -> list[Problem]:
 
 
 def _next_attempts(last: Handed, released: Released | None, time: float) -> range:
-    """A release counts; the end of a lease does if the member had nothing else. A release may come after that, if the
-    broker was away, or never, if its member was killed."""
+    """Return the allowed numbers of the next attempt. A release counts; the end of a lease counts if the member had no
+    other message. The broker may get a release after the end of the lease, if it was away, or never, if the member was
+    killed."""
     is_counted = released is not None and time < last.until - SLACK_SECONDS
     return range(last.attempts + is_counted, last.attempts + 2)
 

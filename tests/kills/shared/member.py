@@ -1,7 +1,7 @@
 """A member in a process of its own, until SIGKILL: `python -m tests.kills.shared.member JSON`, see Task.
 
-handed    offset, attempts, until       a message was handed to it; its lease ends then, as far as it knows
-release   offset, delay                 it is going to release it
+handed    offset, attempts, until       a message was delivered to it; its lease ends then, as far as it knows
+release   offset, delay                 it is about to release the message
 confirmed offset                        its acknowledgement was confirmed
 """
 

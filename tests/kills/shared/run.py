@@ -30,9 +30,9 @@ __all__ = ["run"]
 LEASE_SECONDS = 4.0
 RATE = 300.0
 LEAST_SENT = 10
-"""Messages between two kills, however slow the disk is."""
+"""Least number of messages between two kills, however slow the disk is."""
 BROKER_SHARE = 0.4
-"""Of the kills; the others are members'."""
+"""Share of the kills that hit the broker; the others hit members."""
 
 
 def run(
@@ -46,10 +46,12 @@ def run(
 ) -> Outcome:
     """A shared group: nothing is lost, and leases and attempts are right, while members and the broker are killed.
 
-    kills: of either. by seed: group commit if it is even. Raises AssertionError if it never comes to rest.
+    kills: of members and of the broker together. flush: "by seed" is group commit for an even seed. Raises
+    AssertionError if the group never settles.
     """
     rng = random.Random(seed)
-    priorities = random.Random(seed)  # the producer's thread would take the kills' numbers
+    # a random sequence of its own: the producer's thread would take numbers of the kills
+    priorities = random.Random(seed)
     is_brokers = [number < kills * BROKER_SHARE for number in range(kills)]
     rng.shuffle(is_brokers)
     is_async = flush == "async" or (flush == "by seed" and seed % 2)
@@ -72,7 +74,7 @@ def run(
                     try:
                         result = producer.send(TOPIC, b"%d" % number, priority=9 if priorities.random() < 0.05 else 0)
                     except MetaqError:
-                        continue  # nobody promised it
+                        continue  # the send was not acknowledged
                     sent.append(result.offset)
 
         def enough(before: int) -> bool:
@@ -113,7 +115,8 @@ def run(
 
 
 def _left(port: int) -> tuple[int, int] | None:
-    """Messages that are not acknowledged, and leased ones."""
+    """Return the number of messages that are not acknowledged, and of leased ones; None if the broker does not
+    answer."""
     try:
         connection = open_connection(Endpoint("127.0.0.1", port), ConnectionConfig(), 5.0)
     except MetaqError:
