@@ -120,7 +120,7 @@ class Suspects:
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
         """Remove the marks of partitions that were given up and committed, and that the core has dropped. Raises as
-        BegunMarks: then the next owner takes care without need."""
+        BegunMarks: then the next owner handles messages with care without need."""
         with self._lock:
             given = [each for each in cursors if each in self._known]
             self._known = {each: care for each, care in self._known.items() if each not in given}

@@ -165,7 +165,7 @@ def produce(
 @click.option("--group", "-g", type=GROUP, help="Read as a member of this group, which then exists.")
 @click.option("--arrow", is_flag=True, help="As Arrow record batches, as a member of --group; needs metaq[spark].")
 def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None, arrow: bool) -> int:
-    """Read what --topic holds, from its beginning. The rate is from the first messages to the last.
+    """Read all messages of --topic, from its beginning. The rate is from the first messages to the last.
 
     Without --group: one partition after the other, nothing is written to ZooKeeper. With --group: from the group's
     offsets on, all its partitions at once, and they are committed.

@@ -40,7 +40,7 @@ Destination = dict[str, Any]
 """A message's destination: `key` or `partition` of a producer's send call, or neither."""
 
 TIMED_EVERY = 16
-"""Number of pipelined sends per timed one: a callback for each would itself affect the measurement."""
+"""One in this many pipelined sends is timed: timing all of them would affect the measurement."""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size

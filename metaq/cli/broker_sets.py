@@ -186,7 +186,7 @@ def _cells(row: Mapping[str, Any]) -> list[object]:
 @zk_option
 @json_option
 def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -> None:
-    """Have another in-sync node lead the broker set ID. Clients see a pause, no error.
+    """Make another in-sync node lead the broker set ID. Clients see a pause, no error.
 
     Prints which node leads now, and for how long no node led. Exits with 1 and the reason if the leader has not
     changed. The leader accepts the request only from its own machine, unless it runs with --admin-from any.
@@ -238,7 +238,7 @@ def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
 @zk_option
 @json_option
 def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json: bool) -> None:
-    """Have NODE lead the broker set ID whenever it can: once it is in sync for a minute, the leader hands over to it.
+    """Make NODE lead the broker set ID whenever possible: once it is in sync for a minute, the leader hands over to it.
 
     \b
     Example

@@ -34,7 +34,7 @@ MAX_ASKED = 16
 
 @click.group()
 def brokers() -> None:
-    """List and describe brokers; see broker sets and say which node leads; take brokers out of service.
+    """List and describe brokers; show broker sets and choose their leaders; take brokers out of service.
 
     \b
     Example
@@ -50,7 +50,7 @@ def brokers() -> None:
 @zk_option
 @json_option
 def list_brokers(zk: str, as_json: bool) -> None:
-    """All brokers and slaves registered in ZooKeeper: what they hold, their version and their configuration.
+    """List all brokers and slaves registered in ZooKeeper: their partitions, version and configuration.
 
     A broker that was registered earlier and is not registered now has the role `gone`, and its other columns are empty.
     CONFIG is the checksum of the server.ini that a master has registered; VERSION is `-` if the broker does not answer;

@@ -59,7 +59,8 @@ def check(
     java_processors: int | None,
     as_json: bool,
 ) -> int:
-    """Report what is in DIR, a broker's dataPath, and read every checksum. Changes nothing; exit code 1 for damage.
+    """Report the content of DIR, a broker's dataPath, and verify every checksum. Changes nothing; exit code 1 for
+    damage.
 
     A running broker may use DIR; data that it writes meanwhile is not judged.
 

@@ -45,7 +45,7 @@ NAME = Parsed("NAME", _name)
 def dead_letters() -> None:
     """List and show the dead letters of a group; send them again, or drop them.
 
-    A message lies there when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
+    A message becomes a dead letter when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
     16 times. Each has a NAME, as 0-0:4096. --since and --until refer to the time of its last failure.
 
     \b
@@ -108,7 +108,7 @@ def _opened(zk: str, group: str) -> Iterator[DeadLetters]:
 @json_option
 @_filter_options(LISTED)
 def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> None:
-    """The dead letters of a group, the oldest of each partition first.
+    """List the dead letters of a group, the oldest of each partition first.
 
     \b
     Example
@@ -128,9 +128,9 @@ def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> 
 @json_option
 @click.argument("name", type=NAME)
 def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
-    """One dead letter with all that is known of it.
+    """Show one dead letter with all known details.
 
-    Exit code 1 if there is none of this NAME, or it has been redriven or dropped.
+    Exit code 1 if there is none with this NAME, or if it was redriven or dropped.
 
     \b
     Example
@@ -165,10 +165,10 @@ def redrive_letters(
     to: RedriveTo,
     names: tuple[str, ...],
 ) -> None:
-    """Send dead letters again, as they were, and mark them as done: those named, or all that the options choose.
+    """Send dead letters again, unchanged, and mark them as done: those named, or all that the options choose.
 
-    Key, tag and properties are kept; attempts begin anew. If the command is interrupted, run it again: at most the
-    letter that was under way is sent twice.
+    Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again:
+    at most the letter in flight is sent twice.
 
     \b
     Example

@@ -30,7 +30,7 @@ __all__ = ["asked_brokers", "delayed"]
 
 @click.group()
 def delayed() -> None:
-    """Look at messages that wait for their time, and cancel them.
+    """List and count messages that wait for their time, and cancel them.
 
     \b
     Example
@@ -59,7 +59,7 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
 @_broker_option
 @json_option
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
-    """How many messages wait, by topic.
+    """Count the waiting messages by topic.
 
     LATE counts messages that are due but that their partition does not take; WHY gives the reason. Exit code 1 if a
     broker does not answer; the others' messages are counted.
@@ -99,7 +99,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
 @click.option("--limit", "-n", type=click.IntRange(1), default=100, show_default=True, help="Maximum number.")
 @json_option
 def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
-    """The next messages to be delivered, in the order of their times (UTC).
+    """List the next messages to be delivered, in the order of their times (UTC).
 
     Exit code 1 if a broker does not answer; the others' messages are shown.
 
@@ -156,7 +156,7 @@ def cancel_delayed(
 ) -> None:
     """Cancel messages, so that they are not delivered. Exits with 1 unless all of them are cancelled.
 
-    --dry-run asks the broker which of them wait, and exits with 1 unless all of them do.
+    --dry-run only asks the broker which of them wait, and exits with 1 unless all of them do.
 
     \b
     Example

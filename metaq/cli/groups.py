@@ -61,7 +61,7 @@ def groups() -> None:
 @zk_option
 @json_option
 def list_groups(zk: str, as_json: bool) -> None:
-    """All groups that ever had a member or an offset.
+    """List all groups that ever had a member or an offset.
 
     \b
     Example
@@ -79,14 +79,16 @@ def list_groups(zk: str, as_json: bool) -> None:
 @json_option
 @click.argument("group", type=GROUP)
 def describe_group(zk: str, as_json: bool, group: str) -> None:
-    """Owner, committed offset and lag of each partition that GROUP reads.
+    """Show owner, committed offset and lag of each partition that GROUP reads.
 
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
-    commit it is all that is there. What a Java broker does not report is unknown. Exit code 1 if a broker is silent.
+    commit all stored messages count. Values that a Java broker does not report are unknown. Exit code 1 if a broker is
+    silent.
 
-    A topic %RETRY%GROUP has failed messages whose pause is over. Those that wait, and dead letters, are counted.
+    The topic %RETRY%GROUP has failed messages whose pause is over. Messages that still wait, and dead letters, are only
+    counted.
 
-    If members assign by zones: the zone of the broker, and that of the owner if it is another one.
+    If members assign by zones, the zone of the broker is shown, and the owner's zone if it is another one.
 
     \b
     Example
@@ -284,7 +286,7 @@ def delete_group(zk: str, dry_run: bool, yes: bool, broker: int | None, group: s
     """Remove GROUP, which must have no live members, with all its offsets.
 
     A consumer that joins it later begins as a new group does. With --broker the group stays, and loses only its offsets
-    of a broker that has left for good: as long as ZooKeeper names those partitions, clients ask for them.
+    of a broker that has left permanently: while ZooKeeper names those partitions, clients ask for them.
 
     \b
     Example

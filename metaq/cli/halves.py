@@ -32,7 +32,7 @@ __all__ = ["halves"]
 
 @click.group()
 def halves() -> None:
-    """Look at half messages, whose transaction is not decided yet, and decide it.
+    """List half messages, whose transactions are not decided yet, and decide them.
 
     \b
     Example
@@ -53,11 +53,11 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 @_broker_option
 @json_option
 def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
-    """Count the half messages by producer group. WAITING, of all groups together: not yet due for a question.
+    """Count the half messages by producer group. WAITING (all groups together): not yet due for a question.
 
-    ASKED: due, so that producers of the group are asked for the outcome. PARKED: asked for as often as allowed, so that
-    an operator has to decide. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit code 1 if a
-    broker does not answer; the others' messages are counted.
+    ASKED: due, so that producers of the group are asked for the outcome. PARKED: producers were asked as often as
+    allowed, so an operator must decide. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit
+    code 1 if a broker does not answer; the others' messages are counted.
 
     \b
     Example
@@ -98,7 +98,7 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
 def list_of_halves(
     zk: str, topic: str | None, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
 ) -> None:
-    """Half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
+    """List half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
 
     Exit code 1 if a broker does not answer; the others' messages are shown.
 
@@ -161,9 +161,9 @@ def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
 @click.option("--raw", is_flag=True, help="Write its payload to stdout, and nothing else.")
 @click.argument("half_id", type=click.IntRange(1), metavar="ID")
 def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: int) -> None:
-    """One half message with all that is known of it. TAKEN, FIRST and NEXT (check) are in UTC.
+    """Show one half message with all known details. TAKEN, FIRST and NEXT (check) are in UTC.
 
-    Exit code 1 if none with this ID waits: its transaction may be decided.
+    Exit code 1 if none with this ID waits: its transaction may be decided already.
 
     \b
     Example

@@ -85,8 +85,8 @@ def move_partitions(
     """Move partitions of a topic to another broker while producers and consumers run.
 
     A broker numbers its partitions from 0 without a gap, so only the last ones can leave, and they get the next numbers
-    of the target. Messages keep their offsets, and groups go on where they were. The brokers go on without this
-    command; called again it shows how far they are. A move can be cancelled until the source takes no more messages
+    of the target. Messages keep their offsets, and groups continue at their positions. The brokers continue without
+    this command; called again it shows their progress. A move can be cancelled until the source takes no more messages
     and the target has them all.
 
     \b
@@ -121,9 +121,9 @@ def move_partitions(
 @zk_option
 @json_option
 def list_moves(zk: str, as_json: bool) -> None:
-    """The moves of partitions that are under way, and what became of former ones.
+    """List the moves of partitions that are in progress, and former ones with their outcomes.
 
-    LEFT and RATE: what is still to be copied, and how fast, as the target reports it now.
+    LEFT and RATE: the data still to be copied, and the speed, as the target reports them now.
 
     \b
     Example
@@ -146,7 +146,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
     """Take broker ID, or a broker set, out of service: move all its topics to others while clients run.
 
     Each topic goes to the broker that has the fewest partitions then. Exits with 1 unless the broker has none left in
-    the end; run it again to go on.
+    the end; run it again to continue.
 
     \b
     Example

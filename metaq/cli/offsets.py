@@ -76,7 +76,8 @@ class Shown(NamedTuple):
 def show_offsets(
     zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
 ) -> None:
-    """Stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups describe`.
+    """Show stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups
+    describe`.
 
     \b
     Example
@@ -185,7 +186,7 @@ def copy(
 ) -> None:
     """Copy the offsets of all groups from one broker's partitions to another's, as `partitions renumber` needs it.
 
-    An offset that is stored at the target already stays.
+    An offset that the target partition already has is kept.
 
     \b
     Example
@@ -240,7 +241,8 @@ def _copy_group(
 @_partitions
 @click.argument("group", type=GROUP)
 def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[PartitionName, ...], group: str) -> None:
-    """Skip what GROUP has not read yet: its offsets become the ends. Refused while a consumer owns the partition.
+    """Skip all messages that GROUP has not read yet: move its offsets to the ends. Refused while a consumer owns the
+    partition.
 
     \b
     Example

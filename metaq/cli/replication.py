@@ -24,7 +24,7 @@ TROUBLED = ("troubled", "stopped")
 
 @click.group()
 def replication() -> None:
-    """Show the replication of a master or slave of ours; let a slave connect and check everything anew.
+    """Show the replication of a metaq master or slave; make a slave connect and check everything again.
 
     \b
     Example
@@ -37,7 +37,8 @@ def replication() -> None:
 @target_options
 @json_option
 def status(target: Target, as_json: bool) -> int:
-    """Role, other side and how far each partition is. Exit code 1 if something is disconnected or in trouble.
+    """Show the role, the other side and the progress of each partition. Exit code 1 if a side is disconnected or in
+    trouble.
 
     \b
     Example
@@ -56,7 +57,7 @@ def status(target: Target, as_json: bool) -> int:
 @dry_run_option
 @json_option
 def restart(target: Target, dry_run: bool, as_json: bool) -> None:
-    """Let a broker connect to the other side anew and check everything again.
+    """Make a broker connect to the other side and check everything again.
 
     \b
     Example

@@ -40,7 +40,7 @@ def shared() -> None:
 @zk_option
 @json_option
 def list_shared(zk: str, as_json: bool) -> None:
-    """All shared groups: members, messages that are not acknowledged, and how many of them are leased.
+    """List all shared groups: members, messages that are not acknowledged, and how many of them are leased.
 
     \b
     Example

@@ -38,7 +38,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _is_plain(stream: TextIO) -> bool:
-    """Whether the stream shows neither bold letters nor the line below the head."""
+    """Whether the stream gets plain text: no bold letters, and no line below the head."""
     encoding = stream.encoding or "utf-8"
     return encoding.lower().startswith("utf") and not stream.isatty() and "FORCE_COLOR" not in os.environ
 

@@ -37,7 +37,7 @@ def topics() -> None:
 @json_option
 @click.option("--all", "with_own", is_flag=True, help="Also metaq's own topics, whose names begin with %.")
 def list_topics(zk: str, as_json: bool, with_own: bool) -> None:
-    """All topics that live brokers offer to producers or to consumers, with their number of partitions.
+    """List all topics that live brokers offer to producers or to consumers, with their number of partitions.
 
     Topics of metaq itself (failed messages, dead letters, replies) are listed with --all.
 
@@ -62,7 +62,7 @@ def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, obje
 @json_option
 @click.argument("topic", type=TOPIC)
 def describe_topic(zk: str, as_json: bool, topic: str) -> None:
-    """Each partition of TOPIC: its broker, its readable bytes and its messages.
+    """Show each partition of TOPIC: its broker, its readable bytes and its messages.
 
     Exit code 1 if a broker does not answer; the others' partitions are shown.
 

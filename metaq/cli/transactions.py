@@ -36,7 +36,7 @@ def transactions() -> None:
 @click.option("--active", is_flag=True, help="Also list open transactions that are not prepared, the largest first.")
 @json_option
 def list_transactions(target: Target, active: bool, as_json: bool) -> None:
-    """Transactions that are prepared, or were decided by an operator and not yet forgotten; oldest first.
+    """List transactions that are prepared, or decided by an operator and not yet forgotten; oldest first.
 
     \b
     Example
