@@ -38,7 +38,7 @@ from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
 from .runtime.heap import collect_later, give_back_spare, keep_for_good, set_up_heap
 from .runtime.log_format import LogFormat
-from .runtime.reactor import measures_elapsed_time
+from .runtime.reactor import measures_elapsed_time, serves_few_at_once
 from .runtime.schedule import Schedule
 from .runtime.scheduled_calls import ScheduledCalls, repeat
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
@@ -101,7 +101,8 @@ def run(
         config = config_for(chosen, config)
         from twisted.internet import reactor  # installs it: only when a broker really runs
 
-        return BrokerProcess(config, measures_elapsed_time(reactor), files=files, plugins=chosen, options=options).run()
+        reactor = serves_few_at_once(measures_elapsed_time(reactor), tuning.MOST_EVENTS)
+        return BrokerProcess(config, reactor, files=files, plugins=chosen, options=options).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,9 @@ ITERATION_SECONDS = 0.01
 COUNTED_SECONDS = 0.001
 """Work on incoming data that takes longer counts in an iteration; counting costs one more iteration."""
 
+MOST_EVENTS = 512
+"""Descriptors that one iteration of the reactor serves: the end of a connection costs 22 µs."""
+
 FEW_BUSY = 2
 """How many connections may wait for their turns before others with as much to do have to wait, too."""
 
