@@ -2,7 +2,7 @@
 
 Each class says what a peer or a caller may do about it:
 
-- `status`: the metaq 1.x status code that a broker answers when the error reaches `broker/dispatch.py`;
+- `status`: the metaq 1.x status code of a broker's answer if the error ends the request (`broker/reading/answers.py`);
 - `retriable`: the same call may succeed later, perhaps elsewhere;
 - `refresh_view`: the caller's view of the cluster is probably stale.
 

@@ -9,12 +9,13 @@ Why no message is lost, even if a client restarts or reconnects:
 - A client starts where a record begins, at offset = stored offset. It then processes disjoint accepted records of the
   log, so its offset grows by at most as much as the stored one: offset <= stored offset. So it has processed all
   accepted records that begin before its offset.
-- An unknown offset (of another connection or consumer, after a restart of the broker, or after its memory was given up)
-  is taken as it is, from the start of the record with this byte: some messages come again, none is missed.
-- The repeated messages are bounded by `MAX_GAP_BYTES` of the log: at the latest then, after `PUT_RIGHT_SECONDS`, and
-  where no messages are left to give, a 301 sets the client's offset to the stored one.
-Places are forgotten when another connection asks for the same group and partition, because offsets may then come from
-there. An offset to which several answers may have led counts as the smallest of their places.
+- An offset is unknown if another connection or consumer sends it, after a restart of the broker, and after this module
+  has dropped the answer to save memory. The broker then takes it as a stored offset and reads from the start of the
+  record that contains this byte: some messages come again, none is missed.
+- The repeated messages are bounded. A 301 sets the client's offset to the stored one as soon as the client is
+  `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has got all messages.
+Places are forgotten when another connection asks for the same group and partition, because later offsets may come from
+the answers of that connection. If several answers may have led to an offset, the smallest of their places counts.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _NOTHING: Ends = np.empty(0, np.uint32)
 class Answered(NamedTuple):
     """One answer: `size` accepted bytes for the client's offsets [offset, offset + size].
 
-    stored, stored_end: the partition's byte offsets for which the first and the last of them stand. client_ends,
-    stored_ends: where each record ends, counted from `offset` and `stored`; empty if given up. behind_since: when this
-    client's offset fell behind (reactor seconds); None if it has not.
+    stored, stored_end: the stored offsets for which `offset` and `offset + size` stand. client_ends, stored_ends: the
+    end of each record, relative to `offset` and to `stored`; empty if dropped to save memory. behind_since: when this
+    client's offset fell behind the stored one (reactor seconds); None if it has not.
     """
 
     offset: int
@@ -91,7 +92,8 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """The stored place of a request's offset. answers: that led there; without any, the offset is taken as it is."""
+    """A request's offset and its stored place. answers: those that may have led the client to this offset; if none
+    did, the offset is taken as a stored one."""
 
     offset: int
     stored: int
@@ -109,7 +111,7 @@ class FoundOffset(NamedTuple):
 
 
 class _Holder:
-    """The connection that asked last, and its answers."""
+    """The connection that asked last for a key, and the broker's last answers to it."""
 
     __slots__ = ("answers", "owner")
 
@@ -134,7 +136,7 @@ class RememberedPlaces:
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
-        """Return the place of a request's offset. Answers to another connection for the key are forgotten."""
+        """Return the stored place of a request's offset. If another connection holds the key, forget its answers."""
         holder = self._holders.get(key)
         if holder is None:
             return FoundOffset(offset, offset)
@@ -148,7 +150,8 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """Note that the owner's request is under way: its answer may be remembered if nobody else asks meanwhile."""
+        """Make the owner the holder of the key while its request is under way: `answered` remembers only the answers
+        to the holder, and another connection's request takes the key away."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             self.forget(key)
@@ -158,8 +161,8 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """Remember the answer to the owner's request at `found`; its client no longer needs the answers that led
-        there."""
+        """Remember the answer to the owner's request at `found`, and forget the answers that led the client there: it
+        will not ask at their offsets again."""
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             return
@@ -175,11 +178,11 @@ class RememberedPlaces:
                 self._give_up_details(self._detailed.popitem(last=False)[0])
 
     def moved(self, owner: object, key: Key, found: FoundOffset, offset: int) -> None:
-        """Note that the owner's client is told to go on at `offset`, which then stands for itself."""
+        """Note that the broker told the owner's client to go on at `offset`, which is a stored offset."""
         self.answered(owner, key, found, Answered(offset, 0, offset, offset))
 
     def forget(self, key: Key) -> None:
-        """Forget a key: the next offset, whichever it is, stands for itself."""
+        """Forget a key: the next request's offset is then taken as a stored offset."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return

@@ -311,8 +311,8 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the units that the filter takes. Records that the group already has to do with are kept without a
-        check: members judge them."""
+        """Return the units of the records that the filter accepts. Accepts every record before `known_end` unchecked,
+        because the group may have leased it under an earlier filter: the members check those records."""
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
         rest = np.flatnonzero(~wanted)

@@ -11,9 +11,9 @@ All numbers in network byte order. A log's header has the zxid before its first 
 entry. The log files form a chain: each begins where the previous one ends.
 
 Invariants:
-- One sync makes one block safe, and the next block is written after that. So only the last block of the last file can
-  be torn. Every other bad block is damage, and good blocks behind it prove that.
-- A snapshot gets its name when it is synced, and so are all entries of the log that it may include.
+- A block is written after the block before it is synced. So only the last block of the last file can be torn. Every
+  other bad block is damage, and an intact block behind it proves that.
+- A snapshot gets its name after it is synced, and after all log entries that it may include are synced.
 - A log is removed when no kept snapshot needs it.
 """
 
@@ -97,7 +97,7 @@ class LogFiles:
             self._begin_log()
 
     def take_restored(self) -> Restored:
-        """Return the loaded entries. To be called once."""
+        """Return the loaded entries, and forget them here. The caller calls this once, after `load`."""
         restored, self._restored = self._restored, Restored()
         return restored
 
@@ -113,7 +113,7 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Begin a new log for later entries, and a snapshot of the present state for those of `add_to_snapshot`."""
+        """Begin a new log for later entries, and begin a snapshot, whose entries `add_to_snapshot` writes."""
         self._files.close(self._fd)
         self._begin_log()
         self._snapshot_zxid = self.zxid
@@ -127,8 +127,8 @@ class LogFiles:
             self._write_snapshot(_encode_block(entries, self._snapshot_zxid))
 
     def finish_snapshot(self) -> None:
-        """Finish the snapshot: it is complete, and the log has all entries that it may include. Remove unneeded
-        files."""
+        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. The caller has
+        appended all entries that the snapshot may include to the log."""
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)
         with naming(path):
@@ -239,7 +239,7 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Write bytes that the disk lacks again: after a failed sync in an earlier run they may only be in the page
+        """Write again the bytes that the disk lacks: if a sync failed in an earlier run, they may only be in the page
         cache."""
 
         def sync() -> None:
@@ -272,7 +272,7 @@ class LogFiles:
 
 
 def _befores(logs: list[int]) -> set[int]:
-    """Return the zxids before logs."""
+    """Return, for each log's number, the zxid before the log's first entry. The number is the zxid of that entry."""
     return {number - 1 for number in logs}
 
 

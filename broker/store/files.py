@@ -71,9 +71,10 @@ def _syncing(path: str | None = None) -> Iterator[None]:
 
 
 class NotCached(Exception):  # no error: a reason to come back
-    """The data is not in the page cache, and the owning thread may not wait for it (`OpenFiles.cached_only`).
+    """The requested data is not in the page cache, and the owning thread may not wait for the disk
+    (`OpenFiles.cached_only`).
 
-    `load()`, called in any thread, reads it into the cache; then the question can be asked again.
+    The caller runs `load()` in any thread, which reads the data into the cache, and then repeats the request.
     """
 
     def __init__(self, files: Files, path: str, size: int, position: int) -> None:
@@ -85,18 +86,18 @@ class NotCached(Exception):  # no error: a reason to come back
 
     @property
     def place(self) -> tuple[str, int]:
-        """The missing data: path and where the read begins."""
+        """Return the path of the file with the missing data, and the position where `load` begins to read."""
         return self._path, self._start
 
     def load(self) -> None:
-        """Read the data into the cache. An error is ignored here: it occurs again when the question is asked again."""
+        """Read the data into the cache. Ignores an OSError: the repeated request meets it again and reports it."""
         with suppress(OSError), opened(self._files, self._path) as fd:
             for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
                 self._files.pread(fd, tuning.LOAD_BYTES, start)
 
 
 class FileStatus(NamedTuple):
-    """Size in bytes, the time of the last modification in Unix milliseconds, and the inode number."""
+    """A file's size in bytes, the Unix time of its last modification in milliseconds, and its inode number."""
 
     size: int
     modified_ms: int

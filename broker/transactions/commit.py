@@ -1,12 +1,14 @@
-"""A commit: first the record that decides it, then the messages, then the answer.
+"""Commit a transaction in three steps: write the record that decides it, append the messages, answer the client.
 
-1. The commit record is queued with the places where the messages will lie if nothing else is appended before them.
-2. Once it is written (and synced, if so configured) the transaction is committed: the messages are appended to their
-   partitions. If something else was appended before them, the attachment of the record is corrected.
-3. The commit is answered when the messages are visible in every partition: synced where the topic's setting says so.
+1. The commit record is queued. Its attachment names the place of each message in its partition, provided that nothing
+   else is appended before the messages.
+2. Once the record is written (and synced, if so configured) the transaction is committed, and the messages are appended
+   to their partitions. If something else was appended before them, the attachment of the record is corrected.
+3. The commit is answered when the messages are visible in every partition, and synced where the topic is so configured.
 
-A crash between 1 and 3 is repaired at the next start (recovery.py): all messages, or none. 1.x appends first and
-records then, so that a crash leaves messages of a transaction that nobody committed.
+After a crash between 1 and 3 the next start (recovery.py) appends all missing messages, or none if the record was not
+written. 1.x appends the messages before it writes the record, so a crash leaves messages of a transaction that nobody
+committed.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""settled(writer failure, first partition's failure); both None: everybody can read the messages."""
+"""settled(failure of the writer, first failure of a partition): called with two None when all messages are visible."""
 
 
 class EncodedBlock(Write):
-    """A block's bytes and index units, made for the place `base` (byte offset in the partition)."""
+    """The bytes and the index units of one partition's messages, encoded for `base`, their byte offset in it."""
 
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode everything now; `make` pauses."""
+        """Encode everything at once. `make` does the same with pauses."""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
@@ -86,8 +88,8 @@ class EncodedBlock(Write):
         return Location(self.store, self.base, self.size, self.checksum)
 
     def move(self, base: int, now_ms: int) -> None:
-        """Move the index units to another place. They get the current time: the log would raise times older than its
-        last one."""
+        """Rewrite the index units for another `base` and the current time. The time must change too: the log raises a
+        time that is before its last one."""
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
             units = units.copy()
@@ -127,7 +129,8 @@ class _Commit:
         self.error: MetaqError | None = None
         """The first error of a part."""
         self.missing = 1
-        """Open steps before the answer: appending everything, and each slice becoming safe."""
+        """The steps that the answer waits for: one until everything is appended, and one per slice until it is
+        safe."""
         self._settled: Settled | None = settled
 
     def settle(self, failure: str | None, error: MetaqError | None) -> None:
@@ -137,7 +140,7 @@ class _Commit:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """Complete one step: these parts are safe or have errors; no parts: all are appended."""
+        """Complete one step: these parts are safe or have failed. Without parts: all parts are appended."""
         self.error = self.error or _failure(parts)
         self.missing -= 1
         if not self.missing:
@@ -147,8 +150,8 @@ class _Commit:
 class Committer:
     """Runs the commits of one broker. Reactor thread.
 
-    A transaction may have messages for thousands of partitions: its record is made, and its messages are appended, in
-    slices. Both follow the order of the commits.
+    A transaction may have messages for thousands of partitions, so its record is made and its messages are appended in
+    slices. The slices of an earlier commit come before those of a later one.
     """
 
     def __init__(
@@ -259,13 +262,14 @@ class Committer:
                 return
 
     def _keep_promise(self, part: EncodedBlock) -> None:
-        """Release the promise of a part that is about to be appended, or never will be."""
+        """Stop counting a part's bytes as promised: it is about to be appended, or never will be."""
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:
             del self._promised[part.log]
 
     def abandon(self, why: str) -> None:
-        """Append nothing more, and tell all waiters. Call nothing after this, except to abandon the writer."""
+        """Append nothing more, and answer all waiting callers with the error `why`. After this, the caller may only
+        abandon the writer."""
         self._abandoned = StoreError(why)
         for commit in self._decided:
             commit.settle(None, self._abandoned)
@@ -273,8 +277,8 @@ class Committer:
             commit.settle(why, None)
 
     def is_recording(self, key: str) -> bool:
-        """Whether a commit of this key runs whose record is not queued: no other record of the key may come before
-        it."""
+        """Whether a commit of this key has yet to queue its record. Until then, no other record of the key may be
+        queued."""
         return key in self._unrecorded
 
     @property
@@ -283,7 +287,7 @@ class Committer:
         return bool(self._unrecorded or self._decided)
 
     def promised(self, log: PartitionLog) -> bool:
-        """Whether a decided commit, or one about to be decided, has unappended messages for this partition."""
+        """Whether a commit has messages for this partition that it has yet to append."""
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""Send values, which serializers turn into payloads."""
+"""Views of producers and transactions that send values: a serializer turns each value into a payload."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """View of a sender that sends values instead of payloads, with the serializer's content type. It owns nothing: make
-    one wherever you need it. Each method does what the sender's method of the same name does, and also raises the
-    serializer's exceptions."""
+    """A view of a sender. It sends values instead of payloads, with the serializer's content type.
+
+    Each method does what the sender's method of the same name does, and also raises the serializer's exceptions. The
+    view owns nothing and needs no closing: make one wherever you need it.
+    """
 
     def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:
         if isinstance(serializer, type) or not isinstance(serializer, Serializer):
@@ -63,12 +65,12 @@ class TypedSend(Generic[T]):
     def send(
         self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult:
-        """Send one value, as Producer.send."""
+        """Send one value, as Producer.send sends a payload."""
         return self._sender.send(topic, self._serializer.dumps(value), timeout=timeout, **self._options(options))
 
 
 class TypedSends(TypedSend[T]):
-    """A transaction's sending methods, for values."""
+    """A view of a transaction or a Producer. It adds the sending of several values together to TypedSend."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)
@@ -77,13 +79,13 @@ class TypedSends(TypedSend[T]):
     def send_batch(
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Sequence[SendResult]:
-        """Send values together, as Producer.send_batch."""
+        """Send values together, as Producer.send_batch sends payloads."""
         payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._sends.send_batch(topic, payloads, timeout=timeout, **self._options(options))
 
 
 class TypedProducer(TypedSends[T]):
-    """A Producer's other sending methods, for values."""
+    """A view of a Producer. It adds the methods that only a Producer has to TypedSends."""
 
     def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
         super().__init__(producer, serializer)
@@ -92,7 +94,7 @@ class TypedProducer(TypedSends[T]):
     def send_async(
         self, topic: str, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[SendResult]:
-        """Send one value and return a future, as Producer.send_async."""
+        """Send one value and return a future, as Producer.send_async does for a payload."""
         payload = self._serializer.dumps(value)
         return self._producer.send_async(topic, payload, timeout=timeout, **self._options(options))
 
@@ -105,7 +107,7 @@ class TypedProducer(TypedSends[T]):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send one value without a future, as Producer.produce."""
+        """Send one value without a future, as Producer.produce does for a payload."""
         payload = self._serializer.dumps(value)
         self._producer.produce(topic, payload, on_delivery=on_delivery, timeout=timeout, **self._options(options))
 
@@ -118,8 +120,8 @@ class TypedProducer(TypedSends[T]):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """Send a request, as Producer.request. deserializer: decodes the reply's `value`; by default the serializer of
-        the requests."""
+        """Send a value as a request, as Producer.request does for a payload. deserializer: decodes the reply into its
+        `value`; by default the serializer of the requests."""
         payload = self._serializer.dumps(value)
         reads = self._serializer if deserializer is None else deserializer
         return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))
@@ -127,13 +129,13 @@ class TypedProducer(TypedSends[T]):
     def reply(
         self, request: Message, value: T, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> SendResult:
-        """Answer a request with a value, as Producer.reply."""
+        """Answer a request with a value, as Producer.reply does with a payload."""
         payload = self._serializer.dumps(value)
         return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
 
     def send_batch_async(
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]
     ) -> Future[Sequence[SendResult]]:
-        """Send values together and return a future, as Producer.send_batch_async."""
+        """Send values together and return a future, as Producer.send_batch_async does for payloads."""
         payloads = list(map(self._serializer.dumps, list_of(values, "values")))
         return self._producer.send_batch_async(topic, payloads, timeout=timeout, **self._options(options))

@@ -1,9 +1,10 @@
 """Writes that can only happen on one ZooKeeper session.
 
-kazoo queues a request made while it reconnects and sends it on the session that it then has. Between a check of the
-session id and the sending, the session may have expired and been replaced. So the check is made where nothing can come
-between: `serialize()` runs on kazoo's connection thread, the only one that changes the session, right before the bytes
-go to the socket of that session. A transaction whose session has gone is sent as one that the server must refuse.
+kazoo queues a request made while it reconnects, and sends it on the session that it has after that. If the caller
+checked the session id, the session could still expire and be replaced before the request is sent. So `serialize()`
+checks it: kazoo's connection thread, the only thread that changes the session, calls it right before it writes the
+bytes to the socket of that session. If the session has been replaced, `serialize()` returns a transaction that the
+server must refuse.
 
 A version check could not replace the session check: a re-created owner node starts at version 0 again.
 """
@@ -24,14 +25,16 @@ _NO_VERSION = -(1 << 31)
 
 
 class Refusal(Enum):
+    """Why a transaction was replaced by one that the server refuses."""
+
     SESSION = "its turn came on another session"
     DEADLINE = "its turn came too late"
 
 
 class FencedTransaction:
-    """Collects operations (create, set_data, delete, check as in kazoo's TransactionRequest) for session `session_id`.
+    """Collects operations (create, set_data, delete and check of kazoo's TransactionRequest) for session `session_id`.
 
-    deadline: in time.monotonic(). After it nobody waits for the transaction, so it is no longer sent.
+    deadline: a time.monotonic(). Nobody waits for the transaction after it, so the transaction is not sent after it.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:
@@ -41,10 +44,10 @@ class FencedTransaction:
         self.operations = TransactionRequest(zk)
 
     def send(self) -> Any:
-        """Queue it; return kazoo's AsyncResult of the list of results, an exception in place of each failed operation.
+        """Queue the transaction, and return kazoo's AsyncResult of the list of the operations' results.
 
-        The result's exception is kazoo's ConnectionLoss when the outcome is unknown. If there is a list, check
-        `refusal`.
+        In the list, an exception stands for each failed operation; look at `refusal` before at the list. If the outcome
+        is unknown, the AsyncResult raises kazoo's ConnectionLoss.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline
@@ -55,12 +58,13 @@ class FencedTransaction:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why it was sent as one that changes nothing; None if it was sent unchanged. Known when the result is."""
+        """Why the transaction was sent as one that changes nothing; None if it was sent unchanged. Valid once the
+        AsyncResult has fired."""
         return self._request.refusal
 
 
 class _Request(Transaction):  # type: ignore[misc]
-    """kazoo's Transaction, but with its content decided at the last moment."""
+    """kazoo's Transaction, whose content is decided at the last moment: when kazoo serializes it."""
 
     zk: KazooClient
     session_id: int

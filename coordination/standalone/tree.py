@@ -1,7 +1,7 @@
-"""The znodes in memory, with the rules of ZooKeeper's statistics. Holds no paths to files, no time, no watches.
+"""The znodes in memory, with the rules of ZooKeeper's statistics. Knows nothing of files, clocks or watches.
 
-Source: DataTree and DataNode, ZooKeeper 3.9.5. Costs, besides those of the data: about 500 bytes per znode; every
-operation except `children_number` takes constant time.
+Source: DataTree and DataNode, ZooKeeper 3.9.5. Each znode takes about 500 bytes besides its data; every operation
+except `children_number` takes constant time.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
 INT_MAX = 2**31 - 1
 
 CONTAINER_OWNER = -(2**63)
-"""Marks a container, in place of the owner of an ephemeral node."""
+"""The `owner` of a container node. An ephemeral node has the id of its session there."""
 
 TTL_LIMIT_MS = 2**40 - 1
-"""The longest time to live of a node, in ms."""
+"""The longest time to live that a node can have, in ms."""
 
 _TTL_MARK = -(2**56)
-"""The upper eight bits of the owner of a node with a time to live; the 40 lower ones are that time."""
+"""The `owner` of a node with a time to live is this value, with the time to live (ms) in the 40 lower bits."""
 
 SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
-"""Every server has these, and nobody can delete them."""
+"""The nodes that every server has and that nobody can delete."""
 
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
@@ -50,7 +50,7 @@ _BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U0001
 
 
 def is_valid_path(path: str) -> bool:
-    """As PathUtils.validatePath."""
+    """Whether ZooKeeper accepts the path: the rules of its PathUtils.validatePath."""
     if path == "/":
         return True
     if not path.startswith("/") or path.endswith(("/", "/.", "/..")):
@@ -61,7 +61,7 @@ def is_valid_path(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """Return the parent's path; "" for the children of the root, which has two names."""
+    """Return the parent's path; for a child of the root that is "", the root's other key in `ZnodeTree.nodes`."""
     return path[: path.rfind("/")]
 
 
@@ -71,12 +71,12 @@ def wrapped(value: int) -> int:
 
 
 def ttl_owner(ttl_ms: int) -> int:
-    """Return the owner value for a time to live."""
+    """Return the `owner` of a node with this time to live."""
     return _TTL_MARK | ttl_ms
 
 
 def ttl_of(owner: int) -> int | None:
-    """Return the time to live in ms; None if the node has none."""
+    """Return the time to live (ms) that this `owner` holds; None if it holds none."""
     return owner - _TTL_MARK if _TTL_MARK <= owner < 0 else None
 
 
@@ -96,7 +96,7 @@ class TreeNode:
         self.ctime = self.mtime = time_ms
         self.version = self.cversion = self.aversion = 0
         self.children: dict[bytes, None] | None = None
-        """The names in the form of answers, so that one join answers a hundred thousand."""
+        """The children's names, encoded as in an answer: one join builds the answer, even of a hundred thousand."""
 
     @property
     def child_count(self) -> int:
@@ -104,7 +104,7 @@ class TreeNode:
 
 
 def stat_of(node: TreeNode) -> bytes:
-    """Return the statistics in the form of answers. cversion there also counts deletions."""
+    """Return the statistics, encoded as in an answer. Its cversion also counts deletions, unlike the node's."""
     children = node.child_count
     return _STAT.pack(
         node.czxid,
@@ -133,13 +133,14 @@ class ZnodeTree:
     """All nodes by path, and the owners of ephemeral ones. One thread."""
 
     def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
-        """nodes: by path, without their children; None: those of a new server. Raises KeyError if one has no parent."""
+        """nodes: all nodes by path, with `children` unset; None: the nodes of a new server. Raises KeyError if the
+        parent of a node is missing."""
         self.nodes: dict[str, TreeNode] = {}
         self.ephemerals: dict[int, dict[str, None]] = {}
         self.containers: dict[str, None] = {}
         self.ttls: dict[str, None] = {}
         self.data_bytes = 0
-        """Size of all paths and their data; paths count by their length in characters."""
+        """The size of all data in bytes, plus the length of all paths in characters."""
         nodes = initial_nodes() if nodes is None else nodes
         for path, node in nodes.items():
             self._put(path, node)
