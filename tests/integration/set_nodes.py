@@ -57,8 +57,11 @@ class SetNodes:
             ).replace("serverPort=0", f"serverPort={self._ports.get(name, 0)}")
             zone = ("--zone", self._zones[name]) if name in self._zones else ()
             words = ("-m", "metaq", "broker", "--node", name, *zone, *options, "-f")
-            self.nodes[name] = ForkedBroker(directory, ini, module=words)
+            self.nodes[name] = self._begin(name, directory, ini, words)
             self._ports[name] = self.nodes[name].port
+
+    def _begin(self, name: str, directory: Path, ini: str, words: tuple[str, ...]) -> RunningBroker:
+        return ForkedBroker(directory, ini, module=words)
 
     @property
     def operator(self) -> Operator:
