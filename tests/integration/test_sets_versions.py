@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ class Load(Repeating):
         elif kind == 2:
             self._producer.send(topic, body, delay=DELAY_SECONDS, timeout=DEADLINE)
         elif kind == 3:
-            self._half(topic, body)
+            if not self._half(topic, body):
+                return
         elif kind == 4:
             self._producer.send_batch(topic, [body + b"1", body + b"2"], timeout=DEADLINE)
             self.unknown.discard(body)
@@ -94,20 +96,16 @@ class Load(Repeating):
         self.acknowledged.add(body)
         self.unknown.discard(body)
 
-    def _half(self, topic: str, body: bytes) -> None:
-        """Every fourth outcome is told only when the broker asks for it."""
+    def _half(self, topic: str, body: bytes) -> bool:
+        """Commit one half message and roll back another. Every fourth outcome is told only when the broker asks for it.
+        Return False if the message was rolled back, because a failover took longer than `check_after`."""
         said = HalfOutcome.UNKNOWN if len(body) % 4 == 0 else HalfOutcome.COMMITTED
-        with suppress(TransactionTooLate):  # a check of the new leader has decided it meanwhile
-            self._producer.send_in_transaction(
-                topic, body, execute=lambda message: said, timeout=DEADLINE, check_after=1.0
-            )
-        self._producer.send_in_transaction(
-            topic,
-            b"dropped " + body,
-            execute=lambda message: HalfOutcome.ROLLED_BACK,
-            timeout=DEADLINE,
-            check_after=60.0,
-        )
+        send = partial(self._producer.send_in_transaction, topic, timeout=DEADLINE)
+        send(b"dropped " + body, execute=lambda message: HalfOutcome.ROLLED_BACK, check_after=60.0)
+        with suppress(TransactionTooLate):
+            send(body, execute=lambda message: said, check_after=1.0)
+            return True
+        return False
 
     def _in_transaction(self, number: int) -> None:
         first, second = b"%d first" % number, b"%d second" % number
