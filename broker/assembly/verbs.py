@@ -69,7 +69,7 @@ from ..requests.acquire import Acquire, answer_settle
 from ..requests.delayed import list_delayed
 from ..requests.gate import Caller, Check, Gate, Nodes, PageRequest, Verb
 from ..requests.get import answer_get
-from ..requests.halves import checked_frame, end_halves, ended_frame, list_halves
+from ..requests.half_verbs import checked_frame, end_halves, ended_frame, list_halves
 from ..requests.lookup import Lookups
 from ..requests.pull import Pull
 from ..requests.put import PutAnswers, PutGroup, answer_run, answer_sync

@@ -19,8 +19,8 @@ from .. import tuning
 from ..memory.delayed_records import Ids, Pending, encode_pending, place_tag
 from ..store.batch import units_of
 from ..store.store import Append
-from .contents import DelayedLog, read_records
-from .table import NOWHERE
+from .delayed_log import DelayedLog, read_records
+from .waiting_table import NOWHERE
 
 if TYPE_CHECKING:
     from .delays import Delays

@@ -4,7 +4,7 @@ A message is due by the wall clock. Timers run by the monotonic clock, sleep a s
 clock again. If that steps forward, the messages then due are delivered at once; if it steps back, they come later.
 
 A delivery is one append to the internal log, the mark, and then one append to each partition, in one turn of the
-reactor. The mark counts only for the messages that are in their partition (contents.py). So no message is lost or
+reactor. The mark counts only for the messages that are in their partition (delayed_log.py). So no message is lost or
 delivered twice if the broker crashes in between, or a new leader has only a part of both.
 """
 
@@ -58,9 +58,9 @@ from ..store.partition_log import PartitionLog
 from ..store.store import Append, Store
 from ..store.tuning import FEW_PUTS
 from .cleaning import write_oldest_anew
-from .contents import DelayedLog, Late, read_records
+from .delayed_log import DelayedLog, Late, read_records
 from .deliverer import Delayed, Deliverer, DueWrite
-from .table import NOWHERE
+from .waiting_table import NOWHERE
 
 __all__ = ["DelayedDelivery", "Delays", "Pended"]
 

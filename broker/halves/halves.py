@@ -1,9 +1,9 @@
 """Half messages: taken into an internal log, and delivered to their partitions when their transaction is committed.
 
 They are a kind of delayed messages (broker/delays). When one is due, a producer of its group that waits with
-CHECK_HALVES is asked for the outcome; it is the sender, as long as the sender asks (groups.py). A commit is a delivery
-at once, after a mark; a rollback is a cancellation. Each question also leaves a mark, so that a new leader or a
-restarted broker continues the count.
+CHECK_HALVES is asked for the outcome; it is the sender, as long as the sender asks (producer_groups.py). A commit is a
+delivery at once, after a mark; a rollback is a cancellation. Each question also leaves a mark, so that a new leader or
+a restarted broker continues the count.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from metaq.protocol.limits import HALF_GRACE_SECONDS
 from metaq.protocol.record import Buffer
 
 from .. import tuning
-from ..delays.contents import DelayedLog, read_records
+from ..delays.delayed_log import DelayedLog, read_records
 from ..delays.delays import Delays, Pended
 from ..delays.deliverer import DueWrite
-from ..delays.table import NOWHERE
+from ..delays.waiting_table import NOWHERE
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..memory.figures import Lines, Metrics, counter, gauges
 from ..memory.topics import HALVES_TOPIC
@@ -45,8 +45,8 @@ from ..runtime.reactor import ReactorTime
 from ..runtime.slices import SlicedWork
 from ..store.partition_log import PartitionLog
 from ..store.store import Store
-from .contents import Decision, HalfLog, Questions
-from .groups import NEVER, AskedGroup, Groups, Half, Poll
+from .half_log import Decision, HalfLog, Questions
+from .producer_groups import NEVER, AskedGroup, Half, Poll, ProducerGroups
 
 __all__ = ["HalfFigures", "Halves"]
 
@@ -97,7 +97,7 @@ class Halves(Delays):
         super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
         self._account = account
-        self._groups: Groups[Checked] = Groups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
+        self._groups: ProducerGroups[Checked] = ProducerGroups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
         self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
         self._lost: deque[tuple[list[Half], float]] = deque()  # of lost callers, and when others get them
         self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # polls for which a worker thread reads
@@ -137,8 +137,8 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return the seconds for which this broker has run, the clock of groups.py. Time in which the process stood
-        still does not count, because no producer could ask then."""
+        """Return the seconds for which this broker has run, the clock of producer_groups.py. Time in which the process
+        stood still does not count, because no producer could ask then."""
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
             self._ran += now - self._seen_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..delays.table import NOWHERE, DelayTable
+from ..delays.waiting_table import NOWHERE, WaitingTable
 from ..memory.delayed_records import Ids
 from ..runtime.account import NOBODY, Shares
 
@@ -28,7 +28,7 @@ class Senders:
 
     def __init__(self, places: Shares) -> None:
         self._places = places
-        self._numbers = DelayTable()  # the sender's number, by id
+        self._numbers = WaitingTable()  # the sender's number, by id
         self._by_address: dict[str, _Sender] = {}
         self._by_number: dict[int, _Sender] = {}
         self._last = 0

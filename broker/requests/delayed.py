@@ -15,7 +15,7 @@ from metaq.protocol.message_id import store_time_ms
 from metaq.protocol.previews import encode_preview
 
 from .. import tuning
-from ..delays.contents import read_records
+from ..delays.delayed_log import read_records
 from ..delays.delays import Delays
 from ..memory.delayed_records import Ids, Pending, decode_pending
 from ..reading.answers import encode_json

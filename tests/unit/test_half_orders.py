@@ -1,5 +1,5 @@
 """Every order of what may happen to one half message, with the classes that decide: OwnHalves and the check of its age
-in the producer that sent it, Groups in the broker, and another producer of the group that answers truthfully.
+in the producer that sent it, ProducerGroups in the broker, and another producer of the group that answers truthfully.
 
 Between any two events time may pass: a producer that does nothing meanwhile stands still, and so may the broker. What
 is committed must be delivered, and nothing else; and each rule is needed: without it some order breaks that.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from metaq.broker import tuning
-from metaq.broker.halves.groups import NEVER, Groups, Half, Poll
+from metaq.broker.halves.producer_groups import NEVER, Half, Poll, ProducerGroups
 from metaq.client.producer.check_back import check_age
 from metaq.client.producer.own_halves import OwnHalves
 from metaq.client.records.results import SendResult, TopicPartition
@@ -27,7 +27,7 @@ CHECK = "the check of the topic"  # a stand-in, which pickle can copy
 RESULT = SendResult(HALF, TopicPartition("t", 0, 0), -1)
 
 
-class AsksEverybody(Groups):
+class AsksEverybody(ProducerGroups):
     """As brokers were: the producer that sent a half message is one of many."""
 
     def _asks(self, group, half):
@@ -53,7 +53,7 @@ class World:
     """P has sent the half message; both P and Q answer questions, each on one connection."""
 
     def __init__(self, rules):
-        self.groups = rules.get("groups", Groups)(100, SILENT, rules.get("grace", GRACE))
+        self.groups = rules.get("groups", ProducerGroups)(100, SILENT, rules.get("grace", GRACE))
         self.own = rules.get("own", OwnHalves)()
         self.looks_at_age = rules.get("age", True)
         self.step = rules.get("step", STEP)

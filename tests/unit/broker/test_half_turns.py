@@ -10,15 +10,15 @@ from twisted.internet.defer import Deferred
 
 from metaq.broker import tuning
 from metaq.broker.assembly import stats
-from metaq.broker.halves.groups import _LOOKED_AT, NEVER, Groups, Half, Poll
+from metaq.broker.halves.producer_groups import _LOOKED_AT, NEVER, Half, Poll, ProducerGroups
 from metaq.broker.http.metrics import exposition
 from metaq.broker.runtime.timed_entries import MOVED_ENTRIES, TimedEntries
 from metaq.protocol.half_messages import CheckHalvesRequest
 
 
 @pytest.fixture
-def groups() -> Groups[None]:
-    return Groups(3, 10.0, 1.0)
+def groups() -> ProducerGroups[None]:
+    return ProducerGroups(3, 10.0, 1.0)
 
 
 def test_entries_come_in_their_order_and_none_costs_much() -> None:
@@ -43,7 +43,7 @@ def test_entries_come_in_their_order_and_none_costs_much() -> None:
     assert [each for each in found if current[each[1]] == each[0]] == sorted((at, item) for item, at in current.items())
 
 
-def test_polls_that_end_at_once_end_in_turns(groups: Groups[None]) -> None:
+def test_polls_that_end_at_once_end_in_turns(groups: ProducerGroups[None]) -> None:
     polls = [Poll(caller, f"g{caller}", 1, 5.0, Deferred[None]()) for caller in range(100)]
     for poll in polls:
         groups.wait(poll)
@@ -57,7 +57,7 @@ def test_polls_that_end_at_once_end_in_turns(groups: Groups[None]) -> None:
     assert ended == polls
 
 
-def halves(groups: Groups[None], count: int, producer: str = "") -> list[Half]:
+def halves(groups: ProducerGroups[None], count: int, producer: str = "") -> list[Half]:
     found = [Half(number, "bank", ("t", 0), 0, 0.0, 0, producer) for number in range(count)]
     for half in found:
         groups.add(half, 0.0)
@@ -97,7 +97,7 @@ def times(count: int) -> Callable[[], bool]:
     return lambda: next(answers, False)
 
 
-def test_half_messages_of_a_silent_producer_go_to_everybody_in_turns(groups: Groups[None]) -> None:
+def test_half_messages_of_a_silent_producer_go_to_everybody_in_turns(groups: ProducerGroups[None]) -> None:
     of_alice = halves(groups, 1000, "alice")
     moved = [0]
     while moved[-1] < 1000:
@@ -109,7 +109,7 @@ def test_half_messages_of_a_silent_producer_go_to_everybody_in_turns(groups: Gro
     assert len(groups.take(poll(1, limit=256), 5.0) or ()) == 256
 
 
-def test_a_producer_that_is_back_keeps_what_has_not_gone(groups: Groups[None]) -> None:
+def test_a_producer_that_is_back_keeps_what_has_not_gone(groups: ProducerGroups[None]) -> None:
     of_alice = halves(groups, 1000, "alice")
     groups.turn(5.0, never, never, times(100))
     groups.arrive(poll(1, producer="alice"))
@@ -118,7 +118,9 @@ def test_a_producer_that_is_back_keeps_what_has_not_gone(groups: Groups[None]) -
     assert len(groups.take(poll(1, limit=256, producer="alice"), 5.0) or ()) == 256
 
 
-def test_what_is_read_while_its_producer_falls_silent_goes_to_everybody_afterwards(groups: Groups[None]) -> None:
+def test_what_is_read_while_its_producer_falls_silent_goes_to_everybody_afterwards(
+    groups: ProducerGroups[None],
+) -> None:
     halves(groups, 3, "alice")
     taken = groups.take(poll(1, limit=2, producer="alice"), 0.0)
     assert taken is not None
@@ -128,7 +130,7 @@ def test_what_is_read_while_its_producer_falls_silent_goes_to_everybody_afterwar
     assert len(groups.take(poll(2), 6.0) or ()) == 3
 
 
-def test_a_poll_looks_at_few_entries_at_once_and_goes_on_in_turns(groups: Groups[None]) -> None:
+def test_a_poll_looks_at_few_entries_at_once_and_goes_on_in_turns(groups: ProducerGroups[None]) -> None:
     count = 4 * _LOOKED_AT
     for half in halves(groups, count)[:-1]:
         groups.discard(half.id)
@@ -144,7 +146,7 @@ def test_a_poll_looks_at_few_entries_at_once_and_goes_on_in_turns(groups: Groups
     assert (given, turns > 1) == ([count - 1], True)
 
 
-def test_polls_that_wait_are_given_what_comes_in_turns(groups: Groups[None]) -> None:
+def test_polls_that_wait_are_given_what_comes_in_turns(groups: ProducerGroups[None]) -> None:
     for caller in range(100):
         groups.wait(poll(caller, limit=1))
     waiting = halves(groups, 100)
@@ -160,7 +162,7 @@ def test_polls_that_wait_are_given_what_comes_in_turns(groups: Groups[None]) -> 
     assert given == [[half] for half in waiting]
 
 
-def test_alarms_that_are_out_of_date_are_cleaned_a_few_at_a_time(groups: Groups[None]) -> None:
+def test_alarms_that_are_out_of_date_are_cleaned_a_few_at_a_time(groups: ProducerGroups[None]) -> None:
     count = 4 * _LOOKED_AT
     for caller in range(count):
         groups.arrive(poll(caller, ends_at=5.0))
@@ -174,7 +176,7 @@ def test_alarms_that_are_out_of_date_are_cleaned_a_few_at_a_time(groups: Groups[
     assert groups.next_at() == NEVER
 
 
-def test_a_connection_that_asks_by_another_name_is_known_by_that(groups: Groups[None]) -> None:
+def test_a_connection_that_asks_by_another_name_is_known_by_that(groups: ProducerGroups[None]) -> None:
     for name in ("alice", "bob"):
         asks = poll(1, producer=name)
         groups.end_poll(1, "bank")

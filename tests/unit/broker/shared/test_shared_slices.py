@@ -336,7 +336,7 @@ def test_a_page_of_figures_is_made_in_turns(harness, groups, slices):
 
 
 def test_so_many_producer_groups_are_listed_at_most(talk, monkeypatch):
-    monkeypatch.setattr("metaq.broker.requests.halves.MAX_LISTED_GROUPS", 2)
+    monkeypatch.setattr("metaq.broker.requests.half_verbs.MAX_LISTED_GROUPS", 2)
     assert MAX_LISTED_GROUPS == 1000
     for name in ("c", "a", "b"):
         talk.peer.send(encode_frame(RequestCode.CHECK_HALVES, 1, {"group": name, "limit": "1", "waitMs": "1000"}))

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from metaq.broker.delays import table as module
-from metaq.broker.delays.table import NOWHERE, DelayTable
+from metaq.broker.delays import waiting_table as module
+from metaq.broker.delays.waiting_table import NOWHERE, WaitingTable
 
 
 @pytest.fixture(params=[(8, 16, 4), (4096, 1 << 14, 512)], ids=["small leaves", "as it is"])
 def table(request, monkeypatch):
     for name, value in zip(("_LEAF", "_RECENT", "_UNSORTED"), request.param, strict=True):
         monkeypatch.setattr(module, name, value)
-    return DelayTable()
+    return WaitingTable()
 
 
 def array(numbers):
@@ -68,7 +68,7 @@ def test_a_leaf_is_never_larger_than_it_may_be(monkeypatch):
     monkeypatch.setattr(module, "_LEAF", 16)
     monkeypatch.setattr(module, "_RECENT", 32)
     monkeypatch.setattr(module, "_UNSORTED", 4)
-    table = DelayTable()
+    table = WaitingTable()
     rng = np.random.default_rng(1)
     for start in range(0, 5000, 100):
         table.insert(rng.permutation(array(range(start, start + 100))) * 1000 + 1, array(range(100)))

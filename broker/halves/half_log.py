@@ -11,8 +11,8 @@ from metaq.protocol.half_messages import EndHalfReply, HalfOutcome
 from metaq.protocol.message_id import message_id_list
 
 from .. import tuning
-from ..delays.contents import DelayedLog, Find
-from ..delays.table import DelayTable
+from ..delays.delayed_log import DelayedLog, Find
+from ..delays.waiting_table import WaitingTable
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..runtime.account import Shares
 from ..store.index import UnitArray
@@ -51,7 +51,7 @@ class HalfLog(DelayedLog):
     def __init__(self, log: PartitionLog, places: Shares) -> None:
         """places: charged for waiting half messages."""
         self.senders = Senders(places)
-        self.asked = DelayTable()
+        self.asked = WaitingTable()
         """The half messages whose first check is or was due."""
         self.questions: dict[int, Questions] = {}
         """The questions for half messages that were asked for, by id."""
@@ -59,7 +59,7 @@ class HalfLog(DelayedLog):
         """The last decisions, by id; the ids of one mark share one."""
         super().__init__(log)
 
-    def tables(self) -> Iterator[DelayTable]:
+    def tables(self) -> Iterator[WaitingTable]:
         yield from super().tables()
         yield self.asked
 

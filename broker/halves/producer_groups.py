@@ -21,7 +21,7 @@ from twisted.internet.defer import Deferred
 from ..memory.delayed_records import DelayTarget
 from ..runtime.timed_entries import TimedEntries
 
-__all__ = ["NEVER", "AskedGroup", "Groups", "Half", "Poll"]
+__all__ = ["NEVER", "AskedGroup", "Half", "Poll", "ProducerGroups"]
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class AskedGroup(Generic[T]):
 _Alarm = tuple[float, int, object]
 
 
-class Groups(Generic[T]):
+class ProducerGroups(Generic[T]):
     """All producer groups of a broker. most: how often each half message is handed out. silent: seconds after its last
     question at which a producer counts as gone. grace: the same after its connection was lost, and for a producer that
     has not asked at all."""
@@ -517,7 +517,7 @@ def _left(
     callers: dict[object, dict[str, str]],
     alarms: TimedEntries[_Alarm],
 ) -> Iterator[Poll[T] | None]:
-    """As Groups.clear."""
+    """As ProducerGroups.clear."""
     while groups:
         yield from groups.popitem()[1].polls.values()
         yield None

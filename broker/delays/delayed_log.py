@@ -42,7 +42,7 @@ from ..store.partition_log import PartitionLog
 from ..store.scan import walk
 from ..store.segment import Segment
 from ..store.segments import Snapshot
-from .table import NOWHERE, DelayTable
+from .waiting_table import NOWHERE, WaitingTable
 
 __all__ = ["DelayedLog", "Late", "read_records"]
 
@@ -73,7 +73,7 @@ class Late:
     """Due messages that their partition does not take now. retry_at: monotonic seconds."""
 
     def __init__(self, why: str, pause: float) -> None:
-        self.table = DelayTable()
+        self.table = WaitingTable()
         self.why = why
         self.pause = pause
         self.retry_at = 0.0
@@ -84,7 +84,7 @@ class DelayedLog(LogReader):
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log)
-        self.table = DelayTable()
+        self.table = WaitingTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
         """How many messages wait for each partition, late ones included."""
@@ -107,7 +107,7 @@ class DelayedLog(LogReader):
         """The number of waiting messages."""
         return sum(map(len, self.tables()))
 
-    def tables(self) -> Iterator[DelayTable]:
+    def tables(self) -> Iterator[WaitingTable]:
         """Yield all tables: first `table`, then those of partitions that take no messages now."""
         yield self.table
         for late in self.late.values():

@@ -1,4 +1,6 @@
-"""Waiting delayed messages in the order of their times: ids and the offsets of their records, 16 bytes each.
+"""Waiting delayed or half messages in the order of their times: the id of each with a number, 16 bytes in all.
+
+The number is the byte offset of the message's record in its internal log, or the number of its sender (senders.py).
 
 An id begins with the time (protocol/delays.py), so the order of ids is the order of times. The newest ids are in one
 leaf, `_recent`. When it is full, it is dealt out to the other leaves, each with its own range of ids. A leaf is two
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from ..memory.delayed_records import Ids
 
-__all__ = ["NOWHERE", "DelayTable"]
+__all__ = ["NOWHERE", "WaitingTable"]
 
 Places = npt.NDArray[np.intp]
 
@@ -88,7 +90,7 @@ class _Leaf:
 _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
-class DelayTable:
+class WaitingTable:
     """For one thread. Each id is there once. Arrays of ids may have any order; results have the same order."""
 
     def __init__(self) -> None:
