@@ -6,9 +6,9 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
-from random import random, shuffle
+from random import random
 from typing import NamedTuple, Protocol
 
 from metaq.coordination.runtime.logs import get_log
@@ -20,7 +20,7 @@ from ..records.message import Message
 from ..records.results import SendResult, TopicPartition
 from .retry import Retry
 
-__all__ = ["FailedMessages", "FailedSender", "Sending", "cause_of", "giving_back"]
+__all__ = ["FailedMessages", "FailedSender", "Sending", "by_preference", "cause_of", "giving_back"]
 
 log = get_log(__name__)
 
@@ -52,6 +52,14 @@ def cause_of(error: BaseException) -> str:
     places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
     room = MAX_CAUSE_CHARACTERS - sum(len(each) + 1 for each in places)
     return shortened("\n".join([text if len(text) <= room else text[: room - 1] + "…", *places]))
+
+
+def by_preference(
+    partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
+) -> list[TopicPartition]:
+    """Return the partitions in the order in which a failed message tries them: first those of its `home` broker, then
+    the others by chance, and last those of the avoided brokers. random: a number in [0, 1)."""
+    return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
 
 def giving_back(
@@ -130,7 +138,8 @@ class FailedMessages:
         delay_ms = None if pause is None else math.ceil(pause * 1000)
         flag, body = encode_failed(message.flag, message.body, failure, delay_ms)
         sender = self._open()
-        partition = self._choose(sender.partitions(topic), message.partition.broker, avoided, topic)
+        partitions = by_preference(sender.partitions(topic), message.partition.broker, avoided, self._random)
+        partition = self._first_that_takes(partitions, topic)
         future = sender.send_batch_async(topic, [Message(partition, 0, 0, flag, body)], partition=partition)
         return Sending(future, partition)
 
@@ -140,13 +149,8 @@ class FailedMessages:
                 self._sender = self._make_sender()
             return self._sender
 
-    def _choose(
-        self, partitions: Sequence[TopicPartition], home: int, avoided: Collection[int], topic: str
-    ) -> TopicPartition:
-        ordered = list(partitions)
-        shuffle(ordered)
-        ordered.sort(key=lambda each: (each.broker in avoided, each.broker != home))
-        for each in ordered:
+    def _first_that_takes(self, partitions: Iterable[TopicPartition], topic: str) -> TopicPartition:
+        for each in partitions:
             if each.broker in self._taking:
                 return each
             if self._takes(each.broker):

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.interrupts import BackgroundThread, Bell
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import MetaqError, NotLeader
@@ -27,6 +26,7 @@ from ..transport.connection import Connection, Endpoint
 from ..transport.metadata import Metadata
 from ..transport.pool import ConnectionPool
 from . import tuning
+from .check_pace import CheckPace
 from .codec import no_halves
 from .own_halves import Check, OwnHalves
 
@@ -213,11 +213,8 @@ class _Asker:
         self._broker = broker
         self._bell = Bell()
         self._endpoint: Endpoint | None = None
-        self._told = ""
-        low, high = tuning.CHECK_PAUSE_SECONDS
-        self._backoff = Backoff(low, high)
+        self._pace = CheckPace()
         self._connection: Connection | None = None
-        self._limit = 1  # until the duration of a check is known; a producer that asks too rarely counts as gone
         self.topics: frozenset[str] = frozenset()
         """The topics that the waiting request names, or that an earlier one named."""
         self.has_ended = False
@@ -253,18 +250,14 @@ class _Asker:
             if not connection.takes_halves:
                 raise no_halves(connection)
             self._connection, self.topics = connection, self._checker.topics(self._group)
-            each = self._checker.ask(connection, self._group, self._broker, self._limit, tuning.CHECK_WAIT_SECONDS)
-            if each:
-                self._limit = max(1, min(tuning.CHECK_HALVES, int(tuning.CHECK_TURN_SECONDS / each)))
+            each = self._checker.ask(connection, self._group, self._broker, self._pace.limit, tuning.CHECK_WAIT_SECONDS)
         except NotLeader as error:
             return self._checker.follow(error)
         except MetaqError as error:
-            if not self._checker.closed and str(error) != self._told:
-                self._told = str(error)
+            if not self._checker.closed and self._pace.is_news(str(error)):
                 log.warning("broker %d does not ask for transactions of %s now: %s", self._broker, self._group, error)
-            return self._backoff.next()
-        self._backoff.reset()
-        self._told = ""
+            return self._pace.failed()
+        self._pace.answered(each)
         return 0.0
 
     def ask_now(self) -> None:

@@ -1,7 +1,9 @@
 """A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
 
-Everything is a plain value or one step; the client decides which steps to take, and when. Every write is fenced to the
-session under which the consumer joined (session/fencing.py): after an expiry no old decision reaches ZooKeeper.
+Everything is a plain value or one step; the client decides which steps to take, and when. member_state.py, a core
+without I/O, knows what the consumer has registered and claimed; this module reads and writes ZooKeeper. Every write is
+fenced to the session under which the consumer joined (session/fencing.py): after an expiry no old decision reaches
+ZooKeeper.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -38,15 +39,13 @@ from ..session.presence import Presence
 from ..session.zk_session import ZkSession
 from ..session.znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
 from .group_view import GroupSnapshot, GroupView
+from .member_state import MemberState, Partition
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group", "remove_offsets"]
 
 log = get_log(__name__)
 
 _counter = itertools.count(1)
-
-Partition = tuple[str, str]
-"""(topic, `<broker>-<partition>`)."""
 
 
 def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
@@ -84,8 +83,7 @@ class GroupMembership:
         backoff: Backoff | None = None,
     ) -> None:
         self.group = check_zookeeper_group(group)
-        self.topics = tuple(dict.fromkeys(map(check_new_topic, topics)))
-        """All topics of the member. Whoever changes this and the member's node holds `_lock`."""
+        self._state = MemberState(dict.fromkeys(map(check_new_topic, topics)))
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
         self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)
@@ -95,19 +93,12 @@ class GroupMembership:
         self._paths = session.paths
         self._view = GroupView(session, group, self.topics, self._notify_later, with_zones=zone is not None)
         self._path = self._paths.consumer(group, self.consumer_id)
-        self._own_nodes = {self._path: format_topics(self.topics)}
+        self._other_nodes: dict[str, bytes] = {}
         if zone is not None:
-            self._own_nodes[self._paths.consumer_zone(group, self.consumer_id)] = format_consumer_zone(zone)
+            self._other_nodes[self._paths.consumer_zone(group, self.consumer_id)] = format_consumer_zone(zone)
         if takes is not None:
             data = format_consumer_filter(dict.fromkeys(self.topics, takes))
-            self._own_nodes[self._paths.consumer_filter(group, self.consumer_id)] = data
-        self._lock = threading.Lock()
-        self._joined: int | None = None
-        self._is_registered = False
-        self._is_out = False
-        self._unfollowed: set[str] = set()  # topics whose subscribe() has not finished
-        self._held: set[Partition] = set()
-        self._awaited: set[str] = set()  # others' owner nodes whose end is awaited
+            self._other_nodes[self._paths.consumer_filter(group, self.consumer_id)] = data
         self._presence = Presence(session, f"consumer {self.consumer_id}", self._join_again, backoff, self._expired)
 
     # --- membership -------------------------------------------------------------------------------------------------
@@ -119,7 +110,7 @@ class GroupMembership:
         last; then ConfigError says that the id is in use. (1.x goes on with the other's node, and two own the same
         partitions.) Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
-        self._is_out = False
+        self._state.is_out = False
         with self._presence.begun():
             self._register()
             self._view.start()
@@ -135,11 +126,14 @@ class GroupMembership:
         """
         self._presence.stop()
         self._view.close()
-        with self._lock:
-            session_id, self._joined = self._joined, None
-            held, self._held = self._held, set()
+        session_id, held = self._state.leave()
         if session_id is not None:
             self._presence.leave(partial(self._remove, session_id, held))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics of the member."""
+        return self._state.topics
 
     @property
     def session_id(self) -> int:
@@ -147,7 +141,7 @@ class GroupMembership:
 
         It is the fence of OffsetStore.commit: read it before a claim, and keep it with the claimed partitions.
         """
-        joined = self._joined
+        joined = self._state.session_id
         return joined if joined is not None and self._session.is_current(joined) else 0
 
     @property
@@ -183,24 +177,18 @@ class GroupMembership:
         sees it with the former topics or with the new ones. Raises as join(), InvalidName, ConfigError; then call it
         again: it may be half done, or be completed when the consumer registers next.
         """
-        with self._lock:
-            if topic not in self.topics:
-                self.topics = (*self.topics, check_new_topic(topic))
-                self._own_nodes[self._path] = format_topics(self.topics)
-                self._unfollowed.add(topic)
-            elif topic not in self._unfollowed:
-                return
-            session_id = self._joined if self._is_registered else None
+        is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
+        if not is_unfinished:
+            return
         if session_id is not None:
             self._ensure_topics()
             self._replace_own_node(session_id)
         self._view.add_topic(topic)
-        with self._lock:
-            self._unfollowed.discard(topic)
+        self._state.followed(topic)
         self._notify_later()
 
     def _replace_own_node(self, session_id: int) -> None:
-        data = self._own_nodes[self._path]
+        data = format_topics(self.topics)
         failure = self._nodes.write_atomically(session_id, [delete(self._path), create_ephemeral(self._path, data)])
         if isinstance(failure, NoNodeError):  # somebody has deleted it: the next snapshot shows that
             log.info("%s registers with its new topics when it joins again", self.consumer_id)
@@ -212,7 +200,7 @@ class GroupMembership:
     def rejoin(self) -> None:
         """Register on the current session now: after step_out(), or instead of waiting until the membership does so by
         itself. Raises as join()."""
-        self._is_out = False
+        self._state.is_out = False
         self._register()
 
     def step_out(self) -> None:
@@ -220,28 +208,19 @@ class GroupMembership:
 
         Raises CoordinationUnavailable: then it may still be in the group, and this may be called again.
         """
-        self._is_out = True
-        with self._lock:
-            session_id, held = self._joined, set(self._held)
+        session_id, held = self._state.step_out()
         if session_id is not None:
             try:
                 self._remove(session_id, held)
             except SessionLost as error:
                 log.info("%s has left its group with its session: %s", self.consumer_id, error)
-        with self._lock:
-            if self._joined == session_id:
-                self._joined, self._held, self._is_registered = None, set(), False
+        self._state.stepped_out(session_id)
 
     def _register(self) -> None:
         session_id, topics = self._session.session_id, self.topics
         self._ensure_topics()
         self._presence.take_over(partial(self._create_own_nodes, session_id))
-        with self._lock:
-            self._is_registered = True
-            if self._joined != session_id:
-                self._joined, self._held = session_id, set()
-            has_changed = topics != self.topics
-        if has_changed:  # by subscribe(), which found no node yet
+        if self._state.registered(session_id, topics):  # subscribe() has changed them, and found no node yet
             self._ensure_topics()
             self._replace_own_node(session_id)
 
@@ -250,18 +229,22 @@ class GroupMembership:
         topics = self.topics
         self._nodes.ensure(
             [
-                *map(parent_of, self._own_nodes),
+                *map(parent_of, self._own_nodes()),
                 *(self._paths.topic_sub(topic) for topic in topics),
                 *(self._paths.owners(self.group, topic) for topic in topics),
             ]
         )
 
+    def _own_nodes(self) -> dict[str, bytes]:
+        return {self._path: format_topics(self.topics), **self._other_nodes}
+
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
         """Create all nodes at once: nobody may see the consumer without its zone or its filter, and take it for one
         with another strategy, or for one without a filter."""
-        missing = list(self._own_nodes)
+        nodes = self._own_nodes()
+        missing = list(nodes)
         for _ in range(2):
-            creations = [create_ephemeral(path, self._own_nodes[path]) for path in missing]
+            creations = [create_ephemeral(path, nodes[path]) for path in missing]
             failure = self._nodes.write_atomically(session_id, creations)
             if failure is not None and not isinstance(failure, NodeExistsError):
                 raise CoordinationError(f"cannot register consumer {self.consumer_id}: {failure!r}") from failure
@@ -279,7 +262,7 @@ class GroupMembership:
         paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
         # The membership goes last: without it others would claim partitions that are still owned. Its zone goes with it
         # or later.
-        self._nodes.delete_owned(session_id, [*paths, *self._own_nodes])
+        self._nodes.delete_owned(session_id, [*paths, *self._own_nodes()])
 
     # --- what the group looks like ----------------------------------------------------------------------------------
 
@@ -295,7 +278,7 @@ class GroupMembership:
         snapshot = self._view.snapshot()
         if self._is_in(snapshot):
             return snapshot
-        self._is_registered = False  # somebody has removed its node; it still owns its partitions
+        self._state.is_registered = False  # somebody has removed its node; it still owns its partitions
         self._presence.again()
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
@@ -323,8 +306,7 @@ class GroupMembership:
     @property
     def held(self) -> frozenset[Partition]:
         """Partitions whose owner node may be ours: claimed, or claimed without an answer."""
-        with self._lock:
-            return frozenset(self._held)
+        return self._state.held
 
     def claim(self, topic: str, partition: str) -> bool:
         """Own `<broker>-<partition>` of `topic`; False while another consumer, or an earlier session of ours, owns it.
@@ -341,14 +323,12 @@ class GroupMembership:
         """
         wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
-        with self._lock:
-            self._held |= set(wanted.values())
+        self._state.hold(wanted.values())
         nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
         mine = {path for path, node in nodes.items() if node and node.owner == session_id}
         mine |= self._create_owners(session_id, [path for path, node in nodes.items() if node is None])
         granted = {each for path, each in wanted.items() if path in mine}
-        with self._lock:
-            self._held -= set(wanted.values()) - granted
+        self._state.drop(set(wanted.values()) - granted)
         self._await_end(wanted.keys() - mine)
         return granted
 
@@ -361,10 +341,7 @@ class GroupMembership:
 
     def _await_end(self, paths: Iterable[str]) -> None:
         """Have on_change called when one of these owner nodes ends. After a reconnection it is called anyway."""
-        with self._lock:
-            added = set(paths) - self._awaited
-            self._awaited |= added
-        for path in added:
+        for path in self._state.await_end(paths):
             answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
             answer.rawlink(partial(self._owner_looked_at, path))
 
@@ -375,8 +352,7 @@ class GroupMembership:
         partitions. Raises SessionLost, CoordinationUnavailable.
         """
         owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
-        with self._lock:
-            self._held |= {each for each in partitions if self._paths.owner(self.group, *each) in owned}
+        self._state.hold(each for each in partitions if self._paths.owner(self.group, *each) in owned)
 
     def release(self, topic: str, partition: str) -> None:
         """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
@@ -386,8 +362,7 @@ class GroupMembership:
         """As release(), pipelined."""
         given_up = list(partitions)
         self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
-        with self._lock:
-            self._held -= set(given_up)
+        self._state.drop(given_up)
 
     def owner(self, topic: str, partition: str) -> str | None:
         """Return the consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
@@ -413,9 +388,9 @@ class GroupMembership:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _expired(self) -> None:
-        with self._lock:
-            if self._joined is not None and not self._session.is_current(self._joined):
-                self._joined, self._held = None, set()
+        joined = self._state.session_id
+        if joined is not None and not self._session.is_current(joined):
+            self._state.session_lost(joined)
         self._notify_later()
 
     def _notify_later(self) -> None:
@@ -437,22 +412,21 @@ class GroupMembership:
             self._awaited_ended(path, tell=True)
 
     def _awaited_ended(self, path: str, tell: bool) -> None:
-        with self._lock:
-            self._awaited.discard(path)
+        self._state.no_longer_awaited(path)
         if tell:
             self._notify_later()
 
     # --- rejoining --------------------------------------------------------------------------------------------------
 
     def _join_again(self) -> None:
-        if self._presence.stopped or self._session.closed or (self._is_registered and self.session_id) or self._is_out:
+        if self._presence.stopped or self._session.closed or not self._state.must_register(self.session_id):
             return
         self._session.ensure_chroot()  # it existed when this joined
         self._register()
         if self._presence.stopped:  # it began before leave(), which did not wait for its end
             self._remove(self.session_id, [])
             return
-        if self._is_out:  # it began before step_out()
+        if self._state.is_out:  # it began before step_out()
             self.step_out()
             return
         owners = [self._paths.owner(self.group, *each) for each in sorted(self.held)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq import Message, Retry, SharedMessage, TopicPartition
-from metaq.client.consumer.retrying import FailedMessages, cause_of
+from metaq.client.consumer.retrying import FailedMessages, by_preference, cause_of
 from metaq.client.records.message import RetriedMessage, ValueMessage, as_original
 from metaq.client.serializers import deserializers
 from metaq.client.shared import tuning
@@ -196,9 +196,20 @@ def test_it_waits_at_the_broker_that_it_came_from_while_that_can_be_sent_to():
     failed = failed_messages(MemorySender(0, 1, 2))
     failure = failed.failure(original(), KeyError(), 1)
     assert {failed.send(original(), failure).partition.broker for _ in range(20)} == {1}
-    assert {failed.send(original(), failure, (1,)).partition.broker for _ in range(50)} == {0, 2}
+    assert failed.send(original(), failure, (1,)).partition.broker != 1
     alone = failed_messages(MemorySender(1))
     assert alone.send(original(), failure, (1,)).partition.broker == 1
+
+
+def test_other_brokers_are_tried_by_chance_and_avoided_ones_last():
+    partitions = [TopicPartition("%RETRY%g", broker, 0) for broker in (0, 1, 2, 3)]
+
+    def brokers(avoided, *chances):
+        return [each.broker for each in by_preference(partitions, 1, avoided, iter(chances).__next__)]
+
+    assert brokers((), 0.3, 0.9, 0.2, 0.1) == [1, 3, 2, 0]
+    assert brokers((), 0.1, 0.9, 0.2, 0.3) == [1, 0, 2, 3]
+    assert brokers((1, 3), 0.2, 0.9, 0.1, 0.0) == [2, 0, 1, 3]
 
 
 def test_a_broker_that_keeps_no_delayed_messages_is_not_sent_any():
