@@ -16,7 +16,7 @@ from metaq.protocol.pulls import TAG_EXPRESSION, is_tag_expression
 from metaq.protocol.where import Where, parse_where
 
 from .cluster_access import open_cluster, tell_absent, zk_timeout
-from .direct_read import read_topic
+from .direct_read import Wanted, read_topic
 from .options import GROUP, PARTITION, POSITION, SECONDS, TOPIC, Parsed, PartitionName, zk_option
 from .output import FORMAT_HELP, compile_format, echo, json_text, message_fields
 from .servers import stop_signal
@@ -100,15 +100,15 @@ def consume(
       metaq consume --topic trades --group audit --count 10 --timeout 30 --json
       metaq consume --topic orders --where "region = 'EU' AND amount > 100"
     """
-    where = _one_filter(filters)
+    wanted = Wanted(topic, start, only, follow, _one_filter(filters))
     output = Output(_json_line if as_json else write, count)
     timer = IdleTimer(timeout)
     left_out: list[str] = []
     if group is None:
-        left_out = _consume_directly(zk, topic, start, only, follow, tags, where, output, timer)
+        left_out = _consume_directly(zk, wanted, tags, output, timer)
     else:
-        _check_group_options(start, only, follow)
-        _consume_in_group(zk, topic, group, start, tags, where, output, timer)
+        _check_group_options(wanted)
+        _consume_in_group(zk, group, wanted, tags, output, timer)
     if timer.expired and output.left:
         raise RequestTimedOut(
             f"only {output.printed:,} of --count={count} messages came before --timeout={timeout:g} s"
@@ -127,17 +127,7 @@ def _one_filter(filters: Sequence[Where]) -> Where | None:
     return filters[0] if filters else None
 
 
-def _consume_directly(
-    zk: str,
-    topic: str,
-    start: Position,
-    only: tuple[PartitionName, ...],
-    follow: bool,
-    tags: tuple[str, ...],
-    where: Where | None,
-    output: Output,
-    timer: IdleTimer,
-) -> list[str]:
+def _consume_directly(zk: str, wanted: Wanted, tags: tuple[str, ...], output: Output, timer: IdleTimer) -> list[str]:
     """Print messages of the chosen partitions. Return a sentence for each broker that could not be read; each was
     already reported."""
     left_out: list[str] = []
@@ -152,9 +142,7 @@ def _consume_directly(
 
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        for message in read_topic(
-            cluster, topic, start, only, follow, may_wait, on_damaged=_warn, on_silent=silent, where=where
-        ):
+        for message in read_topic(cluster, wanted, idle=may_wait, on_damaged=_warn, on_silent=silent):
             if tags and message.tag not in tags:
                 continue
             output.put(message)
@@ -166,29 +154,22 @@ def _consume_directly(
 
 
 def _consume_in_group(
-    zk: str,
-    topic: str,
-    group: str,
-    start: Position,
-    tags: tuple[str, ...],
-    where: Where | None,
-    output: Output,
-    timer: IdleTimer,
+    zk: str, group: str, wanted: Wanted, tags: tuple[str, ...], output: Output, timer: IdleTimer
 ) -> None:
     from metaq import Consumer, ConsumerConfig  # needed only with a group
 
     with open_cluster(zk) as cluster:
-        cluster.choose_partitions(topic)  # raises for a misspelt topic: its group would stay listed
+        cluster.choose_partitions(wanted.topic)  # raises for a misspelt topic: its group would stay listed
         tell_absent(cluster)
     with (
         stop_signal() as stop,
         Consumer(
             zk,
             group=group,
-            topics=[topic],
-            start=start,
+            topics=[wanted.topic],
+            start=wanted.start,
             tags=tags or None,
-            where=None if where is None else where.text,
+            where=None if wanted.where is None else wanted.where.text,
             config=ConsumerConfig(damage="skip", on_damaged=_warn, start_timeout_seconds=zk_timeout()),
         ) as consumer,
     ):
@@ -209,14 +190,14 @@ def _warn(damage: CorruptRecord) -> None:
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 
-def _check_group_options(start: Position, only: tuple[PartitionName, ...], follow: bool) -> None:
-    if isinstance(start, int):
+def _check_group_options(wanted: Wanted) -> None:
+    if isinstance(wanted.start, int):
         raise click.BadParameter(
             "is for one partition, but a group reads all; to move its offsets: metaq groups seek", param_hint="--from"
         )
-    if only:
+    if wanted.only:
         raise click.BadParameter("the group decides who reads which partition: leave it out", param_hint="--partition")
-    if follow:
+    if wanted.follow:
         raise click.BadParameter("a group always goes on after the end: leave it out", param_hint="--follow")
 
 

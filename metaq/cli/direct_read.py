@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import partition_bounds
-from metaq.client.questions.places import OffsetIn, Position, offset_in
+from metaq.client.questions.places import Position, offset_in
 from metaq.client.questions.stored_records import read_chosen
 from metaq.client.records.message import Message
 from metaq.client.records.results import TopicPartition
@@ -22,7 +22,7 @@ from metaq.protocol.where import Where
 from .cluster_access import without
 from .options import PartitionName
 
-__all__ = ["read_topic"]
+__all__ = ["Wanted", "read_topic"]
 
 _T = TypeVar("_T")
 
@@ -31,6 +31,18 @@ IDLE_SECONDS = 0.1
 """Pause in seconds of a following reader after a round over all partitions without new messages."""
 RETRY_SECONDS = 5.0
 """Seconds for which a following reader does not ask a silent broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages of `topic` to read, from `start` on. only: these partitions, default all. follow: continue after
+    the end. where: only messages that match this filter by content."""
+
+    topic: str
+    start: Position
+    only: Sequence[PartitionName] = ()
+    follow: bool = False
+    where: Where | None = None
 
 
 @dataclass(slots=True)
@@ -48,31 +60,24 @@ class _Cursor:
 
 def read_topic(
     cluster: Cluster,
-    topic: str,
-    start: Position,
-    only: Sequence[PartitionName] = (),
-    follow: bool = False,
+    wanted: Wanted,
+    *,
     idle: Callable[[], bool] = lambda: True,
-    sleep: Callable[[float], None] = time.sleep,
     on_damaged: Callable[[CorruptRecord], None] | None = None,
     on_silent: Callable[[str], None] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    where: Where | None = None,
 ) -> Iterator[Message]:
-    """Yield messages of `topic` from `start` on, in order within a partition; partitions take turns of one block.
+    """Yield the wanted messages, in order within a partition; partitions take turns of one block.
 
-    only: these partitions, default all. follow: continue after the end; `idle` is then called whenever there is no new
-    message and says whether to keep waiting. on_damaged: called with damaged bytes; reading continues after them.
-    on_silent: called once, with a sentence about the missing data, for a broker that does not answer, or a partition
-    that an operator has closed. The others are still read, and with `follow` a silent broker is asked again every
-    RETRY_SECONDS. where: only messages that match this filter by content.
+    idle: called whenever there is no new message; says whether to keep waiting. on_damaged: called with damaged bytes;
+    reading continues after them. on_silent: called once, with a sentence about the missing data, for a broker that does
+    not answer, or a partition that an operator has closed. The others are still read, and if the reader follows, it
+    asks a silent broker again every RETRY_SECONDS.
 
     Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or with an unknown end;
     BrokerUnavailable if on_silent would be called but was not given.
     """
-    chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-    reader = _Reader(cluster, offset_in(start, topic, cluster.finder()), chosen, follow, on_silent or _refuse, where)
-    retry_at = clock() + RETRY_SECONDS
+    reader = _Reader(cluster, wanted, on_silent or _refuse)
+    retry_at = time.monotonic() + RETRY_SECONDS
     while reader.cursors:
         progress = False
         for cursor in reader.cursors:
@@ -86,34 +91,27 @@ def read_topic(
                 on_damaged(error)
                 cursor.offset, progress = error.end, True
         reader.leave_what_is_done()
-        if clock() >= retry_at:
+        if time.monotonic() >= retry_at:
             reader.survey.ask_again()
-            retry_at = clock() + RETRY_SECONDS
+            retry_at = time.monotonic() + RETRY_SECONDS
         if not progress and reader.cursors:
             if not idle():
                 return
-            sleep(IDLE_SECONDS)
+            time.sleep(IDLE_SECONDS)
 
 
 class _Reader:
     """The cursors of one read_topic, and the brokers already reported as silent."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        offset_of: OffsetIn,
-        chosen: Sequence[TopicPartition],
-        follow: bool,
-        on_silent: Callable[[str], None],
-        where: Where | None = None,
-    ) -> None:
-        self.survey = cluster.survey()
-        self.cursors = [_Cursor(partition) for partition in chosen]
-        self._offset_of = offset_of
-        self._chosen = chosen
-        self._follow = follow
+    def __init__(self, cluster: Cluster, wanted: Wanted, on_silent: Callable[[str], None]) -> None:
+        topic = wanted.topic
+        self._chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in wanted.only])
+        self._offset_of = offset_in(wanted.start, topic, cluster.finder())
+        self._follow = wanted.follow
+        self._where = wanted.where
         self._on_silent = on_silent
-        self._where = where
+        self.survey = cluster.survey()
+        self.cursors = [_Cursor(partition) for partition in self._chosen]
         self._told: set[int | TopicPartition] = set()
         for cursor in self.cursors:  # the end of each partition is the one that it has now
             self._ask(cursor, partial(self._open, cursor=cursor))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from metaq import Message, Producer, TopicPartition
-from metaq.cli.direct_read import read_topic
+from metaq.cli.direct_read import Wanted, read_topic
 from metaq.client.questions.cluster import Cluster
 from tests.integration.java_peers import require_java
 from tests.kills.journal import read_journal
@@ -57,7 +57,7 @@ class Scene:
     def read(self) -> Log:
         """What the broker serves, from the first offset to the end of each partition."""
         with Cluster(self.chroot) as cluster:
-            messages: list[Message] = list(read_topic(cluster, TOPIC, "earliest"))
+            messages: list[Message] = list(read_topic(cluster, Wanted(TOPIC, "earliest")))
         return {(str(message.partition), message.offset): message.payload for message in messages}
 
     def consume(self, count: int) -> list[bytes]:

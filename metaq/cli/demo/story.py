@@ -19,7 +19,7 @@ from metaq.coordination.embedded import find_java
 from metaq.coordination.servers.free_ports import ready_ports
 from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut
 
-from ..direct_read import read_topic
+from ..direct_read import Wanted, read_topic
 from ..groups import group_partitions
 from ..local_cluster import ClusterPlan, LocalCluster
 from ..options import TopicSpec
@@ -240,4 +240,4 @@ def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report
         raise ClientError(f"the Spark job ended with exit code {code}: {job.last_words()}")
     seconds = time.monotonic() - began
     report.say(f"the job took {seconds:.1f} s, Spark's start included")
-    return BySpark(seconds, delays_in(message.payload for message in read_topic(cluster, DELAYS, "earliest")))
+    return BySpark(seconds, delays_in(message.payload for message in read_topic(cluster, Wanted(DELAYS, "earliest"))))
