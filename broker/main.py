@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from .http.ports import HttpPorts
     from .moving.moves import BrokerMoves
+    from .network.tls import Certificates
     from .partitions.registration import Registration
 
 __all__ = ["run"]
@@ -61,6 +62,7 @@ _SPACE_CHECK_SECONDS = 1.0
 _MEMORY_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
 _HEAP_SECONDS = 10.0
+_CERTIFICATE_SECONDS = 2.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
@@ -142,6 +144,8 @@ class BrokerProcess:
 
     def run(self) -> int:
         """Serve until told to stop. Raises MetaqError if the broker cannot start."""
+        security = self._options.security
+        self._certificates = None if security is None else _certificates(security)
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
         threads = WorkerThreads(
@@ -202,7 +206,7 @@ class BrokerProcess:
         self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
         if self._roles.registers and self._roles.slave_id is None:  # before listening: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
-        self._port = listen(self.broker, self._factory, self._reactor)
+        self._port = listen(self.broker, self._factory, self._reactor, self._certificates)
         self._http = self._open_http(gate)
         self._reactor.callWhenRunning(self._start)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -262,6 +266,8 @@ class BrokerProcess:
             (_SIZE_CHECK_SECONDS, self._apply_size_limits, "the retention by size"),
             (_HEAP_SECONDS, partial(self.broker.in_thread, give_back_spare), "the return of free memory"),
         ]
+        if self._certificates is not None:
+            timers.append((_CERTIFICATE_SECONDS, self._certificates.look, "the look at certificates"))
         timers += [(_MEMORY_SECONDS, each.tick, f"the memory of {each.name}") for each in self.broker.memories]
         self._timers = [repeat(seconds, function, self._reactor, name) for seconds, function, name in timers]
         ensureDeferred(self._register()).addErrback(self._fail)
@@ -472,3 +478,11 @@ def _raise_descriptor_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return 65_536 if hard == resource.RLIM_INFINITY else max(16, hard // 2 - _DESCRIPTORS_FOR_OTHERS)
+
+
+def _certificates(path: str) -> Certificates:
+    """Return the certificates that security.ini names. Raises ConfigError."""
+    from .configuration.security_ini import read_security
+    from .network.tls import Certificates  # imports ssl: only if configured
+
+    return Certificates(read_security(path))

@@ -83,6 +83,7 @@ _NAMES = {
     "client.records.message": ("Message", "Origin"),
     "client.records.results": ("Lag", "SendResult", "TopicPartition"),
     "client.settings.config": ("ConnectionConfig", "ProducerConfig"),
+    "client.settings.tls_config": ("TlsConfig",),
     "client.settings.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "coordination.offsets.offset_store": ("LocalOffsetStore", "OffsetStore"),

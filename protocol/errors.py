@@ -81,6 +81,8 @@ __all__ = [
     "StaleSequence",
     "StoreError",
     "SyncFailed",
+    "TlsFailed",
+    "TlsRequired",
     "TooFewNodes",
     "TopicNotAccepted",
     "TransactionLost",
@@ -583,6 +585,26 @@ class TransactionTooLate(ClientError):
         )
         self.seconds = seconds
         self.limit = limit
+
+
+class TlsFailed(MetaqError):
+    """A connection's TLS handshake or a record of it failed: the connection is of no use."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"TLS with {peer} failed: {reason}")
+        self.reason = reason
+
+
+class TlsRequired(MetaqError):
+    """The broker does not serve connections without TLS from this address."""
+
+    status = Status.FORBIDDEN
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this broker serves no connection without TLS from this address (plain in its security.ini): connect with "
+            "TLS, with the CA of this broker's certificate"
+        )
 
 
 class BrokerUnavailable(ClientError):

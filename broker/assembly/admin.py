@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -16,6 +16,7 @@ from ..configuration.settings import AdminFrom
 from ..partitions.partitions import Partitions
 from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
+from ..runtime.account import numeric_address
 
 __all__ = ["Admin", "HandsOver", "admits"]
 
@@ -35,13 +36,8 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """
     if admin_from == "any":
         return True
-    try:
-        address = ip_address(host)
-    except ValueError:  # no address: the peer's origin is unknown
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback or (listen != "" and address == ip_address(listen))
+    address = numeric_address(host)
+    return address is not None and (address.is_loopback or (listen != "" and address == ip_address(listen)))
 
 
 class Admin:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet import tcp
 from twisted.internet.error import CannotListenError
@@ -19,6 +19,9 @@ from ..network.transport import connection_class
 from ..requests.gate import Gate
 from ..runtime.account import SCAN_SECONDS, account_address
 from .broker import Broker
+
+if TYPE_CHECKING:
+    from ..network.tls import Certificates  # imports ssl: only if configured
 
 __all__ = ["IDLE_SECONDS", "SessionFactory", "listen"]
 
@@ -95,14 +98,16 @@ class SessionFactory(Factory):
             session.abort(f"idle for {IDLE_SECONDS} seconds")
 
 
-def listen(broker: Broker, factory: SessionFactory, reactor: Any) -> tcp.Port:
+def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: Certificates | None = None) -> tcp.Port:
     """Listen on the configured address and port (0: a free one, then in broker.port). Raises ConfigError if that fails.
 
-    reactor: IReactorTime and IReactorFDSet.
+    reactor: IReactorTime and IReactorFDSet. certificates: for connections with TLS; None: all are without.
     """
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)
     port.transport = connection_class()
+    if certificates is not None:
+        port.transport = certificates.connection_class(port.transport, reactor)
     try:
         port.startListening()
     except CannotListenError as error:

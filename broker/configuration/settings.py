@@ -70,6 +70,8 @@ class BrokerOptions:
     half_check_seconds: float = 6.0
     """The time from a half message's arrival to its first check, unless it has a time of its own. Later checks come
     after pauses that begin with this and double up to an hour."""
+    security: str | None = None
+    """The path of security.ini (security_ini.py); None: no TLS."""
     http_names: tuple[str, ...] = ()
     """Host names besides hostName that requests to the HTTP ports may use (http/browsers.py)."""
     half_checks: int = 15

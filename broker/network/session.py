@@ -31,6 +31,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
@@ -184,6 +185,10 @@ class Session(Protocol):
         self._transport.registerProducer(self, True)
         self.host = getattr(self._transport.getPeer(), "host", "?")
         self.address = account_address(self.host)
+
+    def refuse(self, error: MetaqError) -> None:
+        """Refuse every request of this connection with this error."""
+        self._gate = self._gate.refusing(error)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = now = self.seconds()

@@ -7,6 +7,7 @@ connection. `serve` and its companions turn every error into an answer. verbs.py
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
@@ -159,6 +160,13 @@ class Gate:
         """The row that serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
+
+    def refusing(self, error: MetaqError) -> Gate:
+        """Return a gate for a connection whose every request is refused with this error."""
+        refusal = Verb(partial(_refuse, error), nodes=Nodes.ALL)
+        gate = copy.copy(self)
+        gate.admit = lambda request, peer: refusal  # type: ignore[method-assign]
+        return gate
 
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
         """Return the row that serves a request. For a forbidden request it is a row that refuses it at its turn."""

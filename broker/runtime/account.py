@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Protocol
 
 from metaq.protocol.errors import AccountSpent
@@ -36,6 +36,7 @@ __all__ = [
     "Unsent",
     "account_address",
     "address_of",
+    "numeric_address",
 ]
 
 NOBODY = ""
@@ -131,6 +132,16 @@ def account_address(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(IPv6Address(int(address) >> 64 << 64))
+
+
+def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a socket gave, an IPv4 address also if it is mapped into IPv6. None if it is no address:
+    the peer's origin is unknown."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
 def address_of(caller: object) -> str:

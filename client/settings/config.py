@@ -21,6 +21,7 @@ from metaq.protocol.limits import (
 from metaq.protocol.own_topics import REPLY_TOPIC
 
 from ..runtime.durations import as_setting, is_number
+from .tls_config import TlsConfig, profile_tls
 
 __all__ = [
     "BROWSE_BYTES",
@@ -198,9 +199,14 @@ class ConnectionConfig:
     protocol: Protocol = "auto"
     """The wire protocol. "auto": frames, or the commands of metaq 1.x with brokers that know no frames. "text": always
     these commands."""
+    tls: TlsConfig | None = field(default_factory=profile_tls)
+    """TLS to all brokers; None: no TLS. By default as the profile says that METAQ_PROFILE names, and none without
+    it."""
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.tls is not None and not isinstance(self.tls, TlsConfig):
+            raise ConfigError("tls", repr(self.tls), "make it a TlsConfig(ca=…), or None for no TLS")
         if self.protocol not in ("auto", "text"):
             raise ConfigError("protocol", repr(self.protocol), "choose 'auto' or 'text'")
 

@@ -19,6 +19,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.coordination.runtime.interrupts import begin_elsewhere, is_interrupt
@@ -31,6 +32,9 @@ from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
 from ..settings.config import ConnectionConfig
 from .reading_role import HANDLER_FAILED, ReadingRole
 from .wire import TICK, Endpoint, Wire, connect
+
+if TYPE_CHECKING:
+    from .tls_socket import TlsSocket
 
 __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Reply", "open_connection"]
 
@@ -78,7 +82,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         endpoint: Endpoint,
         stream: ClientStream[Exchange],
         config: ConnectionConfig,
@@ -372,10 +376,11 @@ def open_connection(
 ) -> Connection:
     """Connect and agree on the protocol, within `timeout` seconds (at most the connect timeout).
 
-    Raises BrokerUnavailable.
+    Raises BrokerUnavailable, and ConfigError if the files of `config.tls` cannot be used.
     """
     limit = config.connect_timeout_seconds
-    sock, version = connect(endpoint, limit if timeout is None else max(0.001, min(limit, timeout)), clock)
+    seconds = limit if timeout is None else max(0.001, min(limit, timeout))
+    sock, version = connect(endpoint, seconds, clock, config.tls)
     return Connection(
         sock, endpoint, ClientStream(str(endpoint), version, text=config.protocol == "text"), config, clock
     )

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metaq.coordination.runtime.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
 from metaq.coordination.runtime.logs import get_log
@@ -24,6 +24,10 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange
 from ..settings.config import ConnectionConfig
+from ..settings.tls_config import TlsConfig
+
+if TYPE_CHECKING:
+    from .tls_socket import TlsSocket
 
 __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 
@@ -55,7 +59,7 @@ class Wire:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         stream: ClientStream[Exchange],
         config: ConnectionConfig,
         clock: Callable[[], float],
@@ -67,6 +71,7 @@ class Wire:
         self.next_expiry = 0.0
         self._sock = sock
         self._fileno = sock.fileno()
+        self._tls: TlsSocket | None = None if isinstance(sock, socket.socket) else sock
         self._stream = stream
         self._config = config
         self._clock = clock
@@ -138,6 +143,8 @@ class Wire:
         return self._is_readable(0)
 
     def _is_readable(self, seconds: float) -> bool:
+        if self._tls is not None and self._tls.has_more:
+            return True
         poll = select.poll()
         poll.register(self._fileno, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -271,9 +278,13 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
     return f"no connection to {endpoint}: {error}"
 
 
-def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> tuple[socket.socket, str]:
-    """Return a socket to the broker, and the broker's version, within `seconds`. Raises BrokerUnavailable."""
+def connect(
+    endpoint: Endpoint, seconds: float, clock: Callable[[], float], tls: TlsConfig | None = None
+) -> tuple[socket.socket | TlsSocket, str]:
+    """Return a socket to the broker, and the broker's version, within `seconds`. Raises BrokerUnavailable, and
+    ConfigError if the files of `tls` cannot be used."""
     deadline = clock() + seconds
+    context = None if tls is None else tls.context()
     try:
         sock = socket.create_connection(endpoint, timeout=seconds)
     except OSError as error:
@@ -283,10 +294,16 @@ def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> t
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opening, version = Opening(), None
-        sock.sendall(opening.request)
+        asked: socket.socket | TlsSocket = sock
+        if context is not None:
+            from .tls_socket import TlsSocket  # imports ssl: only for a client with TLS
+
+            sock.settimeout(max(0.001, deadline - clock()))
+            asked = TlsSocket(sock, context, endpoint.host, str(endpoint))
+        asked.sendall(opening.request)
         while version is None:
             sock.settimeout(max(0.001, deadline - clock()))
-            version = opening.receive(sock.recv(4096))
+            version = opening.receive(asked.recv(4096))
         # block in the kernel for at most one tick: one system call per receive; a Python timeout needs two
         sock.settimeout(None)
         tick = _TIMEVAL.pack(0, int(TICK * 1e6))
@@ -297,4 +314,4 @@ def connect(endpoint: Endpoint, seconds: float, clock: Callable[[], float]) -> t
         if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
             raise
         raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
-    return sock, version
+    return asked, version

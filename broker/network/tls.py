@@ -1,0 +1,224 @@
+"""TLS on the broker's port: the first byte of a connection says whether it is TLS.
+
+`Certificates` has the context for new connections, and makes a new one when the files change. `SecureConnection` is a
+FastConnection whose bytes pass a TlsStream. Reactor thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from twisted.internet import tcp
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
+
+from metaq.protocol.errors import ConfigError, MetaqError, TlsFailed, TlsRequired
+from metaq.protocol.record import Buffer
+from metaq.protocol.tls import FIRST_BYTE, TlsStream
+
+from .. import tuning
+from ..configuration.security_ini import Plain, Security
+from ..runtime.account import numeric_address
+from ..runtime.few_lines import FewLines
+from .transport import FastConnection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from .session import Session
+
+__all__ = ["HANDSHAKE_SECONDS", "Certificates"]
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+"""Time from a connection's first byte to the end of its handshake; then it is closed."""
+
+
+class Certificates:
+    """The context for new TLS connections. A change of the files counts within one `look`; connections that are open
+    keep theirs."""
+
+    def __init__(self, security: Security) -> None:
+        """Raises ConfigError."""
+        self._security = security
+        self.context: ssl.SSLContext = self._load()
+        self.failure: MetaqError | None = None
+        """Why the files as they are now cannot be used; None if they are in use."""
+        self._seen = self._stamps()
+
+    @property
+    def plain(self) -> Plain:
+        """Where connections without TLS may come from."""
+        return self._security.plain
+
+    def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
+        """Return the transport class of a port with TLS. plain_class: that of a port without. Raises ConfigError if
+        this version of Twisted does not suit FastConnection."""
+        if not issubclass(plain_class, FastConnection):
+            remedy = "TLS needs a version of Twisted that the fast transport was tested with: see the line above"
+            raise ConfigError("--security", self._security.files.option, remedy)
+        refused = FewLines(_log, "TLS connections refused", reactor)
+        return type("SecureConnection", (SecureConnection,), {"certificates": self, "refused": refused})
+
+    def look(self) -> None:
+        """Read the files again if they have changed. Never raises: files that cannot be used are logged."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return
+        self._seen = stamps
+        try:
+            self.context = self._load()
+        except ConfigError as error:
+            self.failure = error
+            _log.error("the former certificate stays in use: %s", error)
+        else:
+            self.failure = None
+            _log.warning("new connections get the certificate %s", self._security.files.certificate)
+
+    def _load(self) -> ssl.SSLContext:
+        return self._security.files.server_context(self._security.client_certificates)
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        files = self._security.files
+        stamps: list[tuple[int, int, int] | None] = []
+        for path in filter(None, (files.certificate, files.key, files.ca)):
+            try:
+                found = os.stat(path)
+                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+
+def may_be_plain(plain: Plain, host: str) -> bool:
+    """Whether a connection without TLS from this numeric address is served."""
+    if plain != "loopback":
+        return plain == "everywhere"
+    address = numeric_address(host)
+    return address is not None and address.is_loopback
+
+
+class SecureConnection(FastConnection):
+    """One accepted connection, with TLS or without."""
+
+    certificates: ClassVar[Certificates]
+    refused: ClassVar[FewLines]
+
+    def __init__(self, sock: socket.socket, *others: Any) -> None:
+        """Twisted's signature."""
+        super().__init__(sock, *others)
+        self._stream: TlsStream | None = None
+        self._is_known = False  # whether it is TLS
+        self._too_slow: Any = None
+
+    def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
+        if not self._is_known:
+            try:
+                first = self.socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return CONNECTION_LOST
+            if not first:
+                return CONNECTION_DONE
+            self._know(first[0] == FIRST_BYTE)
+        return super().doRead()
+
+    def _know(self, is_tls: bool) -> None:
+        self._is_known = True
+        host = cast("Session", self.protocol).host
+        if is_tls:
+            self._stream = TlsStream(self.certificates.context, host, server_side=True)
+            self._too_slow = self.reactor.callLater(HANDSHAKE_SECONDS, self._end_slow)
+        elif not may_be_plain(self.certificates.plain, host):
+            cast("Session", self.protocol).refuse(TlsRequired())
+
+    def _end_slow(self) -> None:
+        self._too_slow = None
+        self._say(f"its handshake took longer than {HANDSHAKE_SECONDS:g} seconds")
+        self.abortConnection()  # type: ignore[no-untyped-call]
+
+    def _say(self, reason: str) -> None:
+        self.refused.info(f"{cast('Session', self.protocol).host}: {reason}")
+
+    def read_once(self) -> ConnectionLost | ConnectionDone | None:
+        stream = self._stream
+        if stream is None:
+            return super().read_once()
+        try:
+            data = self.socket.recv(self._read_bytes)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        if not data:
+            return CONNECTION_DONE
+        self._read_bytes = tuning.LARGE_READ_BYTES if len(data) == self._read_bytes else tuning.SMALL_READ_BYTES
+        try:
+            was_established = stream.established
+            stream.receive(data)
+            plaintext = stream.read()
+        except TlsFailed as error:
+            self._say(error.reason)
+            super().write(stream.take())  # the alert
+            return CONNECTION_LOST
+        if not was_established:
+            super().write(stream.take())
+            if stream.established:
+                self._stop_timer()
+        if plaintext:
+            self._give(plaintext)
+        return CONNECTION_DONE if stream.ended else None
+
+    def _give(self, plaintext: bytes) -> None:
+        left = memoryview(plaintext)
+        while left and self.connected:
+            session = cast("Session", self.protocol)
+            space = session.space if session.large else None
+            if space is None:
+                session.dataReceived(plaintext if len(left) == len(plaintext) else left.tobytes())
+                return
+            count = min(len(space), len(left))
+            since = session.seconds()
+            space[:count] = left[:count]
+            session.received(count, since)
+            left = left[count:]
+
+    def write(self, data: Buffer) -> None:
+        if self._stream is None:
+            super().write(data)
+        else:
+            self._encrypted((data,))
+
+    def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
+        if self._stream is None:
+            super().writeSequence(iovec)
+        else:
+            self._encrypted(iovec)
+
+    def _encrypted(self, buffers: Iterable[Buffer]) -> None:
+        stream = self._stream
+        assert stream is not None
+        if self.connected and stream.established:
+            stream.write(buffers)
+            super().write(stream.take())
+
+    def loseConnection(self) -> None:  # noqa: N802
+        if self._stream is not None and self._stream.established and not self.disconnecting:
+            self._stream.end()
+            super().write(self._stream.take())
+        super().loseConnection()  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        self._stop_timer()
+        super().connectionLost(reason)
+
+    def _stop_timer(self) -> None:
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None

@@ -1,0 +1,75 @@
+"""The TLS settings of a client: given in the program, or in a profile file that METAQ_PROFILE names."""
+
+from __future__ import annotations
+
+import os
+from configparser import ConfigParser, Error
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["PROFILE", "TlsConfig", "profile_tls"]
+
+PROFILE = "METAQ_PROFILE"
+"""The environment variable with the path of the profile file."""
+
+_KEYS = ("ca", "certificate", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS to all brokers; a client that has it never speaks without TLS.
+
+    The broker's certificate must be signed by a CA in the PEM file `ca` and have the host name or address by which the
+    broker is registered. Without `ca`, the system's CAs count. certificate, key: PEM files by which this client shows
+    who it is; both or none.
+    """
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        for name in _KEYS:
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"tls.{name}", repr(value), "name a PEM file by its path")
+        if bool(self.certificate) != bool(self.key):
+            missing = "key" if self.certificate else "certificate"
+            raise ConfigError(f"tls.{missing}", "", "name a PEM file: a certificate and its key go together")
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files and return the context for new connections. Raises ConfigError."""
+        return CertificateFiles(self.ca, self.certificate, self.key).client_context()
+
+
+def profile_tls() -> TlsConfig | None:
+    """Return the TLS settings of the profile that METAQ_PROFILE names; None without that variable. Raises ConfigError.
+
+    Paths in the file are relative to it:
+
+        [tls]
+        ca = ca.pem
+        certificate = client.pem
+        key = client.key
+    """
+    path = os.environ.get(PROFILE)
+    if not path:
+        return None
+    parser = ConfigParser(interpolation=None)
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_file(file)
+        values = dict(parser["tls"])
+    except (OSError, Error, UnicodeDecodeError, KeyError) as error:
+        raise ConfigError(PROFILE, path, f"it is no profile with a section [tls]: {error}") from error
+    if others := values.keys() - set(_KEYS):
+        raise ConfigError(
+            f"{path}: {min(others)}", values[min(others)], f"is not a key of [tls]: use {', '.join(_KEYS)}"
+        )
+    folder = os.path.dirname(os.path.abspath(path))
+    return TlsConfig(**{name: os.path.join(folder, value) for name, value in values.items() if value})

@@ -1,0 +1,89 @@
+"""Certificates in PEM files, and the TLS contexts made of them. `ssl` is imported when the first context is made: a
+program without TLS starts sooner."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metaq.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["CertificateFiles", "check_secret"]
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Paths of PEM files. ca: the certificates that sign those of the other side. certificate, key: of this side, with
+    the certificates between it and the CA behind it in its file; both or none. option: names a path in errors."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    option: str = "tls"
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context for connections to brokers: TLS 1.2 or newer, and the server's certificate must be signed
+        by `ca` (without it: by a CA that the system trusts) and name the host. Raises ConfigError."""
+        import ssl
+
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+        self._trust(context)
+        if self.certificate or self.key:
+            self._present(context)
+        return context
+
+    def server_context(self, client_certificates: str) -> ssl.SSLContext:
+        """Return the context for connections from clients. client_certificates: none, optional or required. Raises
+        ConfigError."""
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        self._present(context)
+        if client_certificates != "none":
+            self._trust(context)
+            required = client_certificates == "required"
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        return context
+
+    def _present(self, context: ssl.SSLContext) -> None:
+        for name, path in (("certificate", self.certificate), ("key", self.key)):
+            if not path:
+                raise ConfigError(f"{self.option}.{name}", "", "name a PEM file: a certificate and its key go together")
+        check_secret(f"{self.option}.key", self.key)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            remedy = f"it is no PEM certificate with the key {self.key}: {error}"
+            raise ConfigError(f"{self.option}.certificate", self.certificate, remedy) from error
+
+    def _trust(self, context: ssl.SSLContext) -> None:
+        if not self.ca:
+            return
+        try:
+            context.load_verify_locations(self.ca)
+        except OSError as error:
+            raise ConfigError(f"{self.option}.ca", self.ca, f"it has no PEM certificates: {error}") from error
+
+
+def check_secret(option: str, path: str) -> None:
+    """Raise ConfigError if a file with a secret cannot be read, or others than its owner may read it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise ConfigError(option, path, f"it cannot be read: {error.strerror}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(option, path, f"others may read this secret: chmod 600 {path}")
+
+
+def _no_password() -> str:
+    """OpenSSL would ask the terminal for the password of an encrypted key."""
+    raise ValueError(
+        "the key is encrypted: metaq reads keys without a password, and checks that only you can read them"
+    )

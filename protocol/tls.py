@@ -1,0 +1,122 @@
+"""TLS without I/O: bytes of a connection in, plaintext out, and the reverse.
+
+Both sides of metaq's connections use it; the standard library's OpenSSL does the work. It reads and writes memory, so
+one thread can hold a connection's socket and another the wait for it, and a broker decides by the first byte of a
+connection whether it is TLS.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+
+from .errors import TlsFailed
+from .record import Buffer
+
+__all__ = ["FIRST_BYTE", "TlsStream"]
+
+FIRST_BYTE = 0x16
+"""The first byte of a TLS connection: a handshake record (RFC 8446, 5.1). No text command and no frame begins so: a
+text command begins with a letter, and a frame with the high byte of a length below 16 MiB, which is 0."""
+
+_READ_BYTES = 16 << 10
+"""The most plaintext of one record."""
+_ALL_BYTES = 1 << 30
+_JOINED_BYTES = 64 << 10
+"""Buffers below this size are encrypted together: a record costs more than a copy."""
+
+
+class TlsStream:
+    """One side of one connection. One thread at a time calls its methods."""
+
+    def __init__(
+        self, context: ssl.SSLContext, peer: str, *, server_side: bool = False, server_hostname: str | None = None
+    ) -> None:
+        """peer: names the other side in errors. server_hostname: the name that the server's certificate must have."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+        self._peer = peer
+        self.established = False
+        """Whether the handshake is over: plaintext may go both ways."""
+        self.ended = False
+        """Whether the other side has said that it sends nothing more."""
+
+    def receive(self, data: Buffer) -> None:
+        """Take bytes from the connection; none: begin or continue the handshake. Raises TlsFailed; `take` then has the
+        alert for the other side."""
+        if data:
+            self._incoming.write(data)
+        if not self.established:
+            self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            raise TlsFailed(self._peer, _reason(error)) from error
+        self.established = True
+
+    def read(self, size: int = _ALL_BYTES) -> bytes:
+        """Return the plaintext that has come, at most `size` bytes; none if no whole record has come, or after the end.
+        A record may complete earlier bytes, so it may be more than the last `receive` brought. Raises TlsFailed."""
+        parts: list[bytes] = []
+        left = size
+        while left > 0 and self.established and not self.ended:
+            try:
+                part = self._tls.read(min(left, _READ_BYTES))
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError as error:
+                if error.reason != "UNEXPECTED_EOF_WHILE_READING" and not isinstance(error, ssl.SSLZeroReturnError):
+                    raise TlsFailed(self._peer, _reason(error)) from error
+                part = b""
+            if not part:
+                self.ended = True
+                break
+            parts.append(part)
+            left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, buffers: Iterable[Buffer]) -> None:
+        """Encrypt plaintext for `take`. Only once `established`."""
+        small: list[Buffer] = []
+        size = 0
+        for data in buffers:
+            if size + len(data) < _JOINED_BYTES:
+                small.append(data)
+                size += len(data)
+                continue
+            self._encrypt(small)
+            small, size = [], 0
+            self._tls.write(data)
+        self._encrypt(small)
+
+    def _encrypt(self, small: list[Buffer]) -> None:
+        data = small[0] if len(small) == 1 else b"".join(small)
+        if len(data):
+            self._tls.write(data)
+
+    def take(self) -> bytes:
+        """Return the bytes for the connection: handshake, records, alerts."""
+        return self._outgoing.read()
+
+    def end(self) -> None:
+        """Say that this side sends nothing more, in `take`."""
+        with suppress(ssl.SSLError):  # the other side has not said so yet, or the handshake is not over
+            self._tls.unwrap()
+
+    @property
+    def certificate(self) -> dict[str, object]:
+        """The other side's verified certificate, as `ssl.SSLSocket.getpeercert` shows it; empty without one."""
+        found: dict[str, object] = dict(self._tls.getpeercert() or {}) if self.established else {}
+        return found
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    return (error.reason or str(error)).lower().replace("_", " ")

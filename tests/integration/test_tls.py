@@ -1,0 +1,170 @@
+"""TLS between real brokers, clients and commands, with the certificates that `metaq security` makes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from metaq import (
+    ConnectionConfig,
+    Consumer,
+    ConsumerConfig,
+    Producer,
+    ProducerConfig,
+    SharedConfig,
+    SharedConsumer,
+    TlsConfig,
+)
+from metaq.client.transport.connection import open_connection
+from metaq.client.transport.wire import Endpoint
+from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.cli_helpers import run
+from tests.integration.client_cluster import leased, read
+from tests.integration.forked_processes import ForkedBroker
+from tests.waiting import DEADLINE, eventually
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Path:
+    """Made by `metaq security`: an authority, the brokers "mq1" and "other", the client "app"."""
+    directory = tmp_path / "pki"
+    for words in (["init", directory], ["broker", directory, "mq1"], ["client", directory, "app"]):
+        assert run("security", *map(str, words)).code == 0
+    return directory
+
+
+def start(tmp_path: Path, chroot: str, pki: Path, **settings: str) -> RunningBroker:
+    """A broker with these settings of [tls] beside those that `metaq security broker` has written."""
+    lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+    path = pki / "mq1" / "changed.ini"
+    path.write_text((pki / "mq1" / "security.ini").read_text() + lines)
+    directory = tmp_path / "broker"
+    directory.mkdir()
+    topics = {"t": "numPartitions=2", "jobs": "numPartitions=1"}
+    ini = server_ini(directory / "data", topics, zookeeper=f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100")
+    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--security", str(path), "-f"))
+
+
+@pytest.fixture
+def broker(tmp_path: Path, chroot: str, pki: Path) -> Iterator[RunningBroker]:
+    with start(tmp_path, chroot, pki, plain="nowhere", clientCertificates="required") as broker:
+        yield broker
+
+
+def app(pki: Path, **files: str) -> ConnectionConfig:
+    return ConnectionConfig(tls=tls(pki, **files))
+
+
+def tls(pki: Path, **files: str) -> TlsConfig:
+    folder = pki / "app"
+    given = {"ca": folder / "ca.pem", "certificate": folder / "client.pem", "key": folder / "client.key"} | files
+    return TlsConfig(**{name: str(path) for name, path in given.items()})
+
+
+def test_producers_consumers_and_commands_work_over_tls_alone(broker, pki, chroot, operator):
+    connection = app(pki)
+    large = os.urandom(4 << 20)
+    with Producer(chroot, config=ProducerConfig(connection=connection)) as producer:
+        producer.send_batch("t", [b"%d" % number for number in range(5000)])
+        futures = [producer.send_async("t", b"a%d" % number + bytes(number)) for number in range(1000)]
+        for future in futures:
+            future.result(DEADLINE)
+        producer.send("t", large)
+        producer.send("jobs", b"job")
+    with Consumer(chroot, group="g", topics=["t"], config=ConsumerConfig(connection=connection)) as consumer:
+        messages = read(consumer, 6001)
+        assert {message.payload for message in messages} >= {large, b"a999" + bytes(999), b"4999"}
+    with SharedConsumer(chroot, group="s", topics=["jobs"], config=SharedConfig(connection=connection)) as shared:
+        assert [message.payload for message in leased(shared, 1)] == [b"job"]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("METAQ_PROFILE", str(pki / "app" / "profile.ini"))
+        ran = operator.ran("consume", "--topic", "jobs", "--from", "earliest", "--count", "1")
+        assert (ran.code, ran.out) == (0, "job\n"), ran.err
+    without = ProducerConfig(delivery_timeout_seconds=1.0)
+    with (
+        Producer(chroot, config=without) as producer,
+        pytest.raises(RequestTimedOut, match="no connection without TLS"),
+    ):
+        producer.send("t", b"plain")
+
+
+def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pki, tmp_path):
+    endpoint = Endpoint("127.0.0.1", broker.port)
+    run("security", "init", str(tmp_path / "others"))
+    run("security", "client", str(tmp_path / "others"), "mallory")
+    others = tmp_path / "others" / "mallory"
+    strange = app(pki, certificate=str(others / "client.pem"), key=str(others / "client.key"))
+    for config, said in (
+        (app(pki, ca=str(others / "ca.pem")), "its certificate is refused"),
+        (app(pki, ca=""), "its certificate is refused"),
+        (app(pki, certificate="", key=""), "certificate required"),
+        (strange, "unknown ca|decrypt error"),
+        (ConnectionConfig(tls=None), "serves no connection without TLS from this address"),
+    ):
+        with pytest.raises(BrokerUnavailable, match=said):
+            open_connection(endpoint, config).close()
+    with pytest.raises(BrokerUnavailable, match="certificate is refused"):
+        open_connection(Endpoint("127.0.0.2", broker.port), app(pki)).close()
+    open_connection(endpoint, app(pki)).close()
+    assert "Traceback" not in broker.errors.read_text()
+
+
+def test_a_new_certificate_counts_without_a_restart(broker, pki):
+    run("security", "broker", str(pki), "renewed")
+    with closing(open_connection(Endpoint("127.0.0.1", broker.port), app(pki))) as before:
+        first = serial(broker, pki)
+        for name in ("broker.key", "broker.pem"):
+            os.replace(pki / "renewed" / name, pki / "mq1" / name)
+        eventually(lambda: serial(broker, pki) != first, what="the new certificate")
+        assert before.failure is None
+    (pki / "mq1" / "broker.pem").write_text("no certificate")
+    eventually(lambda: "the former certificate stays in use" in broker.errors.read_text(), what="the error")
+    assert serial(broker, pki) != first
+
+
+def serial(broker: RunningBroker, pki: Path) -> object:
+    """The serial number of the certificate that a new connection is shown."""
+    context = tls(pki).context()
+    with (
+        socket.create_connection(("127.0.0.1", broker.port)) as sock,
+        context.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
+    ):
+        found = secure.getpeercert()
+        assert found is not None
+        return found["serialNumber"]
+
+
+def test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp_path, chroot, pki):
+    with start(tmp_path, chroot, pki) as broker:  # plain = loopback
+        with broker.connect() as connection:
+            assert connection.ask(b"version 1\r\n").code == 200
+        open_connection(Endpoint("127.0.0.1", broker.port), app(pki)).close()
+    directory = tmp_path / "open"
+    directory.mkdir()
+    words = ("-m", "metaq", "broker", "-f")
+    with (
+        ForkedBroker(directory, server_ini(directory / "data", {"t": ""}), module=words) as broker,
+        pytest.raises(BrokerUnavailable, match=r"during the TLS handshake: is its port plain\?"),
+    ):
+        open_connection(Endpoint("127.0.0.1", broker.port), app(pki)).close()
+
+
+def test_openssl_takes_the_certificates(pki):
+    chain = ["openssl", "verify", "-x509_strict", "-CAfile", str(pki / "ca.pem"), str(pki / "mq1" / "broker.pem")]
+    assert subprocess.run(chain, check=True, capture_output=True, text=True).stdout.endswith("OK\n")
+
+
+def test_tls_1_1_is_refused(broker, pki):
+    context = tls(pki).context()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with socket.create_connection(("127.0.0.1", broker.port)) as sock, pytest.raises(ssl.SSLError):
+        context.wrap_socket(sock, server_hostname="127.0.0.1")

@@ -1,0 +1,150 @@
+"""security.ini, the profile, and the files that they name: each mistake is one clear error."""
+
+import os
+import stat
+
+import pytest
+
+from metaq.broker.configuration.security_ini import read_security
+from metaq.broker.network.tls import Certificates, may_be_plain
+from metaq.cli.authority import make_authority, make_broker, make_client
+from metaq.client.settings.config import ConnectionConfig
+from metaq.client.settings.tls_config import PROFILE, TlsConfig, profile_tls
+from metaq.protocol.errors import ConfigError
+
+
+def ini(pki, text):
+    path = pki / "mq1" / "test.ini"
+    path.write_text(text)
+    return str(path)
+
+
+BOTH = "certificate=broker.pem\nkey=broker.key\n"
+
+
+def test_what_metaq_security_writes_is_read(pki):
+    security = read_security(str(pki / "mq1" / "security.ini"))
+    assert (security.client_certificates, security.plain) == ("optional", "loopback")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tsl]\n", r"test.ini=\[tsl\]: is not a section of this file: use \[tls\]"),
+        (f"[tls]\n{BOTH}certficate=x\n", "certficate=x: is not a key of .tls.; did you mean certificate"),
+        (f"[tls]\n{BOTH}plain=yes\n", "test.ini:4: plain=yes: must be one of: loopback, everywhere, nowhere"),
+        (f"[tls]\n{BOTH}clientCertificates=required\n", "name the CA of the clients' certificates"),
+        ("[tls]\n", "certificate=: name a PEM file"),
+        ("[tls]\ncertificate=broker.pem\n", "key=: name a PEM file"),
+        ("[tls]\ncertificate=broker.pem\nkey=none.key\n", "none.key: it cannot be read: No such file"),
+        ("[tls]\ncertificate=ca.pem\nkey=broker.key\n", "it is no PEM certificate with the key"),
+        (f"[tls]\n{BOTH}ca=broker.key\nclientCertificates=optional\n", "it has no PEM certificates"),
+    ],
+)
+def test_a_mistake_in_security_ini_is_named(pki, text, said):
+    with pytest.raises(ConfigError, match=said):
+        read_security(ini(pki, text))
+
+
+def test_a_key_that_others_may_read_is_refused(pki, tmp_path):
+    key = tmp_path / "broker.key"
+    key.write_bytes((pki / "mq1" / "broker.key").read_bytes())
+    (tmp_path / "broker.pem").write_bytes((pki / "mq1" / "broker.pem").read_bytes())
+    (tmp_path / "s.ini").write_text(f"[tls]\n{BOTH}")
+    key.chmod(0o640)
+    with pytest.raises(ConfigError, match="others may read this secret: chmod 600"):
+        read_security(str(tmp_path / "s.ini"))
+    key.chmod(0o600)
+    read_security(str(tmp_path / "s.ini"))
+
+
+@pytest.mark.parametrize(
+    ("plain", "served"),
+    [("everywhere", "127.0.0.1 ::1 10.0.0.1 ?"), ("loopback", "127.0.0.1 ::1 ::ffff:127.0.0.1"), ("nowhere", "")],
+)
+def test_where_connections_without_tls_are_served(plain, served):
+    hosts = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "?", "fe80::1")
+    found = [host for host in hosts if may_be_plain(plain, host)]
+    assert found == ([*hosts] if plain == "everywhere" else served.split())
+
+
+def test_changed_files_count_and_files_that_cannot_be_used_do_not(pki, tmp_path, caplog):
+    make_authority(tmp_path / "pki")
+    folder = make_broker(tmp_path / "pki", "mq1", []).parent
+    certificates = Certificates(read_security(str(folder / "security.ini")))
+    first = certificates.context
+    certificates.look()
+    assert certificates.context is first
+    renewed = make_broker(tmp_path / "pki", "again", []).parent
+    os.replace(renewed / "broker.pem", folder / "broker.pem")  # its key is still the former one's
+    certificates.look()
+    assert certificates.context is first
+    assert "no PEM certificate with the key" in str(certificates.failure)
+    assert "the former certificate stays in use" in caplog.text
+    os.replace(renewed / "broker.key", folder / "broker.key")
+    certificates.look()
+    assert certificates.context is not first
+    assert certificates.failure is None
+
+
+def test_a_profile_is_the_default_of_every_connection(pki, monkeypatch):
+    assert ConnectionConfig().tls is None
+    folder = pki / "app"
+    monkeypatch.setenv(PROFILE, str(folder / "profile.ini"))
+    expected = TlsConfig(str(folder / "ca.pem"), str(folder / "client.pem"), str(folder / "client.key"))
+    assert ConnectionConfig().tls == profile_tls() == expected
+    assert ConnectionConfig(tls=None).tls is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "it is no profile with a section .tls.: .*No such file"),
+        ("[other]\n", "it is no profile with a section .tls."),
+        ("ca=x\n", "it is no profile with a section .tls."),
+        ("[tls]\npassword=x\n", "password=x: is not a key of .tls.: use ca, certificate, key"),
+        ("[tls]\ncertificate=x\n", "tls.key=: name a PEM file: a certificate and its key go together"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_named(tmp_path, monkeypatch, text, said):
+    path = tmp_path / "profile.ini"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv(PROFILE, str(path))
+    with pytest.raises(ConfigError, match=said):
+        profile_tls()
+
+
+@pytest.mark.parametrize("given", ["ca.pem", True, object()])
+def test_a_setting_that_is_no_tls_config_is_refused(given):
+    with pytest.raises(ConfigError, match=r"make it a TlsConfig\(ca=…\), or None for no TLS"):
+        ConnectionConfig(tls=given)
+
+
+def test_an_authority_never_overwrites_and_its_secrets_are_its_owners(pki):
+    for make in (make_authority, lambda path: make_broker(path, "mq1", []), lambda path: make_client(path, "app")):
+        with pytest.raises(ConfigError, match="nothing is overwritten"):
+            make(pki)
+    secrets = [*pki.rglob("*.key")]
+    assert len(secrets) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (pki, pki / "mq1", pki / "app")} == {0o700}
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "said"),
+    [
+        ("../x", [], "choose a name"),
+        ("", [], "choose a name"),
+        ("ok", ["ü.example"], "--host=ü.example: write an address"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused(pki, name, hosts, said):
+    with pytest.raises(ConfigError, match=said):
+        make_broker(pki, name, hosts)
+    assert not (pki / "ok").exists()
+
+
+def test_a_directory_without_an_authority_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"ca\.key: it cannot be read"):
+        make_client(tmp_path, "app")
