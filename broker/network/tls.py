@@ -46,10 +46,10 @@ class Certificates:
     def __init__(self, security: Security) -> None:
         """Raises ConfigError."""
         self._security = security
+        self._seen = self._stamps()  # before the files are read: a change in between counts at the next look
         self.context: ssl.SSLContext = self._load()
         self.failure: MetaqError | None = None
         """Why the files as they are now cannot be used; None if they are in use."""
-        self._seen = self._stamps()
 
     @property
     def plain(self) -> Plain:
@@ -89,7 +89,7 @@ class Certificates:
         for path in filter(None, (files.certificate, files.key, files.ca)):
             try:
                 found = os.stat(path)
-                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+                stamps.append((found.st_ctime_ns, found.st_size, found.st_ino))
             except OSError:
                 stamps.append(None)
         return stamps

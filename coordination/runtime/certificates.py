@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from metaq.protocol.errors import ConfigError
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = ["CertificateFiles", "check_secret"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,7 @@ class CertificateFiles:
         by `ca` (without it: by a CA that the system trusts) and name the host. Raises ConfigError."""
         import ssl
 
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-        self._trust(context)
+        context = self._trusting(lambda: ssl.create_default_context(cafile=self.ca or None))
         if self.certificate or self.key:
             self._present(context)
         return context
@@ -47,7 +49,7 @@ class CertificateFiles:
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         self._present(context)
         if client_certificates != "none":
-            self._trust(context)
+            self._trusting(lambda: context.load_verify_locations(self.ca))
             required = client_certificates == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         return context
@@ -63,11 +65,9 @@ class CertificateFiles:
             remedy = f"it is no PEM certificate with the key {self.key}: {error}"
             raise ConfigError(f"{self.option}.certificate", self.certificate, remedy) from error
 
-    def _trust(self, context: ssl.SSLContext) -> None:
-        if not self.ca:
-            return
+    def _trusting(self, load: Callable[[], T]) -> T:
         try:
-            context.load_verify_locations(self.ca)
+            return load()
         except OSError as error:
             raise ConfigError(f"{self.option}.ca", self.ca, f"it has no PEM certificates: {error}") from error
 

@@ -81,7 +81,11 @@ def test_changed_files_count_and_files_that_cannot_be_used_do_not(pki, tmp_path,
     assert certificates.context is first
     assert "no PEM certificate with the key" in str(certificates.failure)
     assert "the former certificate stays in use" in caplog.text
+    (renewed / "broker.key").chmod(0o644)
     os.replace(renewed / "broker.key", folder / "broker.key")
+    certificates.look()
+    assert "chmod 600" in str(certificates.failure)
+    (folder / "broker.key").chmod(0o600)
     certificates.look()
     assert certificates.context is not first
     assert certificates.failure is None
@@ -113,6 +117,10 @@ def test_a_mistake_in_a_profile_is_named(tmp_path, monkeypatch, text, said):
     monkeypatch.setenv(PROFILE, str(path))
     with pytest.raises(ConfigError, match=said):
         profile_tls()
+
+
+def test_a_ca_of_its_own_is_the_only_one(pki):
+    assert len(TlsConfig(ca=str(pki / "ca.pem")).context().get_ca_certs()) == 1
 
 
 @pytest.mark.parametrize("given", ["ca.pem", True, object()])
