@@ -51,11 +51,12 @@ class TlsSocket:
             self._sock.sendall(self._stream.take())
             if self._stream.established:
                 return
-            data = self._sock.recv(_RECEIVE_BYTES)
+            try:
+                data = self._sock.recv(_RECEIVE_BYTES)
+            except TimeoutError as error:
+                raise TimeoutError("no answer to the TLS handshake: does this port speak TLS?") from error
             if not data:
-                raise ConnectionResetError(
-                    "the peer closed the connection during the TLS handshake: is its port plain?"
-                )
+                raise ConnectionResetError("it closed the connection in the TLS handshake: does this port speak TLS?")
 
     @property
     def has_more(self) -> bool:

@@ -39,7 +39,7 @@ from ..session.presence import Presence
 from ..session.zk_session import ZkSession
 from ..session.znodes import ATOMIC_WRITES, create_ephemeral, delete, set_data
 from .group_view import GroupSnapshot, GroupView
-from .member_state import MemberState, Partition
+from .membership_state import MembershipState, Partition
 
 __all__ = ["GroupMembership", "GroupSnapshot", "broadcast_group", "new_consumer_id", "remove_group", "remove_offsets"]
 
@@ -83,7 +83,7 @@ class GroupMembership:
         backoff: Backoff | None = None,
     ) -> None:
         self.group = check_zookeeper_group(group)
-        self._state = MemberState(dict.fromkeys(map(check_new_topic, topics)))
+        self._state = MembershipState(dict.fromkeys(map(check_new_topic, topics)))
         if not self.topics:
             raise ConfigError("topics", "", "name at least one topic to subscribe")
         self.consumer_id = f"{group}_{consumer_id}" if consumer_id else new_consumer_id(group)

@@ -19,6 +19,7 @@ from tests.broker_process import RunningBroker
 from tests.integration.background import Repeating
 from tests.integration.earlier_release import ReleasedBroker, unpack
 from tests.integration.set_nodes import SetNodes
+from tests.segment_files import contents
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {
@@ -195,9 +196,21 @@ def test_nodes_of_two_releases_lead_and_follow_each_other_and_open_each_others_f
     assert found.keys() - load.acknowledged - load.unknown <= {each for pair in load.pairs for each in pair}
     assert [pair for pair in load.pairs if (pair[0] in found) != (pair[1] in found)] == []
     assert [body for body, count in member.given.items() if count > 1] == []
-    eventually(lambda: nodes.segments("a") == nodes.segments("b"), what="the same bytes on both nodes")
+    eventually(lambda: files(nodes, "a") == files(nodes, "b"), what="the same bytes on both nodes")
+    assert {path.split("/")[0] for path in files(nodes, "a") if "/0/" in path or "/1/" in path} == {
+        "metaqsequences",
+        "metaqdelayed",
+        "metaqhalves",
+        "metaqshared",
+    }
     logs = [nodes.nodes[name].errors.read_text() for name in "ab"]
     assert [log for log in logs if "Traceback" in log] == []
+
+
+def files(nodes: Nodes, name: str) -> dict[str, bytes]:
+    """Return the segments of all partitions and internal logs of a node by their path in its data directory."""
+    data = nodes.data(name)
+    return nodes.segments(name) | contents(data.glob("metaq*/*/*.meta"), data)
 
 
 def payloads(nodes: Nodes, directory: str = "") -> Counter[bytes]:

@@ -152,7 +152,7 @@ def test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp
     words = ("-m", "metaq", "broker", "-f")
     with (
         ForkedBroker(directory, server_ini(directory / "data", {"t": ""}), module=words) as broker,
-        pytest.raises(BrokerUnavailable, match=r"during the TLS handshake: is its port plain\?"),
+        pytest.raises(BrokerUnavailable, match="does this port speak TLS"),
     ):
         open_connection(Endpoint("127.0.0.1", broker.port), app(pki)).close()
 

@@ -54,7 +54,10 @@ def shown(name: str, value: Any) -> str:
 def page() -> str:
     parts = [HEAD]
     for cls in CLASSES:
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        defaults = {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(cls)
+        }
         parts.append(f"\n## {cls.__name__}\n\n{cls.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n")
         for names, text in settings(cls):
             values = ", ".join(shown(name, defaults[name]) for name in names)

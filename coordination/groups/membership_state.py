@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-__all__ = ["MemberState", "Partition"]
+__all__ = ["MembershipState", "Partition"]
 
 Partition = tuple[str, str]
 """(topic, `<broker>-<partition>`)."""
 
 
-class MemberState:
+class MembershipState:
     """The state of one member. Each call is one step, which any thread may take.
 
     topics: all topics of the member. session_id: the session that has its nodes; None: none has. is_registered: the
