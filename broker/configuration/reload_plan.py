@@ -23,7 +23,7 @@ class ReloadReport:
     removed_topics: tuple[str, ...] = ()
     """Topics that are no longer in the file; they stay registered and accepted until a restart."""
     needs_restart: tuple[str, ...] = ()
-    """Keys of [system], [zookeeper] and [replication] that differ from those at the start."""
+    """Keys of [system], [zookeeper], [replication] and [limits] that differ from those at the start."""
     warnings: tuple[str, ...] = ()
     """Steps that are not done yet, and when they will be done."""
 
@@ -87,11 +87,11 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
-    """Return the keys of [system], [zookeeper] and [replication] that differ between two versions of a server.ini."""
+    """Return the keys that only a restart changes and that differ between two versions of a server.ini."""
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")
-        return [found.get(name, Section()) for name in ("system", "zookeeper", "replication")]
+        return [found.get(name, Section()) for name in ("system", "zookeeper", "replication", "limits")]
 
     keys: set[str] = set()
     for before, after in zip(sections(old), sections(new), strict=True):

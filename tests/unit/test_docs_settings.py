@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from metaq import ConnectionConfig, ConsumerConfig, ProducerConfig, SharedConfig
-from metaq.broker.configuration.server_ini import REPLICATION_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, parse_config
+from metaq.broker.configuration.server_ini import (
+    LIMITS_KEYS,
+    REPLICATION_KEYS,
+    SYSTEM_KEYS,
+    ZOOKEEPER_KEYS,
+    parse_config,
+)
 from metaq.broker.configuration.settings import BrokerConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -69,6 +75,14 @@ def test_the_page_of_settings_is_that_of_the_code() -> None:
     assert (DOCS / "settings.md").read_text() == page()
 
 
+def test_the_client_reads_every_setting() -> None:
+    settings_of_their_own = DOCS.parent / "client" / "settings"
+    files = [path for folder in ("client", "spark_connector", "metaq") for path in (DOCS.parent / folder).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in files if settings_of_their_own not in path.parents)
+    read = set(re.findall(r"\.(\w+)", code))
+    assert [field.name for cls in CLASSES for field in dataclasses.fields(cls) if field.name not in read] == []
+
+
 def sample() -> str:
     return (DOCS / "server.ini").read_text()
 
@@ -85,7 +99,13 @@ def test_the_sample_server_ini_is_read_and_its_comments_are_the_defaults() -> No
 
 
 @pytest.mark.parametrize(
-    ("section", "keys"), [("system", SYSTEM_KEYS), ("zookeeper", ZOOKEEPER_KEYS), ("replication", REPLICATION_KEYS)]
+    ("section", "keys"),
+    [
+        ("system", SYSTEM_KEYS),
+        ("zookeeper", ZOOKEEPER_KEYS),
+        ("replication", REPLICATION_KEYS),
+        ("limits", LIMITS_KEYS),
+    ],
 )
 def test_the_sample_names_every_key_once(section: str, keys: frozenset[str]) -> None:
     text = sample().split(f"[{section}]\n")[1].split("\n[")[0]

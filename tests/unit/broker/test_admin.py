@@ -142,6 +142,8 @@ def test_system_settings_wait_for_a_restart_also_where_topics_inherit_them(harne
     assert peer.ask(put("new", 1)).code == 500
     harness.ini += "; a comment\n"
     assert reload(harness, peer)["needsRestart"] == ["numPartitions", "zk.zkEnable"]
+    harness.ini += "[limits]\nmadeTopics=7\n[replication]\nzone=eu-1\n"
+    assert reload(harness, peer)["needsRestart"] == ["madeTopics", "numPartitions", "zk.zkEnable", "zone"]
 
 
 @pytest.mark.parametrize(
