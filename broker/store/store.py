@@ -48,7 +48,8 @@ AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
 class Append:
     """An input of `Store.append_many`: the arguments of `PartitionLog.append`, and the result.
 
-    [base, end): the byte offsets of the data, empty if it was not appended. error: why it was not, or is not safe.
+    data: whole records when joined; a buffer may have only the header or the body of one. [base, end): the byte offsets
+    of the data, empty if it was not appended. error: why it was not, or is not safe.
     """
 
     __slots__ = ("base", "data", "end", "error", "log", "segment", "units")

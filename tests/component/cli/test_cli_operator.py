@@ -114,6 +114,11 @@ def test_stats_are_a_table_or_json_or_the_lines_themselves(broker, capsys):
     assert ran(capsys, "stats", *at(broker), "--raw", "topics")[1] == "item topics\nbroker_id 0\n"
 
 
+@pytest.mark.parametrize("item", ["delayed", "halves", "a-kind-that-only-the-broker-knows"])
+def test_stats_of_a_kind_of_messages_are_shown(broker, capsys, item):
+    assert ran(capsys, "stats", *at(broker), "--raw", item)[:2] == (0, f"item {item}\nbroker_id 0\n")
+
+
 def test_an_address_without_a_broker_is_told_with_the_way_out(broker, capsys):
     broker.stop()
     exit_code, _, err = ran(capsys, "stats", *at(broker))
