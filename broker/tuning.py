@@ -84,7 +84,7 @@ RUN_VIEW_BYTES = 1 << 10
 """A run's data for a partition are copied if they are smaller: a copy costs less than a view then."""
 
 SEND_PARTS = 128
-"""How many parts of a SEND_MANY are prepared together."""
+"""How many parts of a SEND_MANY are decoded and checked in one step; other requests run between the steps."""
 
 PACKED_SLICE_RECORDS = 2048
 """How many compressed records of a batch are checked before others are served: some 3 ms."""
@@ -337,7 +337,7 @@ PACE_BURST_SECONDS = 0.01
 """How much may be read at once, as time at the rate."""
 
 PACE_MIN_BURST_BYTES = 1 << 20
-"""How much may always be read at once."""
+"""How many bytes may be read at once, however low the rate is."""
 
 # --- memory: `python -m bench`, the broker's memory at `partitions-10240`; `consume` for large answers ----------------
 

@@ -87,7 +87,8 @@ class Opening:
             raise RemoteProtocolError("it closed the connection")
         for answer in self._reader.receive(data):
             if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
-                raise RemoteProtocolError(f"`version` was answered with {answer!r}")
+                told = f"status {answer.code}: {answer.text}" if isinstance(answer, Result) else repr(answer)
+                raise RemoteProtocolError(f"`version` was answered with {told}")
             return answer.text
         return None
 

@@ -156,7 +156,8 @@ MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Largest JSON header of a frame (its length is a u24)."""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""A header above this size may have only few values: one of them is long, such as a list of topics."""
+"""Above this size a header must have few values: it is only legitimate if one of them is long, such as a list of
+topics."""
 
 MAX_HEADER_TEXTS = 256
 """Maximum names and values of such a header; no request has more than fifty."""

@@ -476,7 +476,8 @@ def _next_own(attribute: bytes, start: int) -> int:
 
 
 def own_body(body: Buffer, flag: int) -> Buffer:
-    """Return the body with `own_list`, and no payload, if that is shorter."""
+    """Return the body with only metaq's own properties (`own_list`) and no payload; a short body, or one without
+    properties, as it is."""
     if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
         return body
     return encode_body(b"", flag, own_list(attribute))

@@ -161,9 +161,9 @@ def shortened(cause: str) -> str:
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
     """Return flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
 
-    flag, body: of the original. 0.05 to 5 KB longer than the original: with it at most MAX_RECORD_BODY_BYTES, unless an
-    attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked. If that fails, or
-    the payload would be too large, it stays compressed, and `payload_in` unpacks it.
+    flag, body: of the original. The returned body is 50 bytes to 5 KB longer, and at most MAX_RECORD_BODY_BYTES,
+    unless an attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked. If
+    that fails, or the payload would be too large, it stays compressed, and `payload_in` unpacks it.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin

@@ -178,8 +178,8 @@ class TaskTransactions:
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
         """Prepare a transaction on this broker; try again in a new transaction if the broker was lost or silent.
 
-        A transaction that may be prepared although its answer was lost is never committed, because no list has its
-        name.
+        If an answer was lost, its transaction may be prepared all the same. It is never committed: the batch commits
+        only transactions whose answer has come.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:

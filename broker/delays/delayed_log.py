@@ -161,7 +161,7 @@ class DelayedLog(LogReader):
             yield units
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot that includes records that are not safe yet."""
+        """Return a snapshot of the log up to its end, including records that readers do not see yet."""
         return self.log.segments.snapshot()._replace(visible_end=self.log.end_offset)
 
     def _take(self, units: UnitArray) -> None:
@@ -321,7 +321,7 @@ class DelayedLog(LogReader):
         return offsets
 
     def cancel(self, group: Group) -> None:
-        """Cancel a group, as a mark says."""
+        """Cancel the messages of `group`: a mark that was read in the log says so."""
         self.remove(group.place, group.ids, group.sizes)
         self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
         while len(self.cancelled) > tuning.DELAYED_CANCELLED:

@@ -91,7 +91,8 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Yield the page as JSON: tables as lists of objects and texts as strings, by the title of the part or page."""
+    """Yield the page as one JSON object. Each key is the title of a part, or of the page for a part without a title; a
+    table is a list of objects, and a text is a string."""
     yield "{"
     between = ""
     for part in page.parts:

@@ -85,7 +85,8 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds by the hash in their index units. A partition may have the same hash by chance: the record tells."""
+"""The kinds of mark records by the hash that their index entries have as a tag. A partition may have the same hash by
+chance: the record tells."""
 
 
 # --- those that wait --------------------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ class Certificates:
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
         """Return the transport class of a port with TLS. plain_class: that of a port without. Raises ConfigError if
         this version of Twisted does not suit FastConnection."""
+        security = self._security
+        _log.info(
+            "the port speaks TLS, with the certificate %s; client certificates: %s; connections without TLS: %s",
+            *(security.files.certificate, security.client_certificates, security.plain),
+        )
         if not issubclass(plain_class, FastConnection):
             remedy = "TLS needs a version of Twisted that the fast transport was tested with: see the line above"
             raise ConfigError("--security", self._security.files.option, remedy)
@@ -144,7 +149,7 @@ class SecureConnection(FastConnection):
         self.abortConnection()  # type: ignore[no-untyped-call]
 
     def _say(self, reason: str) -> None:
-        self.refused.info(f"{cast('Session', self.protocol).host}: {reason}")
+        self.refused.info(f"the TLS connection of {cast('Session', self.protocol).host} is refused: {reason}")
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
         stream = self._stream

@@ -188,8 +188,8 @@ class Partitions:
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return `for_put` of each topic and partition; None if this would make more logs than one turn may. Raises as
-        the first refused one."""
+        """Return `for_put` of each topic and partition. None if that would create more new logs than one turn of the
+        reactor may create. Raises as the first refused one."""
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
             found = list(map(self._writable.get, places))
@@ -339,7 +339,7 @@ class Partitions:
             self._writable.pop((topic, partition), None)
 
     def closed(self, topic: str) -> list[int]:
-        """Return the closed partitions of a topic, sorted."""
+        """Return the numbers of the topic's partitions that an operator has closed to new messages, sorted."""
         return sorted(self._closed.get(topic, ()))
 
     def open(self, topic: str) -> None:

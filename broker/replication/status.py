@@ -16,7 +16,7 @@ class CopyState(Enum):
     CONNECTING = "connecting"
     """Not asked for yet on this connection."""
     EMPTY = "empty"
-    """The master has no data of it."""
+    """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
     """Nothing was missing at the last look."""

@@ -71,7 +71,7 @@ class HttpPeer(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Always False: an HTTP client waits for its answer."""
+        """Always False: a request by HTTP is answered whether or not its client has gone."""
         return False
 
 

@@ -445,8 +445,8 @@ class Leader:
         ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
-        """Hold new blocks back for the follower. The caller copies the present data, and then calls the returned
-        function."""
+        """From now on, keep new blocks for the follower. The caller copies the data that is there now, and then calls
+        the returned function, which sends the kept blocks; later ones go out at once."""
         self._flush()
         link.counting = True
         number = self.core.number

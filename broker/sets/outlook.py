@@ -67,7 +67,7 @@ class Outlook:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the in-sync set has only this node's data."""
+        """Whether this node is the only one in sync."""
         state = self.view.state
         return state is not None and list(state.in_sync) == [self.name] and self.is_in_sync
 

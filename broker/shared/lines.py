@@ -14,7 +14,7 @@ __all__ = ["FRONT", "NO_KEY", "Again", "Line", "QueuedMessage"]
 NO_KEY = -1
 
 FRONT = 512
-"""How many entries a line takes out of numpy's arrays at once."""
+"""How many entries a `Line` converts from its numpy arrays to Python objects at once."""
 
 
 class QueuedMessage(NamedTuple):

@@ -53,7 +53,7 @@ class Keeper:
         self._failed = failed
         self._snapshot: Iterator[bytes] | None = None
         self._snapshots = 0
-        """Whether a snapshot was begun and is not finished."""
+        """How many snapshots were begun and are not finished: 0 or 1."""
         self._parts_waiting = 0
         self._tasks: deque[_Task] = deque()
         self._closing = False

@@ -105,7 +105,8 @@ class KeyBuilding:
         self._waiting[log] = None
 
     def tick(self, now: float) -> None:
-        """Continue at monotonic time `now` in seconds. Call this a few times a second."""
+        """Go on building key files, as far as the rate allows. now: monotonic time in seconds. Call this a few times a
+        second."""
         if self._last_tick is not None:
             rate = tuning.KEY_BYTES_PER_SECOND
             self._credit = min(rate, self._credit + (now - self._last_tick) * rate)

@@ -191,7 +191,7 @@ class _SearchedSegment:
 
     @property
     def blocks(self) -> tuple[KeyBlock, ...]:
-        """The blocks of its key file; none if that is missing."""
+        """The blocks of the segment's key file, which lists the messages by key; empty if there is no such file."""
         if self._blocks is None:
             self._blocks = self._read_blocks()
         return self._blocks

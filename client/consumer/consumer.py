@@ -78,8 +78,8 @@ class Consumer(Poller):
 
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
     exception. Only consumed messages are committed. Use one thread at a time; close() may be called from another. A
-    forked process must create its own consumer: there every call raises ClientError, except stop() and close(), which
-    do not affect the parent's consumer.
+    forked process must create its own consumer: in it, every call of the parent's one raises ClientError, except stop()
+    and close(), which do not affect the parent.
     """
 
     def __init__(

@@ -95,7 +95,8 @@ class Action(Enum):
     CLAIM = auto()
     """Reports CLAIMED, FAILED, SESSION_LOST."""
     SETTLE = auto()
-    """Note the success: reset the back-off. Reports CHANGED if something changed meanwhile."""
+    """Note that the rebalance has succeeded: reset the back-off. Reports CHANGED if the members or partitions changed
+    during the rebalance."""
     NOTE_CHANGE = auto()
     """Remember that the plan must be made again."""
     PAUSE = auto()

@@ -76,7 +76,8 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Whether a kept request may still be repeated."""
+        """Whether the request that this queue keeps for a repetition may still be sent again: one of its messages is
+        neither answered nor past its deadline."""
         now = self._clock()
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)

@@ -64,9 +64,13 @@ def profile_tls() -> TlsConfig | None:
     try:
         with open(path, encoding="utf-8") as file:
             parser.read_file(file)
-        values = dict(parser["tls"])
-    except (OSError, Error, UnicodeDecodeError, KeyError) as error:
-        raise ConfigError(PROFILE, path, f"it is no profile with a section [tls]: {error}") from error
+    except OSError as error:
+        raise ConfigError(PROFILE, path, f"the profile cannot be read: {error.strerror}") from error
+    except (Error, UnicodeDecodeError) as error:
+        raise ConfigError(PROFILE, path, f"it is no profile: {error}") from error
+    if not parser.has_section("tls"):
+        raise ConfigError(PROFILE, path, "it is no profile: it has no section [tls]")
+    values = dict(parser["tls"])
     if others := values.keys() - set(_KEYS):
         raise ConfigError(
             f"{path}: {min(others)}", values[min(others)], f"is not a key of [tls]: use {', '.join(_KEYS)}"

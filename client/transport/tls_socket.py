@@ -16,6 +16,7 @@ __all__ = ["TlsSocket"]
 _CHUNK_BYTES = 64 << 10
 """Plaintext that one `send` encrypts."""
 _RECEIVE_BYTES = 256 << 10
+_TORN = "an interrupt has torn the TLS connection"
 
 
 class TlsSocket:
@@ -34,7 +35,7 @@ class TlsSocket:
         self._plaintext = b""
         self._unsent = memoryview(b"")  # records of the chunk that is being sent
         self._chunk = 0  # its plaintext bytes
-        self._torn = False  # an interrupt has left a method between two of its steps
+        self._torn_in = self._torn_out = False  # an interrupt has left `recv` or `send` between two of its steps
         self.fileno = sock.fileno
         self.settimeout, self.gettimeout, self.setsockopt = sock.settimeout, sock.gettimeout, sock.setsockopt
         self.shutdown, self.close = sock.shutdown, sock.close
@@ -66,18 +67,19 @@ class TlsSocket:
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Return up to `size` bytes, b"" at the end. flags: ignored; a caller that waits for all bytes calls again."""
         while not self._plaintext:
-            self._check_whole()
+            if self._torn_in:
+                raise ConnectionAbortedError(_TORN)
             data = self._sock.recv(_RECEIVE_BYTES)
             if not data:
                 return b""
-            self._torn = True
+            self._torn_in = True
             try:
                 with self._lock:
                     self._stream.receive(data)
                     self._plaintext = self._stream.read()
             except TlsFailed as error:
                 raise OSError(error) from error
-            self._torn = False
+            self._torn_in = False
             if self._stream.ended and not self._plaintext:
                 return b""
         if len(self._plaintext) <= size:
@@ -89,15 +91,16 @@ class TlsSocket:
     def send(self, data: Buffer) -> int:
         """Send a first part of the data, and return its length. Raises BlockingIOError if the socket did not take all
         of it: the next call must have the same data, and goes on with it."""
-        self._check_whole()
+        if self._torn_out:
+            raise ConnectionAbortedError(_TORN)
         if not self._unsent:
             chunk = memoryview(data)[:_CHUNK_BYTES]
-            self._torn = True
+            self._torn_out = True
             with self._lock:
                 self._stream.write((chunk,))
                 self._unsent = memoryview(self._stream.take())
             self._chunk = len(chunk)
-            self._torn = False
+            self._torn_out = False
         while self._unsent:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
         return self._chunk
@@ -118,7 +121,3 @@ class TlsSocket:
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
-
-    def _check_whole(self) -> None:
-        if self._torn:
-            raise ConnectionAbortedError("an interrupt has torn the TLS connection")

@@ -83,7 +83,7 @@ class ZooKeeperOffsetStore(OffsetStore):
         return [parse_offset(path, nodes[path].data) if path in nodes else None for path in paths]
 
     def _listed(self, group: str, partitions: Iterable[TopicPartitionName]) -> set[str]:
-        """Return the nodes that the group has for these topics."""
+        """Return the paths of the offset znodes that the group has for the topics of these partitions."""
         topics = list(dict.fromkeys(topic for topic, _ in partitions))
         names = self._nodes.children_many([self._paths.offsets(group, topic) for topic in topics])
         return {

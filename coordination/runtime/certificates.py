@@ -58,6 +58,8 @@ class CertificateFiles:
         for name, path in (("certificate", self.certificate), ("key", self.key)):
             if not path:
                 raise ConfigError(f"{self.option}.{name}", "", "name a PEM file: a certificate and its key go together")
+            if not os.access(path, os.R_OK):
+                raise ConfigError(f"{self.option}.{name}", path, "it cannot be read: name a PEM file of yours")
         check_secret(f"{self.option}.key", self.key)
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_password)

@@ -257,7 +257,8 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
-    """Return `call`, which runs before `command`, with these options listed above those of `command`."""
+    """Return `call`, a wrapper of the click function `command`, as a click function that also has `options`; its help
+    lists them above those of `command`."""
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):
         wrapped = option(wrapped)

@@ -62,7 +62,7 @@ def broker(directory: Path, name: str, hosts: tuple[str, ...]) -> None:
     """
     from .authority import make_broker
 
-    ini = make_broker(directory, name, hosts)
+    ini = make_broker(directory.resolve(), name, hosts)
     echo(f"made {ini}; copy its folder to the broker's machine, then: metaq broker --security {ini} -f SERVER.INI")
 
 
@@ -78,5 +78,5 @@ def client(directory: Path, name: str) -> None:
     """
     from .authority import make_client
 
-    profile = make_client(directory, name)
+    profile = make_client(directory.resolve(), name)
     echo(f"made {profile}; copy its folder to the client's machine, then: export METAQ_PROFILE={profile}")

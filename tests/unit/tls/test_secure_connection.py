@@ -137,4 +137,4 @@ def test_nonsense_behind_the_first_byte_ends_the_connection_with_one_line(pki, c
     scene = Scene(pki)
     scene.peer.sendall(b"\x16" + b"nonsense" * 10)
     assert scene.connection.doRead() is not None
-    assert "127.0.0.1: " in caplog.text
+    assert "the TLS connection of 127.0.0.1 is refused: " in caplog.text
