@@ -44,9 +44,11 @@ def read_security(path: str) -> Security:
     """Read the file, and check that its certificates can be used. Blocks. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            sections = parse_ini(file.read(), path)
+            text = file.read()
     except OSError as error:
         raise ConfigError("--security", path, f"cannot be read: {error.strerror}") from error
+    sections = parse_ini(text, path)
+    _refuse_repeated(text, path)
     if others := sections.keys() - {"tls"}:
         raise ConfigError(path, f"[{min(others)}]", "is not a section of this file: use [tls]")
     section = sections.get("tls", Section())
@@ -71,3 +73,17 @@ def read_security(path: str) -> Security:
     )
     security.files.server_context(asked)
     return security
+
+
+def _refuse_repeated(text: str, path: str) -> None:
+    """Raise ConfigError for a key that stands twice: in server.ini the last one counts, as in 1.x, but here it would
+    open what the first one closes."""
+    seen: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        key, assigned, value = line.partition("=")
+        key = key.strip()
+        if assigned and key[:1] not in ";#" and key in seen:
+            raise ConfigError(
+                f"{path}:{number}: {key}", value.strip(), "stands there a second time: remove one of them"
+            )
+        seen.add(key)

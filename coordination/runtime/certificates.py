@@ -68,6 +68,8 @@ class CertificateFiles:
             raise ConfigError(f"{self.option}.certificate", self.certificate, remedy) from error
 
     def _trusting(self, load: Callable[[], T]) -> T:
+        if self.ca and not os.access(self.ca, os.R_OK):
+            raise ConfigError(f"{self.option}.ca", self.ca, "it cannot be read: name a PEM file of certificates")
         try:
             return load()
         except OSError as error:

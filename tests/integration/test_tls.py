@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -42,10 +43,13 @@ def pki(tmp_path: Path) -> Path:
 
 
 def start(tmp_path: Path, chroot: str, pki: Path, **settings: str) -> RunningBroker:
-    """A broker with these settings of [tls] beside those that `metaq security broker` has written."""
-    lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+    """A broker with these settings of [tls] instead of those that `metaq security broker` has written."""
+    text = (pki / "mq1" / "security.ini").read_text()
+    for name, value in settings.items():
+        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert count == 1
     path = pki / "mq1" / "changed.ini"
-    path.write_text((pki / "mq1" / "security.ini").read_text() + lines)
+    path.write_text(text)
     directory = tmp_path / "broker"
     directory.mkdir()
     topics = {"t": "numPartitions=2", "jobs": "numPartitions=1"}

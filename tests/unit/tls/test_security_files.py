@@ -35,6 +35,8 @@ def test_what_metaq_security_writes_is_read(pki):
         (f"[tls]\n{BOTH}plain=yes\n", "test.ini:4: plain=yes: must be one of: loopback, everywhere, nowhere"),
         (f"[tls]\n{BOTH}clientCertificates=required\n", "name the CA of the clients' certificates"),
         ("[tls]\n", "certificate=: name a PEM file"),
+        (f"[tls]\n{BOTH}plain=nowhere\nplain=everywhere\n", "test.ini:5: plain=everywhere: stands there a second time"),
+        (f"[tls]\n{BOTH}ca=none.pem\nclientCertificates=optional\n", "none.pem: it cannot be read"),
         ("[tls]\ncertificate=broker.pem\n", "key=: name a PEM file"),
         ("[tls]\ncertificate=broker.pem\nkey=none.key\n", "none.key: it cannot be read: name a PEM file of yours"),
         ("[tls]\ncertificate=ca.pem\nkey=broker.key\n", "it is no PEM certificate with the key"),
