@@ -87,10 +87,13 @@ class Opening:
             raise RemoteProtocolError("it closed the connection")
         for answer in self._reader.receive(data):
             if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
-                told = f"status {answer.code}: {answer.text}" if isinstance(answer, Result) else repr(answer)
-                raise RemoteProtocolError(f"`version` was answered with {told}")
+                raise RemoteProtocolError(f"`version` was answered with {_told(answer)}")
             return answer.text
         return None
+
+
+def _told(answer: Answer) -> str:
+    return f"status {answer.code}: {answer.text}" if isinstance(answer, Result) else repr(answer)
 
 
 class ClientStream(Generic[R]):
