@@ -20,7 +20,6 @@ from metaq.protocol.errors import ConfigError, MetaqError, TlsFailed, TlsRequire
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import FIRST_BYTE, TlsStream
 
-from .. import tuning
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
@@ -163,7 +162,7 @@ class SecureConnection(FastConnection):
             return CONNECTION_LOST
         if not data:
             return CONNECTION_DONE
-        self._read_bytes = tuning.LARGE_READ_BYTES if len(data) == self._read_bytes else tuning.SMALL_READ_BYTES
+        self._fit_reads(len(data))
         try:
             was_established = stream.established
             stream.receive(data)
@@ -185,7 +184,7 @@ class SecureConnection(FastConnection):
         while left and self.connected:
             session = cast("Session", self.protocol)
             space = session.space if session.large else None
-            if space is None:
+            if space is None or len(space) == 1:  # without room it is one byte: not byte by byte, they are here already
                 session.dataReceived(plaintext if len(left) == len(plaintext) else left.tobytes())
                 return
             count = min(len(space), len(left))

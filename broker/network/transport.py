@@ -119,9 +119,13 @@ class FastConnection(PlainConnection):
         if space is not None:
             session.received(count, since)
         else:
-            self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
+            self._fit_reads(count)
             session.dataReceived(data)
         return None
+
+    def _fit_reads(self, count: int) -> None:
+        """Choose the size of the next read. count: the bytes of this one."""
+        self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
 
     def write(self, data: Buffer) -> None:
         """Send what the socket takes now, and buffer the rest."""
