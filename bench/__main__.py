@@ -122,11 +122,11 @@ def main(
 ) -> None:
     """Compare metaq with Java metaq 1.4.6.2, Kafka and RocketMQ on this machine. Exit code 1 when a bar is missed.
 
-    With --replicas 2 or --node only ours and Kafka take part, in scenarios named `replicas-…` in the results.
-    Results are written after each scenario. With --merge they are added to those that are there.
+    With --replicas 2 or --node only metaq and Kafka take part, in scenarios named `replicas-…` in the results. The
+    results are written after each scenario. With --merge they are added to the existing results.
     """
     _require_extra()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the children end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the child processes end, too
     plan = Plan(rounds, seconds, warm_up, backlog, latency_seconds)
     wanted = names or tuple(scenario.name for scenario in SCENARIOS)
     scenarios, taking_part = chosen(wanted, [SYSTEMS[key] for key in systems or SYSTEMS], {*replicas}, node)

@@ -1,4 +1,6 @@
-"""Load generator with aiokafka: `python -m bench.aiokafka_worker <bootstrap>`; the loops of loops.py as coroutines."""
+"""Load generator with aiokafka: `python -m bench.aiokafka_worker <bootstrap>`. It runs the measuring loops of loops.py
+as coroutines.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .loops import LATENCY_TIMEOUT_SECONDS, STAMP, Answer, percentiles, rate, se
 
 
 class AioGenerator:
-    """The commands of the load generator, on one event loop that runs during a command."""
+    """The commands of the load generator. They share one event loop, which runs only while a command is executed."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -45,7 +47,7 @@ class AioGenerator:
         self._runner.close()
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """Send by `threads` tasks, each of which waits for each of its sends."""
+        """Send from `threads` concurrent tasks; each task waits for the acknowledgement of each of its sends."""
         return self._runner.run(self._send_blocking(topic, threads, count, bytes(size)))
 
     async def _send_blocking(self, topic: str, tasks: int, count: int, data: bytes) -> Answer:
@@ -60,7 +62,7 @@ class AioGenerator:
         return rate(count, time.perf_counter_ns() - start)
 
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
-        """Send by one task, with at most `window` unanswered sends."""
+        """Send from one task, with at most `window` unanswered sends."""
         return self._runner.run(self._pipeline(self._prompt, topic, window, count, bytes(size)))
 
     def produce(self, topic: str, count: int, size: int) -> Answer:
@@ -72,8 +74,9 @@ class AioGenerator:
         return self._runner.run(self._pipeline(self._prompt, topic, count, count, bytes(size)))
 
     def send_batch(self, topic: str, batch: int, count: int, size: int) -> Answer:
-        """Send all messages as fast as the client accepts them, then wait for all; the client gathers batches
-        itself."""
+        """Send all messages as fast as the client accepts them, then wait for all acknowledgements. The client gathers
+        the batches itself.
+        """
         whole = count // batch * batch
         return self._runner.run(self._pipeline(self._bulk, topic, whole, whole, bytes(size)))
 
@@ -100,8 +103,9 @@ class AioGenerator:
             await consumer.stop()
 
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """Consume `count` messages. The rate is measured from the first messages to the last; joining the group is not
-        measured."""
+        """Consume `count` messages. The rate is measured from the first received messages to the last; joining the
+        group is not measured.
+        """
         return self._runner.run(self._consume(topic, group, count, timeout))
 
     def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
@@ -124,8 +128,9 @@ class AioGenerator:
             return {**rate(seen - first, time.perf_counter_ns() - start), "bytes": size}
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """Measure latencies from the send call to the poll that returns the message; percentiles of the last `count` in
-        ms."""
+        """Measure the latency from the send call to the poll that returns the message. Return percentiles of the last
+        `count` messages, in ms.
+        """
         return self._runner.run(self._latency(topic, group, per_second, warm_up, count, size))
 
     async def _latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
@@ -166,7 +171,7 @@ async def _receive_stamps(consumer: AIOKafkaConsumer, nanoseconds: list[int]) ->
 
 
 def main() -> None:
-    """Answer the lines of standard input until it ends."""
+    """Execute the commands from standard input, one per line, until the input ends."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m bench.aiokafka_worker <bootstrap server>")
     generator = AioGenerator(sys.argv[1])

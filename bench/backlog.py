@@ -1,9 +1,10 @@
-"""Read a backlog that is not in the page cache while producers and hot readers continue: `python -m bench.backlog`, one
-JSON document.
+"""Read a backlog that is not in the page cache while producers and hot readers continue: `python -m bench.backlog`.
+Prints one JSON document.
 
-Alternating phases of `--seconds`: a producer at full speed and a probe of 1,000 messages/s, first alone, then with
-`--readers` groups that read the backlog from its start; in the last phase the probe with the cold readers only. Before
-each phase the backlog is removed from the page cache, so it is cold even if memory is larger than the backlog.
+Phases of `--seconds` alternate. In each, a producer sends at full speed and a probe sends 1,000 messages/s; in every
+second phase, `--readers` consumer groups also read the backlog from its start. In the last phase only the probe and
+these cold readers run. Before each phase the backlog is removed from the page cache, so it is cold even if memory is
+larger than the backlog.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BACKLOG, LOAD, PROBE = "backlog", "load", "probe"
 
 
 def fill(zk: str, gigabytes: float) -> dict[str, Any]:
-    """Send the backlog, and return the figures."""
+    """Send the backlog, and return the number of messages and the seconds taken."""
     payloads = [os.urandom(SIZE)] * BATCH
     count = int(gigabytes * 2**30 / (SIZE + 20) / BATCH) * BATCH
     started = time.perf_counter()
@@ -87,7 +88,7 @@ def read_cold(zk: str, group: str, seconds: float) -> dict[str, Any]:
 
 
 def probe(zk: str, group: str, seconds: float) -> dict[str, Any]:
-    """Measure end-to-end latencies with PROBE_PER_SECOND messages a second."""
+    """Measure end-to-end latencies while sending PROBE_PER_SECOND messages a second."""
     latencies: list[int] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -143,7 +144,9 @@ def work() -> None:
 
 
 class MemoryGroup:
-    """A control group that limits the broker's memory, its page cache included. Needs root; version 1 or 2."""
+    """A Linux control group (cgroup, version 1 or 2) that limits the broker's memory, including its page cache. Needs
+    root.
+    """
 
     def __init__(self, limit: int) -> None:
         version_1 = Path("/sys/fs/cgroup/memory")
@@ -161,7 +164,9 @@ class MemoryGroup:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Return megabytes of a process: the peak of the resident memory, and the present part that belongs to no file."""
+    """Return a process's memory in MiB: the peak of the resident memory, and the present resident memory that is not
+    mapped from a file.
+    """
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         name: int(fields[key].split()[0]) / 1024 for name, key in (("peak_mb", "VmHWM"), ("anonymous_mb", "RssAnon"))
@@ -178,7 +183,7 @@ def cool(data: Path) -> None:
 
 
 class Phases:
-    """Runner of the phases against one broker."""
+    """Runs the phases against one broker."""
 
     def __init__(self, zk: str, data: Path, logs: Path, seconds: float, readers: int) -> None:
         self._zk = zk
@@ -237,7 +242,7 @@ def zookeeper(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def broker(directory: Path, zk: str, limit: int | None, data: Path) -> Iterator[Server]:
-    """Start a broker with asynchronous flush, in a control group if its memory is limited."""
+    """Start a broker with asynchronous flush; if its memory is limited, put it into a control group."""
     port = free_port()
     config = directory / "server.ini"
     config.write_text(server_ini(port, zk, {BACKLOG: PARTITIONS, LOAD: PARTITIONS, PROBE: 1}, {"dataPath": data}))
@@ -253,7 +258,7 @@ def broker(directory: Path, zk: str, limit: int | None, data: Path) -> Iterator[
 
 
 def main() -> None:
-    """Measure, and print the result."""
+    """Run the measurement, and print the result as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the backlog (default 4)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase, after 1 s to warm up (default 10)")

@@ -1,4 +1,6 @@
-"""Bars as data: the figure that a system must reach in a scenario, and whether it did."""
+"""Bars as data. A bar is the figure that a system must reach in a scenario; a verdict says whether the system reached
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,16 @@ MEMORY_PEAK_MB = 400.0
 """Limit in MB for the resident memory of metaq's broker, before the first command and at its peak in any scenario."""
 
 UNITS = {"rate": ("messages/s", 0), "_ms": ("ms", 2), "_mb": ("MB", 0), "_seconds": ("s", 2), "": ("", 2)}
-"""By the end of a figure's name: its unit, and the number of decimals shown."""
+"""The unit and the number of shown decimals for each ending of a figure's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A bar that `who` must reach (`least`) or not exceed (`most`); exactly one of the two is given.
 
-    who: a label of the scenario. of: another label; then the bar is a ratio to its figure in the same round (median of
-    the rounds), otherwise it is the figure itself (median). figure: a key of the generators' answers.
+    who: a label of the scenario. of: another label, or None. With a label, the bar applies to the ratio to that label's
+    figure in the same round (median over the rounds). If it is None, the bar applies to the figure itself (median).
+    figure: a key of the load generators' answers.
     """
 
     who: str
@@ -31,13 +34,13 @@ class Bar:
     figure: str = "rate"
 
     def value(self, measured: Measured) -> float | None:
-        """Return the reached value; None if one side was not measured, so that it is unknown."""
+        """Return the reached value; None if it is unknown because one of the two labels was not measured."""
         if self.of is None:
             return measured.median(self.who, self.figure)
         return measured.ratio(self.who, self.of, self.figure)
 
     def met(self, value: float) -> bool:
-        """Whether a value meets the bar; equality does."""
+        """Return whether a value meets the bar; a value equal to the limit does."""
         return value >= self.least if self.least is not None else value <= (self.most or 0.0)
 
     def text(self) -> str:
@@ -47,7 +50,7 @@ class Bar:
         return f"{what}{'≥' if self.least is not None else '≤'} {limit:,g} {self._of_what()}".rstrip()
 
     def shown(self, value: float) -> str:
-        """Return a value with the number of decimals of its kind."""
+        """Return a value as text, with the number of decimals for this kind of figure."""
         if self.of is not None:
             return f"{value:.2f} × {self.of}"
         unit, decimals = self._unit()
@@ -62,8 +65,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One bar after a run: the system, the requirement, the reached value, and whether it is enough; None: unknown,
-    because the system to which it is relative failed."""
+    """The judgement of one bar after a run: the system, the requirement, the reached value, and whether the value meets
+    the requirement. `met` is None if this is unknown because the system with which it is compared failed.
+    """
 
     scenario: str
     who: str
@@ -73,7 +77,7 @@ class Verdict:
 
 
 def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
-    """Return a verdict for each bar whose two sides were selected. If `who` has no figure the bar is missed."""
+    """Return a verdict for each bar whose systems were both selected. If `who` has no figure, the bar is missed."""
     verdicts = []
     for bar in bars:
         sides = [side for side in (bar.who, bar.of) if side is not None]
@@ -92,7 +96,7 @@ def judge(measured: Measured, bars: tuple[Bar, ...]) -> list[Verdict]:
 
 
 def judge_memory(measured: Measured, broker: str) -> list[Verdict]:
-    """Return the verdicts for the memory of a broker, if it was running."""
+    """Return the verdicts for the memory of a broker; none if the broker was not running."""
     memory = measured.memory.get(broker)
     if memory is None:
         return []

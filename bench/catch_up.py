@@ -1,8 +1,8 @@
-"""Measure how a node that was away copies the missing data while one producer continues: `python -m bench.catch_up`;
-one JSON document.
+"""Measure how a node that was away copies the missing data while one producer continues: `python -m bench.catch_up`.
+Prints one JSON document.
 
-Two nodes, `ack=in-sync` and asynchronous flush. One node is stopped, the other gets `--gigabytes`, and a producer
-starts at full speed. Then the first node comes back.
+The set has two nodes, `ack=in-sync` and asynchronous flush. One node is stopped, the other receives `--gigabytes`, and
+a producer starts at full speed. Then the stopped node comes back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _COPY_SECONDS = 1800.0
 _SETTLED_SECONDS = 2.0
 """Seconds for which the producer continues after the node is in sync; a gap in this time counts."""
 _LIVE_SECONDS = 1.0
-"""Seconds before the end of the copy from which on a gap counts as caused by the change to live replication."""
+"""A gap between acknowledgements counts as caused by the change to live replication if it is later than this many
+seconds before the end of the copy.
+"""
 
 
 def measure_catch_up(
@@ -40,8 +42,9 @@ def measure_catch_up(
 ) -> dict[str, Any]:
     """Measure everything, with processes and data below `directory`. Raises ProcessFailed.
 
-    seconds: the producer's time before the node comes back; size: bytes of a message; partitions: of each topic;
-    window: messages in flight; pause: seconds between filling and producing, for the disk.
+    seconds: how long the producer runs before the node comes back; size: bytes of a message; partitions: number for
+    each topic; window: messages in flight; pause: seconds between filling and producing, so that the disk can finish
+    its writes.
     """
     settings = {"ack": "in-sync", "numPartitions": partitions, **FLUSH[False]}
     topics = {BACKLOG: settings, LOAD: settings}
@@ -92,7 +95,7 @@ def _processor_seconds(nodes: NodeSet) -> list[float]:
 
 
 def _logged(nodes: NodeSet, since: float) -> tuple[float, float]:
-    """Return when node b had copied everything, and when it was in sync, according to the leader."""
+    """Return when node b had copied everything, and when it was in sync, according to the leader's log."""
     lines = nodes.lines("a")
     copied = logged_at(lines, "the follower b has copied everything", since)
     in_sync = logged_at(lines, "b is in sync$", since)

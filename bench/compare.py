@@ -28,16 +28,20 @@ __all__ = ["HIDDEN", "Comparison", "Plan", "stage_topics"]
 
 PROBE = 2_000
 TOUCH_WINDOW = 64
-"""Unanswered messages while partitions are touched. Few, because creating a partition's files takes longer than sending
-a message, and clients have deadlines."""
+"""The most unanswered messages while each partition gets its first message. It is small, because creating a partition's
+files takes longer than sending a message, and clients have deadlines.
+"""
 LEAST_CONSUMED = 100_000
-"""Least messages of a run that consumes: a consumer may get tens of thousands at once, and the time starts with the
-first ones."""
+"""The least number of messages of a run that consumes. A consumer may get tens of thousands at once, and the time is
+measured from the first received messages on.
+"""
 HIDDEN = 2_000
 """Number of messages of a backlog that are not consumed, because the Java broker hides what it has not flushed yet."""
 BACKLOG_BYTES = 1024
 CALL_SECONDS = 300.0
-"""Seconds after which a load generator without an answer is killed: a hanging system must not stop the comparison."""
+"""Seconds after which a load generator that has not answered is killed, so that a hanging system does not stop the
+comparison.
+"""
 
 Log = Callable[[str], None]
 
@@ -46,9 +50,9 @@ Log = Callable[[str], None]
 class Plan:
     """Durations of all measurements.
 
-    rounds: measured rounds of each scenario; seconds: of a measured run; warm_up_seconds: of the unmeasured run before;
-    backlog: number of messages to consume, more than HIDDEN; latency_seconds: of a measured latency run. A third as
-    much is run before it and not counted.
+    rounds: measured rounds of each scenario; seconds: length of a measured run; warm_up_seconds: length of the
+    unmeasured run before it; backlog: number of messages to consume, more than HIDDEN; latency_seconds: length of a
+    measured latency run. A third of latency_seconds is run before each latency run and not counted.
     """
 
     rounds: int = 5
@@ -64,8 +68,9 @@ class Plan:
 
 
 def stage_topics(stage: Stage, scenarios: list[Scenario], plan: Plan) -> dict[str, Topic]:
-    """Return the topics of a stage and of its latency runs. Each latency run has a new topic, so that its first message
-    is also the topic's first."""
+    """Return the topics of a stage and of its latency runs. Each latency run has a new topic, so that the run's first
+    message is also the topic's first message.
+    """
     more = {
         _latency_topic(scenario, label, number): Topic()
         for scenario in scenarios
@@ -77,13 +82,14 @@ def stage_topics(stage: Stage, scenarios: list[Scenario], plan: Plan) -> dict[st
 
 
 class Comparison:
-    """Comparison of scenarios on the running systems of one stage, one after the other."""
+    """Runs scenarios, one after the other, on the running systems of one stage."""
 
     def __init__(
         self, stage: Stage, running: Running, plan: Plan, log: Log, settle: Callable[[], None] = os.sync
     ) -> None:
-        """settle: called before each measured run. By default it syncs all written data to the disk, so that no
-        system's run includes the writes of another."""
+        """settle: called before each measured run. By default it syncs all written data to the disk, so that one
+        system's run does not include the disk writes of another system.
+        """
         self._stage = stage
         self._running = running
         self._plan = plan
@@ -92,7 +98,9 @@ class Comparison:
         self._prepared: set[tuple[str, str]] = set()
 
     def measure(self, scenario: Scenario) -> Measured:
-        """Run one scenario. A system that fails is left out from then on; the failures have the reason."""
+        """Run one scenario. A system that fails is left out from then on, and the reason is added to the result's
+        failures.
+        """
         measured = Measured(scenario.name)
         for broker in self._brokers(scenario):
             for pid in self._running.brokers[broker].pids:
@@ -145,8 +153,9 @@ class Comparison:
             return None
 
     def _warm_up(self, scenario: Scenario, run: Run) -> int:
-        """Run unmeasured, long enough for a JVM to compile its hot paths; return the number of messages of a measured
-        run."""
+        """Run without measuring, long enough for a JVM to compile its hot paths. Return the number of messages for a
+        measured run.
+        """
         label = run.system
         if scenario.has_latency:
             return int(LATENCY_PER_SECOND * self._plan.latency_seconds)
@@ -158,13 +167,16 @@ class Comparison:
         return self._size(scenario, rate)
 
     def _size(self, scenario: Scenario, rate: float) -> int:
-        """Return the number of messages of a run at that rate, a multiple of every batch size unless they are
-        consumed."""
+        """Return the number of messages for a run at that rate. Unless the run consumes, it is a multiple of every
+        batch size.
+        """
         whole = max(1, round(rate * self._plan.seconds / 1000)) * 1000
         return min(max(whole, LEAST_CONSUMED), self._plan.consumed) if scenario.consumes else whole
 
     def _prepare(self, scenario: Scenario, system: System) -> None:
-        """Send, once for each broker, the messages that will be consumed, or a message to every partition."""
+        """Before the first run on a broker, send it the messages that will be consumed, or one message to every
+        partition.
+        """
         topic = "backlog" if scenario.consumes else scenario.touches
         if topic is None or (topic, system.broker) in self._prepared:
             return

@@ -1,8 +1,9 @@
-"""Measure what compressing payloads one by one costs and saves: `python -m bench.compression`. Writes compression.md.
+"""Measure the cost and the saving of compressing each payload separately: `python -m bench.compression`. Writes
+compression.md.
 
 The payloads are events like those of a web service as JSON, alone and as lists, and bytes that cannot be compressed.
-Each is packed as a producer packs it and unpacked as `message.payload` does. Figures are processor time, the best of
-several rounds.
+Each payload is packed as a producer packs it, and unpacked as `message.payload` unpacks it. The figures are processor
+time, the best of several rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def event(rng: random.Random) -> dict[str, object]:
 
 
 def payloads(events: int, seed: int = 1) -> list[bytes]:
-    """Return different payloads of `events` events each, so many that no cache holds their results."""
+    """Return different payloads of `events` events each. There are so many that no cache holds the results of all of
+    them.
+    """
     rng = random.Random(seed)
     if not events:
         return [rng.randbytes(10_000) for _ in range(50)]
@@ -47,7 +50,7 @@ def payloads(events: int, seed: int = 1) -> list[bytes]:
 
 
 def microseconds(action: Callable[[], object], count: int) -> float:
-    """Return the processor time of `action` for one of its `count` items, in µs; the best round."""
+    """Return the processor time in µs that `action` takes for one of its `count` items, in the best round."""
     best = float("inf")
     for _ in range(ROUNDS):
         done, began = 0, time.process_time()

@@ -1,9 +1,9 @@
-"""Measure how much faster the fast ways of decoding records are than the plain ones with the same results: `python -m
+"""Compare the fast functions that decode records with the plain functions that have the same results: `python -m
 bench.decoding`.
 
-One answer of 2 MiB is decoded again and again on one processor: as messages (`decode_sized` and `decode_walking`) and
-as Arrow columns (`decode_columns` and `columns_of`), with sizes from the broker and without, with checksums and
-without. Prints records a second, the best of several rounds in which both ways take turns.
+One broker answer of 2 MiB is decoded repeatedly on one processor: as messages (`decode_sized` and `decode_walking`) and
+as Arrow columns (`decode_columns` and `columns_of`), with and without record sizes from the broker, with and without
+checking checksums. It prints records a second: the best of several rounds in which the two functions take turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Decode = Callable[[Records], object]
 
 
 def answer(size: int, *, mixed: bool, tagged: bool) -> Records:
-    """Return records of `size` bytes, or (mixed) of half to three halves of it; tagged: with one of four tags each."""
+    """Return records with payloads of `size` bytes; mixed: of 0.5 to 1.5 times `size` instead; tagged: each with one of
+    four tags.
+    """
     random = np.random.default_rng(1)
     first_id = message_id(counter_at(1_700_000_000_000), 1)
     records = []
@@ -40,7 +42,7 @@ def answer(size: int, *, mixed: bool, tagged: bool) -> Records:
 
 
 def rates(records: Records, plain: Decode, fast: Decode) -> tuple[float, float]:
-    """Return records a second of both ways."""
+    """Return the records decoded per second by each of the two functions."""
     best = [float("inf")] * 2
     for _ in range(ROUNDS):
         for number, decode in enumerate((plain, fast)):

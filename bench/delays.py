@@ -1,9 +1,9 @@
-"""Measure delayed messages of metaq's broker alone: `python -m bench.delays`; one JSON document. For the comparison
-with RocketMQ: `python -m bench --scenario delayed-pipelined` and similar scenarios.
+"""Measure delayed messages of metaq's broker alone: `python -m bench.delays`. Prints one JSON document. For the
+comparison with RocketMQ use `python -m bench --scenario delayed-pipelined` and similar scenarios.
 
-`rate`: single sends with a delay of an hour, WINDOW of them unanswered, messages a second. `batch`: batches of BATCH.
-`memory`: a broker with many waiting messages, spread over a year, before and after a restart. All with asynchronous
-flush.
+`rate` is the messages a second of single sends with a delay of an hour, at most WINDOW of them unanswered. `batch` is
+the same for batches of BATCH messages. `memory` is the memory of a broker with many waiting messages, spread over a
+year, before and after a restart. All of them use asynchronous flush.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def our_rate(address: str, count: int) -> dict[str, Any]:
 
 
 def our_batches(address: str, count: int) -> dict[str, Any]:
-    """Measure batches, a few of them unanswered."""
+    """Measure sends of batches, with a few unanswered batches at a time."""
     payloads = [bytes(SIZE)] * BATCH
     with producer_of(address) as producer:
         begun = time.perf_counter()
@@ -138,8 +138,9 @@ def _resident_mb(pid: int, field: str = "VmRSS") -> float:
 
 
 def _fill(address: str, count: int) -> None:
-    """Send messages, each with a time of its own anywhere in the year. The frames are made here, because that costs
-    least."""
+    """Send messages, each due at a random time within the year. The frames are built here without a producer, because
+    this costs least.
+    """
     host, _, port = address.rpartition(":")
     connection = open_connection(Endpoint(host, int(port)), ConnectionConfig())
     rng, payload = random.Random(1), bytes(SIZE)

@@ -1,4 +1,4 @@
-"""Describe the machine and the versions that are printed with figures."""
+"""Describe the machine and the versions of the programs; results are printed with this description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARIES = (
 
 
 def environment() -> dict[str, str]:
-    """Return the machine and the versions, as printed with the figures."""
+    """Return the description of the machine and the versions that is printed with the results."""
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -49,4 +49,4 @@ def _processor() -> str:
 
 def _java() -> str:
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
-    return said.split('"')[1]  # java may print first which options it has found
+    return said.split('"')[1]  # java may first print a line about options that it has picked up

@@ -1,9 +1,10 @@
-"""Measure how long a producer gets no acknowledgement when the leader ends: `python -m bench.failover`; one JSON
+"""Measure how long a producer gets no acknowledgement when the leader ends: `python -m bench.failover`. Prints one JSON
 document.
 
-Each round ends the leader in one way under a pipelined producer, waits until all nodes are in sync again, and
-continues. The nodes' logs tell the parts of that time: detection (from the last acknowledgement until a node becomes a
-candidate), election (until that node leads) and first acknowledgement (until the producer has one).
+Each round ends the leader while a producer sends pipelined messages, and then waits until all nodes are in sync again.
+The time without an acknowledgement has three parts, which are taken from the nodes' logs: detection (from the last
+acknowledgement until a node becomes a candidate), election (until that node leads) and first acknowledgement (until the
+producer has one).
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. begun: when the leader was ended; ended: when the producer had continued; successor: the node that
-    then leads; load: the machine's load average of the last minute."""
+    """One round. begun: when the leader was ended; ended: when the producer was sending again; successor: the node that
+    led then; load: the machine's load average of the last minute.
+    """
 
     begun: float
     ended: float
@@ -63,7 +65,7 @@ def measure_failovers(
     explain_above: float = float("inf"),
 ) -> dict[str, Any]:
     """Measure everything, with processes and data below `directory`. Raises ProcessFailed. how: one of HOWS.
-    explain_above: in ms; for longer gaps the nodes' log lines are printed."""
+    explain_above: for gaps longer than this many ms, the nodes' log lines are printed."""
     names = "abc"[:nodes]
     settings = {"ack": "disk" if synchronous else "in-sync", "numPartitions": partitions, **FLUSH[synchronous]}
     with (
@@ -84,7 +86,7 @@ def measure_failovers(
 
 
 def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> Round:
-    """Run one round: the leader ends, another node leads, all nodes are in sync again."""
+    """Run one round: end the leader, wait until another node leads, then wait until all nodes are in sync again."""
     leader = nodes.leader
     process = nodes.nodes[leader]
     begun = time.monotonic()
@@ -110,7 +112,7 @@ def _fail_over(nodes: NodeSet, how: str, names: Sequence[str], connect: str) -> 
 
 
 def hand_over(connect: str) -> None:
-    """Hand over as an operator does. Raises RuntimeError."""
+    """Hand over the leadership by the command that operators use. Raises RuntimeError."""
     done = subprocess.run(
         [*METAQ, "brokers", "hand-over", "0", "--zk", connect], capture_output=True, text=True, check=False
     )
@@ -162,8 +164,9 @@ def _result(
 
 
 def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
-    """Return the parts in seconds. If the election since `begun` is not within the gap, return only the gap (the
-    longest gap had another cause)."""
+    """Return the gap and its parts in seconds. If the election since `begun` is not within the gap, the longest gap had
+    another cause; then return only the gap.
+    """
     stands = logged_at(lines, "stands for election", begun)
     leads = None if stands is None else logged_at(lines, "leads epoch", stands)
     if stands is None or leads is None or not gap.begin <= leads <= gap.end:
@@ -178,8 +181,9 @@ def _parts(gap: Gap, begun: float, lines: Sequence[str]) -> dict[str, float]:
 
 
 def _explain(number: int, done: Round, gap: Gap, parts: Mapping[str, float], logs: Mapping[str, Sequence[str]]) -> None:
-    """Print what the nodes logged from the order to end the leader until the end of the gap, in order, with
-    milliseconds since the last acknowledgement."""
+    """Print, in order of time, the lines that the nodes logged between the end of the leader and the end of the gap.
+    Each line has its milliseconds since the last acknowledgement.
+    """
     made_of = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in parts.items())
     click.echo(
         f"round {number}, load {done.load:.1f}: {made_of}; told {(done.begun - gap.begin) * 1e3:.0f} ms", err=True
@@ -195,7 +199,9 @@ def _explain(number: int, done: Round, gap: Gap, parts: Mapping[str, float], log
 
 
 def distribution(seconds: Sequence[float]) -> dict[str, float]:
-    """Return milliseconds: p50, p99 (the maximum of fewer than 100 values), max; empty without values."""
+    """Return p50, p99 (for fewer than 100 values: the maximum) and max in milliseconds; an empty dict if there are no
+    values.
+    """
     if not seconds:
         return {}
     ordered = sorted(seconds)

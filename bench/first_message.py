@@ -1,9 +1,10 @@
 """Measure the time from an empty virtual environment to the first message: `python -m bench.first_message`. Writes
 first_message.md.
 
-Each system runs by itself, in turns, each time in an empty directory with empty caches. Measured are the downloads of
-pip and Maven, the server from its command until it serves, and one user program that sends a message and receives it.
-Python and Java are installed before. Figures are wall time: a new user waits for it, and the network is part of it.
+The systems run one at a time, in turns, each time in an empty directory with empty caches. The measurement covers the
+downloads of pip and Maven, the server from its start command until it serves, and one user program that sends a message
+and receives it. Python and Java are already installed. The figures are wall time including the network, because this is
+how long a new user waits.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ KAFKA_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 @dataclass
 class Run:
-    """One system, from an empty directory on. seconds: by step, in order."""
+    """One run of a system, which begins with an empty directory. seconds: the time of each step, in order."""
 
     directory: Path
     seconds: dict[str, float] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Run:
         return str(self.directory / "venv" / "bin" / name)
 
     def timed(self, step: str, command: Sequence[str], cwd: Path | None = None) -> str:
-        """Run a command, note its time, and return its output. Raises CalledProcessError."""
+        """Run a command, record its wall time, and return its output. Raises CalledProcessError."""
         began = time.monotonic()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=cwd)
         self.seconds[step] = time.monotonic() - began
@@ -121,7 +122,9 @@ class Run:
         assert shown == "b'hello'\n", shown
 
     def weigh(self) -> None:
-        """Note the size of Maven's downloads, and of what is installed without .pyc, while the directory exists."""
+        """Record the size of Maven's downloads and of the installed files without .pyc files. Must be called while the
+        directory exists.
+        """
         self.downloaded_bytes += _size(self.maven)
         self.installed_bytes = _size(self.directory / "venv") - self._empty_venv + _size(self.server_files)
 

@@ -1,9 +1,9 @@
 """Measure the time and the ZooKeeper requests until a large group has assigned its partitions: `python -m
 bench.groups`.
 
-Members are the real ones, with a ZooKeeper session each, in a few processes; only the fetching from brokers is left
-out. The server itself counts the requests (`packets_received`), so proofs of sessions and the observer's few requests
-are included.
+The members are real group members in a few processes, each with its own ZooKeeper session; they only do not fetch from
+brokers. The ZooKeeper server itself counts the requests (`packets_received`), so the members' regular checks of their
+sessions and the observer's few requests are included.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class _Member:
 
 
 def _serve(connect: str, topics: list[str], count: int) -> None:
-    """Execute commands, one per line: `join`, `leave <consumer id>`; each gets an answer. Ends with the input."""
+    """Execute commands from standard input, one per line: `join` or `leave <consumer id>`. Answer each of them; return
+    when the input ends.
+    """
     timers = Timers("timers")
     members: dict[str, _Member] = {}
     before = threading.active_count()
@@ -151,8 +153,9 @@ class _Observer:
         return all(self._view.owners(GROUP, topic) == wanted[topic] for topic in self._topics)
 
     def wanted(self, consumers: list[str]) -> dict[str, dict[str, str]]:
-        """Return the assignment of each member, computed once for each membership: 400 assignments take 0.1 s of a
-        processor that the members need."""
+        """Return by topic and partition the consumer that should own it. The result is computed once for each list of
+        consumers, because 400 assignments take 0.1 s of a processor that the members need.
+        """
         if self._wanted_of[0] != consumers:
             owners = {
                 topic: {
@@ -171,7 +174,9 @@ class _Observer:
 
 
 def _measure(observer: _Observer, members: int, act: Callable[[], None]) -> dict[str, float]:
-    """Return seconds and requests from `act` until the group is as it should be, and stays so."""
+    """Return the seconds and requests from the call of `act` until each partition has its right owner. Check afterwards
+    that the group stays so.
+    """
     before, began = observer.requests(), time.monotonic()
     act()
     while not observer.is_settled(members):
@@ -186,8 +191,9 @@ def _measure(observer: _Observer, members: int, act: Callable[[], None]) -> dict
 
 
 def measure_group(members: int, topics: int = 4, partitions: int = 100, processes: int = 2) -> dict[str, Any]:
-    """Return seconds and requests until `members` that join together have settled, and until they have settled after
-    one has left."""
+    """Measure a group of `members` that all join at once. Return the seconds and requests until its assignment is
+    complete, and the same after one member has left.
+    """
     names = [f"topic-{number}" for number in range(topics)]
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,4 +1,5 @@
-"""Run the real Java metaq 1.4.6.2 as a peer: its broker and its client, each in a process of its own.
+"""Run the original Java metaq 1.4.6.2 for tests and comparisons: its broker and its client, each in a process of its
+own.
 
 Maven builds tests/java once (jars from the central repository); both programs then run straight from its class path.
 """
@@ -17,12 +18,13 @@ from .server_ini import Topics, server_ini
 __all__ = ["CUT_OFF_SECONDS", "JavaBroker", "JavaClient", "JavaUnavailable", "broker_command", "class_path"]
 
 CUT_OFF_SECONDS = 20.0
-"""Seconds without a connection after which the client has closed its connections permanently (docs/migrating.md); start
-it again."""
+"""Seconds without a connection after which the client has closed its connections permanently (docs/migrating.md). After
+that it must be started again.
+"""
 
 PROJECT = Path(__file__).resolve().parents[1] / "tests" / "java"
 
-# metaq's network and serialization code uses internals of the class library, which Java 9 closed
+# Java metaq's network and serialization code uses internals of the class library that Java 9 closed
 JAVA_OPTIONS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.io", "java.lang", "java.net", "java.nio", "java.util", "jdk.internal.ref", "sun.nio.ch")
@@ -30,28 +32,31 @@ JAVA_OPTIONS = tuple(
 
 
 def class_path() -> str:
-    """Return the class path of the peers; build it first if sources are newer. Raises JavaUnavailable."""
+    """Return the class path of the peers. Build the peers first if their sources are newer. Raises JavaUnavailable."""
     build(PROJECT, "the Java metaq peer")
     return java_class_path(PROJECT)
 
 
 def _java(main: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
-    """Return the command line of a Java program. home: directory for files that belong into the user's home
-    directory."""
+    """Return the command line of a Java program. home: the directory that the program uses as the user's home
+    directory.
+    """
     options = (f"-Duser.home={home}", *options)
     return ["java", *JAVA_OPTIONS, *options, "-cp", class_path(), f"metaq.peer.{main}", *arguments]
 
 
 def broker_command(config: Path, home: Path) -> list[str]:
-    """Return the command line of a Java broker, which needs two directories above its server.ini. home: see _java."""
+    """Return the command line of a Java broker. Its server.ini must be at least two directories deep. home: see
+    _java.
+    """
     return _java("BrokerMain", str(config), home=home)
 
 
 class JavaBroker(Server):
     """A running Java broker, registered in ZooKeeper when the constructor returns.
 
-    directory: gets the configuration, the log and, unless `system` names another dataPath, the data; zk_connect: with a
-    chroot that exists; topics: as server_ini takes them; system: more keys of server.ini's [system].
+    directory: gets the configuration, the log and, unless `system` names another dataPath, the data; zk_connect:
+    connect string whose chroot exists; topics: as for server_ini; system: more keys of server.ini's [system].
     """
 
     def __init__(
@@ -72,11 +77,11 @@ class JavaBroker(Server):
 
 
 class JavaClient(Worker):
-    """A running Java client at a ZooKeeper connect string. Its commands are those of metaq.peer.Peer and of the classes
-    that Peer lists.
+    """A running Java client that is connected to ZooKeeper. Its commands are the commands of metaq.peer.Peer and of the
+    classes that Peer lists.
 
-    Its local offsets, recover stores and ordered producer's messages go to the log's directory. session_seconds: its
-    zk.zkSessionTimeoutMs.
+    It stores its local offsets, its recover stores and its ordered producer's messages in the log's directory.
+    session_seconds: its zk.zkSessionTimeoutMs, in seconds.
     """
 
     def __init__(self, zk_connect: str, log: Path, session_seconds: float = 6.0) -> None:
@@ -85,18 +90,19 @@ class JavaClient(Worker):
         super().__init__(self._command, log, log.parent)
 
     def restart(self) -> None:
-        """End the process and start it again, without its groups. Each process has a log of its own."""
+        """End the process and start a new one, which has not joined any group. Each process has its own log."""
         self.close()
         super().__init__(self._command, self.log.with_suffix(".again.log"), self.log.parent)
 
     def put(self, topic: str, data: bytes, attribute: str | None = None) -> dict[str, Any]:
-        """Send one message; return its `id`, `partition` ("broker-partition") and `offset`. The attribute must not have
-        a blank."""
+        """Send one message; return its `id`, `partition` ("broker-partition") and `offset`. The attribute must not
+        contain a blank.
+        """
         words = (base64.b64encode(data).decode(), *(() if attribute is None else (attribute,)))
         return self.call("put", topic, *words)
 
     def join(self, topic: str, group: str) -> None:
-        """Become a member of the group until leave(); messages are kept for received()."""
+        """Become a member of the group until leave(). Received messages are kept until received() returns them."""
         self.call("join", topic, group)
 
     def received(self, group: str) -> list[dict[str, Any]]:
@@ -108,7 +114,9 @@ class JavaClient(Worker):
         return int(self.call("connections", url)["connections"])
 
     def leave(self, group: str) -> list[dict[str, Any]]:
-        """Commit, release and leave the group; return the messages since the last received()."""
+        """Commit the offsets, release the partitions and leave the group. Return the messages since the last
+        received().
+        """
         return [_decoded(message) for message in self.call("leave", group)["messages"]]
 
 

@@ -1,7 +1,7 @@
 """Load generators in Python for Kafka: `python -m bench.kafka_workers kafka-python|confluent-kafka <bootstrap>`.
 
-Settings are the clients' defaults, with two exceptions: single sends do not linger, and a bulk producer's batches are
-as large as the benchmark's (Kafka's default for them is 16 KiB).
+The clients have their default settings, with two exceptions: single sends do not linger, and the batches of the
+producer for bulk sends are as large as the benchmark's batches (Kafka's default is 16 KiB).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ BULK_LINGER_MS = 5  # the Java client's default since Kafka 4.0
 POLL_MESSAGES = 1000
 POLL_SECONDS = 0.1
 JOIN_POLL_SECONDS = 1.0
-"""Timeout in seconds of polls during the join of a group: kafka-python ends a poll in time even then, and begins the
-join anew with the next poll."""
+"""Timeout of a poll in seconds. It must be long enough for joining a group: kafka-python ends a poll at its timeout
+even while it joins, and the next poll begins the join anew.
+"""
 CONFLUENT_QUEUE = 100_000
-"""Most messages that confluent-kafka's producer holds by default."""
+"""The most messages that confluent-kafka's producer queues by default."""
 
 
 class KafkaPython:
-    """kafka-python as a Client of the loops."""
+    """Adapter that makes kafka-python a Client of the measuring loops."""
 
     def __init__(self, bootstrap: str) -> None:
         from kafka import KafkaProducer  # each client is only imported where it is measured
@@ -47,11 +48,13 @@ class KafkaPython:
         return _KafkaFuture(self._prompt.send(topic, data))
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """Raise NotImplementedError: its futures have call-backs, but a send cannot do without the future."""
+        """Raise NotImplementedError: kafka-python's futures have call-backs, but it cannot send without making a
+        future.
+        """
         raise NotImplementedError("the client has no call-back of a send")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Send all messages, then wait for them; the client gathers batches itself."""
+        """Send all messages, then wait for their acknowledgements. The client gathers the batches itself."""
         sent = [self._bulk.send(topic, data) for _ in range(batches) for data in payloads]
         self._bulk.flush()
         for future in sent:
@@ -84,7 +87,7 @@ class KafkaPython:
 
 
 class _KafkaFuture:
-    """kafka-python's future with the method names of concurrent.futures."""
+    """Wrapper of kafka-python's future with the method names of concurrent.futures."""
 
     __slots__ = ("result",)
 
@@ -93,7 +96,9 @@ class _KafkaFuture:
 
 
 class ConfluentKafka:
-    """confluent-kafka as a Client of the loops; a thread of its own calls the acknowledgements' callbacks."""
+    """Adapter that makes confluent-kafka a Client of the measuring loops. A separate thread calls the callbacks of
+    acknowledgements.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         from confluent_kafka import Producer
@@ -121,7 +126,7 @@ class ConfluentKafka:
         return future
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """Send in the loop of the client's documentation, with the default settings."""
+        """Send in the loop that the client's documentation shows, with the default settings."""
         reported, failed = 0, []
 
         def report(error: Any, _: Any) -> None:
@@ -144,8 +149,9 @@ class ConfluentKafka:
             raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Send all messages as fast as the client's queue accepts them, then wait for them; the client gathers batches
-        itself."""
+        """Send all messages as fast as the client's queue accepts them, then wait for their acknowledgements. The
+        client gathers the batches itself.
+        """
         failed: list[Any] = []
 
         def delivered(error: Any, _message: Any) -> None:
@@ -202,7 +208,7 @@ class ConfluentKafka:
 
 
 class ConfluentKafkaBatch(ConfluentKafka):
-    """confluent-kafka with its call for bulk, which supports no headers and is less known."""
+    """confluent-kafka with its `produce_batch`, which supports no headers and is less well known."""
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
         failed: list[Any] = []
@@ -247,7 +253,7 @@ CLIENTS: dict[str, Callable[[str], Client]] = {
 
 
 def main() -> None:
-    """Answer the lines of standard input until it ends."""
+    """Execute the commands from standard input, one per line, until the input ends."""
     if len(sys.argv) != 3 or sys.argv[1] not in CLIENTS:
         sys.exit(f"usage: python -m bench.kafka_workers {'|'.join(CLIENTS)} <bootstrap server>")
     with closing(CLIENTS[sys.argv[1]](sys.argv[2])) as client:

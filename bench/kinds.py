@@ -1,7 +1,7 @@
-"""Commands of metaq's load generator for kinds of messages: delayed, transactional, shared; similar to
-loops.Generator's.
+"""Commands of metaq's load generator for delayed, transactional and shared messages. They are similar to those of
+loops.Generator.
 
-RocketPeer has the same commands. Sizes are bytes of a message's data, delays seconds.
+RocketPeer has the same commands. Sizes are bytes of a message's data; delays are seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ __all__ = ["PRODUCER_GROUP", "Kinds"]
 
 PRODUCER_GROUP = "bench-transactions"
 SHORTEST_MS, LONGEST_MS = 1000, 4000
-"""Range of the delays, in ms, of the messages of `lateness`; RocketMQ's clock ticks once a second."""
+"""Range of the delays of the messages of `lateness`, in ms. RocketMQ's clock for delayed messages ticks once a
+second.
+"""
 BATCH = 500
 _COUNT_SECONDS = 0.02
 _SETTLE_SECONDS = 1.0
@@ -60,7 +62,7 @@ def _check_committed(result: TransactionResult) -> None:
 
 
 class Kinds:
-    """The commands; all except shared() use the given producer."""
+    """The commands. All send with the given producer."""
 
     def __init__(self, zk_connect: str, producer: Producer, sleep: Callable[[float], None] = time.sleep) -> None:
         self._zk_connect = zk_connect
@@ -70,7 +72,7 @@ class Kinds:
 
     @property
     def commands(self) -> Sequence[Callable[..., Answer]]:
-        """The commands as loops.serve() takes them."""
+        """The commands, in the form that loops.serve() takes as `more`."""
         return (
             self.delayed_blocking,
             self.delayed_async,
@@ -81,7 +83,9 @@ class Kinds:
         )
 
     def delayed_blocking(self, topic: str, threads: int, count: int, size: int, seconds: int) -> Answer:
-        """Send messages that are delivered in `seconds`; each thread waits for each of its sends."""
+        """Send messages that are delivered after `seconds`; each thread waits for the acknowledgement of each of its
+        sends.
+        """
 
         def send(topic: str, data: bytes) -> None:
             self._producer.send(topic, data, delay=seconds)
@@ -89,7 +93,7 @@ class Kinds:
         return send_by_threads(send, topic, threads, count, size)
 
     def delayed_async(self, topic: str, window: int, count: int, size: int, seconds: int) -> Answer:
-        """Send such messages from one thread, with at most `window` unanswered sends."""
+        """Send messages that are delivered after `seconds` from one thread, with at most `window` unanswered sends."""
 
         def send(topic: str, data: bytes) -> Future[Any]:
             return self._producer.send_async(topic, data, delay=seconds)
@@ -97,8 +101,9 @@ class Kinds:
         return send_pipelined(send, topic, window, count, size)
 
     def lateness(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """Measure the time from a message's due time to the poll that returns it, by this machine's clock; percentiles
-        of the last `count` in ms, negative if a message comes early."""
+        """Measure the time from a message's due time to the poll that returns it, by this machine's clock. Return
+        percentiles of the last `count` messages in ms; a value is negative if the message comes early.
+        """
         nanoseconds = [0] * (warm_up + count)
         padding = bytes(size - STAMP.size)
         rng = random.Random(1)
@@ -119,8 +124,9 @@ class Kinds:
         return percentiles(nanoseconds[warm_up:])
 
     def transactions(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """Run transactions: each thread sends a half message, does nothing, commits, and waits for the broker's answer
-        to both."""
+        """Run transactions. Each thread sends a half message, does no local work, commits, and waits for the broker's
+        answers to both requests.
+        """
 
         def send(topic: str, data: bytes) -> None:
             _check_committed(self._producer.send_in_transaction(topic, data, execute=lambda _: True))
@@ -128,7 +134,9 @@ class Kinds:
         return send_by_threads(send, topic, threads, count, size)
 
     def transactions_async(self, topic: str, window: int, count: int, size: int) -> Answer:
-        """Run transactions from one thread, at most `window` unfinished; the producer's threads do their work."""
+        """Run transactions from one thread, with at most `window` unfinished ones. The producer's threads execute their
+        local work.
+        """
 
         def send(topic: str, data: bytes) -> _Committed:
             return _Committed(self._producer.send_in_transaction_async(topic, data, execute=lambda _: True))
@@ -138,10 +146,11 @@ class Kinds:
     def shared(
         self, topic: str, group: str, members: int, threads: int, processes: int, work: int, count: int, size: int
     ) -> Answer:
-        """Let members, with some threads each, in some processes, share numbered messages; each takes `work` ms.
+        """Let the members of a shared group work on numbered messages, `work` ms for each. `members` is the number of
+        members in all processes, `threads` the number of threads of each member.
 
-        The rate is measured from the first message that a member has to the last that one has finished. The members are
-        there before the messages come.
+        The rate is measured from the time when a member gets the first message until a member has finished the last
+        one. The members have joined before the messages are sent.
         """
         first_number, self._numbered = self._numbered, self._numbered + count
         with ExitStack() as stack:

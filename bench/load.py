@@ -1,7 +1,8 @@
-"""A producer, in a process of its own, that records when its messages are acknowledged, while nodes come and go.
+"""A producer in a process of its own that records when its messages are acknowledged while nodes stop and start.
 
-`python -m bench.load <zkConnect>` takes lines: `start <topic> <window> <size>`, `stop`, and `fill <topic> <megabytes>
-<size>` for a backlog. Times are `time.monotonic()`, which all processes of a machine share.
+`python -m bench.load <zkConnect>` reads commands from standard input: `start <topic> <window> <size>`, `stop`, and
+`fill <topic> <megabytes> <size>` for a backlog. Times are values of `time.monotonic()`, which all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RETRY_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time span in which nothing was acknowledged."""
+    """A span of time in which no message was acknowledged."""
 
     begin: float
     end: float
@@ -47,46 +48,48 @@ class Gap:
 
 
 class History:
-    """The record of one producer: acknowledgements in buckets of 1 / BUCKETS_PER_SECOND s, and the gaps between
-    them."""
+    """What one producer recorded: the number of acknowledgements in each bucket of 1 / BUCKETS_PER_SECOND s, the gaps
+    between acknowledgements, and the errors.
+    """
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        """answer: the answer to `stop`."""
+        """answer: the process's answer to the command `stop`."""
         self.gaps = [Gap(*each) for each in answer["gaps"]]
         self.errors: list[str] = answer["errors"]
         self._counts = {int(bucket): count for bucket, count in answer["counts"].items()}
         self._buckets = sorted(self._counts)
 
     def rate(self, begin: float, end: float) -> float:
-        """Return acknowledged messages a second between two times, to whole buckets."""
+        """Return the acknowledged messages a second between two times, which are rounded to whole buckets."""
         first, last = round(begin * BUCKETS_PER_SECOND), round(end * BUCKETS_PER_SECOND)
         return self.acknowledged(begin, end) * BUCKETS_PER_SECOND / max(last - first, 1)
 
     def acknowledged(self, begin: float, end: float) -> int:
-        """Return the number of acknowledged messages between two times, to whole buckets."""
+        """Return the number of acknowledged messages between two times, which are rounded to whole buckets."""
         first, last = (bisect_left(self._buckets, round(each * BUCKETS_PER_SECOND)) for each in (begin, end))
         return sum(self._counts[bucket] for bucket in self._buckets[first:last])
 
     def longest_gap(self, begin: float, end: float) -> Gap:
-        """Return the longest gap that overlaps the span from `begin` to `end`; a gap of NOTED_GAP_SECONDS at `begin` if
-        none is as long."""
+        """Return the longest recorded gap that overlaps the span from `begin` to `end`. If there is none, return a gap
+        of NOTED_GAP_SECONDS at `begin`.
+        """
         found = [gap for gap in self.gaps if gap.end > begin and gap.begin < end]
         return max(found, key=lambda gap: gap.seconds, default=Gap(begin, begin + NOTED_GAP_SECONDS))
 
     def gap_at(self, moment: float) -> Gap:
-        """Return the gap around a moment; a gap of NOTED_GAP_SECONDS if it is shorter."""
+        """Return the recorded gap that contains this moment. If there is none, return a gap of NOTED_GAP_SECONDS."""
         found = [gap for gap in self.gaps if gap.begin <= moment <= gap.end]
         return found[0] if found else Gap(moment, moment + NOTED_GAP_SECONDS)
 
 
 class Load:
-    """The producer's process, seen from outside. Raises ProcessFailed if it fails."""
+    """Controls the producer's process from another process. Its methods raise ProcessFailed if the producer fails."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def fill(self, topic: str, megabytes: int, size: int) -> dict[str, Any]:
-        """Send batches of payloads of `size` bytes; return messages and seconds."""
+        """Send batches of payloads of `size` bytes; return the number of messages and the seconds taken."""
         return self._worker.call("fill", topic, megabytes, size)
 
     def start(self, topic: str, window: int, size: int) -> None:
@@ -94,7 +97,7 @@ class Load:
         self._worker.call("start", topic, window, size)
 
     def stop(self) -> History:
-        """Stop producing when all messages are answered, and return the record."""
+        """Stop producing, wait until all messages are answered, and return the record."""
         return History(self._worker.call("stop"))
 
 
@@ -109,7 +112,7 @@ def load(zk_connect: str, log: Path) -> Iterator[Load]:
 
 
 class _Run:
-    """One thread that sends. The client's threads record acknowledgements as they come."""
+    """A thread that sends continuously. The client's threads record the acknowledgements when they arrive."""
 
     def __init__(self, producer: Producer, topic: str, window: int, size: int) -> None:
         self._producer = producer
@@ -176,7 +179,7 @@ def _fill(producer: Producer, topic: str, megabytes: int, size: int) -> dict[str
 
 
 def main() -> None:
-    """Answer the lines of standard input until it ends."""
+    """Execute the commands from standard input, one per line, until the input ends."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m bench.load <zkConnect>")
     run: _Run | None = None

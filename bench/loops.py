@@ -1,7 +1,7 @@
 """The measuring loops of all load generators in Python, and the line protocol that drives them.
 
 Commands come from standard input, one per line, and each is answered with one line of JSON. Sizes are bytes of a
-message's data, timeouts seconds. Any failed send fails the command.
+message's data; timeouts are seconds. A command fails if any of its sends fails.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ __all__ = [
 
 Answer = dict[str, Any]
 Poll = Callable[[], Sequence[Any]]
-"""Returns the next messages as the client's users get them; none if no message comes for a while."""
+"""Returns the next messages in the form in which the client's users get them; an empty sequence if no message comes for
+a while.
+"""
 PollArrow = Callable[[], Any]
 """Returns the next messages as one pyarrow.RecordBatch with a column `payload`; it may be empty."""
 
 LATENCY_TIMEOUT_SECONDS = 60.0
-STAMP = struct.Struct(">iq")  # number of the message; monotonic nanoseconds of its send call, or of its due time
+STAMP = struct.Struct(">iq")  # number of the message; nanoseconds of the clock at its send call, or its due time
 
 
 class Sent(Protocol):
@@ -66,22 +68,27 @@ class Client(Protocol):
         ...
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """Send `count` single messages, each with a call-back, and flush once. When this returns, all were reported as
-        stored. Raises NotImplementedError if the client has no call-backs."""
+        """Send `count` single messages, each with a call-back, and flush once. When this returns, all messages have
+        been reported as stored. Raises NotImplementedError if the client has no call-backs.
+        """
         ...
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Send `payloads` `batches` times, in the system's own way for bulk. When this returns, all are
-        acknowledged."""
+        """Send the list `payloads` `batches` times, by the system's own method for bulk sends. When this returns, all
+        messages are acknowledged.
+        """
         ...
 
     def consume(self, topic: str, group: str) -> AbstractContextManager[Poll]:
-        """Return a member of a group that begins at the earliest message."""
+        """Return a context manager that joins a group, which begins at the earliest message, and yields a function that
+        polls.
+        """
         ...
 
     def consume_arrow(self, topic: str, group: str) -> AbstractContextManager[PollArrow]:
-        """Return a member as consume() does, whose messages come as Arrow. Raises NotImplementedError if the client
-        cannot do this."""
+        """Like consume(), but the function returns messages as Arrow record batches. Raises NotImplementedError if the
+        client cannot do this.
+        """
         ...
 
     def data(self, message: Any) -> bytes:
@@ -105,12 +112,12 @@ class Commands(Protocol):
 
 
 def rate(count: int, nanoseconds: int) -> Answer:
-    """Return the answer for `count` messages in that time: the rate."""
+    """Return the answer of a command that handled `count` messages in this time: count, seconds and rate."""
     return {"count": count, "seconds": nanoseconds / 1e9, "rate": count * 1e9 / nanoseconds}
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Answer:
-    """Return the answer for latencies: their percentiles."""
+    """Return the answer of a command that measured these latencies: their percentiles, minimum and maximum in ms."""
     ordered, count = sorted(nanoseconds), len(nanoseconds)
     return {
         "count": count,
@@ -123,14 +130,15 @@ def percentiles(nanoseconds: Sequence[int]) -> Answer:
 
 
 class Generator:
-    """The commands for a client with threads: one client for all commands, and a new consumer for each command that
-    receives."""
+    """The commands for a client that works with threads. All commands use the same client; each command that receives
+    messages uses a new consumer.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def send_blocking(self, topic: str, threads: int, count: int, size: int) -> Answer:
-        """Send messages; each thread waits for each of its sends."""
+        """Send messages from several threads; each thread waits for the acknowledgement of each of its sends."""
         return send_by_threads(self._client.send, topic, threads, count, size)
 
     def send_async(self, topic: str, window: int, count: int, size: int) -> Answer:
@@ -138,14 +146,14 @@ class Generator:
         return send_pipelined(self._client.send_async, topic, window, count, size)
 
     def produce(self, topic: str, count: int, size: int) -> Answer:
-        """Send single messages from one thread, with a call-back each, and flush once at the end."""
+        """Send single messages from one thread, each with a call-back, and flush once at the end."""
         data = bytes(size)
         start = time.perf_counter_ns()
         self._client.produce(topic, data, count)
         return rate(count, time.perf_counter_ns() - start)
 
     def futures(self, topic: str, count: int, size: int) -> Answer:
-        """Send messages from one thread that keeps the future of each send, and take all results at the end."""
+        """Send messages from one thread, keep the future of each send, and take all results at the end."""
         data = bytes(size)
         send = self._client.send_async
         start = time.perf_counter_ns()
@@ -162,8 +170,9 @@ class Generator:
         return rate(count // batch * batch, time.perf_counter_ns() - start)
 
     def consume(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """Consume `count` messages, and access each payload. The rate is measured from the first messages to the last;
-        joining is not measured."""
+        """Consume `count` messages, and access each payload. The rate is measured from the first received messages to
+        the last; joining the group is not measured.
+        """
         data = self._client.data
         with self._client.consume(topic, group) as poll:
 
@@ -174,7 +183,7 @@ class Generator:
             return _drain(take, count, timeout)
 
     def consume_arrow(self, topic: str, group: str, count: int, timeout: int) -> Answer:
-        """Consume as consume() does, as record batches with a column of payloads."""
+        """Like consume(), but take the messages as record batches with a column of payloads."""
         with self._client.consume_arrow(topic, group) as poll:
 
             def take() -> tuple[int, int]:
@@ -184,8 +193,9 @@ class Generator:
             return _drain(take, count, timeout)
 
     def latency(self, topic: str, group: str, per_second: int, warm_up: int, count: int, size: int) -> Answer:
-        """Measure latencies from the send call to the poll that returns the message, both in this process; percentiles
-        of the last `count` in ms."""
+        """Measure the latency from the send call to the poll that returns the message; both happen in this process.
+        Return percentiles of the last `count` messages, in ms.
+        """
         nanoseconds = [0] * (warm_up + count)
         with self._client.consume(topic, group) as poll, ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(receive_stamps, poll, self._client.data, nanoseconds)
@@ -200,7 +210,7 @@ class Generator:
 
 
 def send_by_threads(send: Callable[[str, bytes], object], topic: str, threads: int, count: int, size: int) -> Answer:
-    """Call `send`, which waits for its acknowledgement, repeatedly on each thread."""
+    """Call `send` repeatedly on each of `threads` threads; `send` waits for the acknowledgement."""
     data = bytes(size)
     numbers = itertools.count()
 
@@ -232,7 +242,9 @@ def send_pipelined(send: Callable[[str, bytes], Sent], topic: str, window: int, 
 
 
 def send_paced(send: Callable[[int], Sent], per_second: int, count: int) -> None:
-    """Call `send` with each number at its time. When this returns, all are acknowledged."""
+    """Call `send` with the numbers from 0 to `count` - 1, `per_second` of them a second. When this returns, all sends
+    are acknowledged.
+    """
     unanswered: deque[Sent] = deque()
     start = time.perf_counter_ns()
     for number in range(count):
@@ -245,7 +257,9 @@ def send_paced(send: Callable[[int], Sent], per_second: int, count: int) -> None
 
 
 def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Answer:
-    """Call `take` until `count` messages have come; each call returns the numbers of messages and bytes that came."""
+    """Call `take` until `count` messages have been received. Each call returns the number of received messages and
+    their bytes.
+    """
     deadline = time.monotonic() + timeout
     first = seen = size = 0
     start = time.perf_counter_ns()
@@ -263,7 +277,9 @@ def _drain(take: Callable[[], tuple[int, int]], count: int, timeout: int) -> Ans
 def receive_stamps(
     poll: Poll, data: Callable[[Any], bytes], nanoseconds: list[int], clock: Callable[[], int] = time.perf_counter_ns
 ) -> None:
-    """Store for each message, by its number, the time from its stamp to its poll. clock: the clock of the stamps."""
+    """Receive messages with stamps, and store in `nanoseconds[number]` the time from each message's stamp to the poll
+    that returned it. clock: the clock of the stamps.
+    """
     deadline = time.monotonic() + LATENCY_TIMEOUT_SECONDS
     missing = len(nanoseconds)
     while missing:
@@ -278,9 +294,10 @@ def receive_stamps(
 
 
 def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] = ()) -> Answer:
-    """Execute one line's command; its numbers are passed as int. A failure becomes an answer with the key "error".
+    """Execute the command in one line; words that are numbers are passed as int. If the command fails, the answer has
+    the key "error".
 
-    more: commands that only this system has.
+    more: additional commands that not all systems have.
     """
     name, *words = line.split()
     all_commands: Sequence[Callable[..., Answer]] = (
@@ -304,6 +321,6 @@ def answer(commands: Commands, line: str, more: Sequence[Callable[..., Answer]] 
 
 
 def serve(commands: Commands, more: Sequence[Callable[..., Answer]] = ()) -> None:
-    """Answer the lines of standard input until it ends. more: as for answer()."""
+    """Execute the commands from standard input and print the answers until the input ends. more: as for answer()."""
     for line in sys.stdin:
         print(json.dumps(answer(commands, line, more)), flush=True)

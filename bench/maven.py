@@ -1,4 +1,6 @@
-"""Build the Java peers with Maven: once, and again when a source is newer; jars come from the central repository."""
+"""Build the Java peers with Maven once, and again when a source file is newer. The jars come from Maven's central
+repository.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ __all__ = ["JavaUnavailable", "build", "java_class_path"]
 
 
 class JavaUnavailable(RuntimeError):
-    """There is no JDK, no Maven or no build; the message names the remedy."""
+    """The JDK or Maven is missing, or the build failed. The message names the remedy or the build's output."""
 
 
 def build(project: Path, peer: str) -> None:
-    """Compile a Maven project unless it is up to date. peer: its name, for errors. Raises JavaUnavailable."""
+    """Compile a Maven project unless it is up to date. peer: name of the built program for error messages. Raises
+    JavaUnavailable.
+    """
     for program, package in (("javac", "openjdk-17-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             raise JavaUnavailable(f"{peer} needs '{program}': apt-get install {package}")

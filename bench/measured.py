@@ -1,5 +1,6 @@
-"""The results of measurements: the runs of each scenario, kept as JSON so that results can be completed in several
-sittings."""
+"""The results of measurements: the runs of each scenario. They are kept as JSON, so that several runs of the benchmark
+can complete them.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ Answer = dict[str, Any]
 
 
 class OtherMachine(ValueError):
-    """Results of another machine or of other versions cannot be added; the message names the differences."""
+    """Results of another machine or of other versions exist, so new ones cannot be added to them. The message names the
+    differences.
+    """
 
 
 @dataclass(slots=True)
 class Measured:
     """The results of one scenario.
 
-    runs: by label, the generators' answers, in the order of the rounds. memory: by broker, in 10^6 bytes, `rest_mb`
-    before the first command after its start, and `peak_mb` during this scenario. failures: by label, why it has no
-    (further) runs. at: when the scenario ended, local time.
+    runs: by label, the load generators' answers in the order of the rounds. memory: by broker, in units of 10^6 bytes:
+    `rest_mb` after the broker's start and before the first command, and `peak_mb` during this scenario. failures: by
+    label, why there are no (further) runs. at: when the scenario ended, in local time.
     """
 
     scenario: str
@@ -46,7 +49,7 @@ class Measured:
     def ratio(self, label: str, to: str, figure: str = "rate") -> float | None:
         """Return the median over the rounds of a figure relative to another label's figure in the same round.
 
-        Rounds are short and the systems take turns in them, so a machine that is slow for a while slows both.
+        Rounds are short and the systems take turns in them, so a machine that is slow for a while slows both systems.
         """
         pairs = zip(self.runs.get(label, []), self.runs.get(to, []), strict=False)
         ratios = [ours[figure] / theirs[figure] for ours, theirs in pairs if theirs[figure]]
@@ -55,13 +58,15 @@ class Measured:
 
 @dataclass(slots=True)
 class Results:
-    """All results of one machine with one set of versions. environment: both, as environment.py describes them."""
+    """All results of one machine with one set of versions. environment: the description of machine and versions by
+    environment.py.
+    """
 
     environment: Mapping[str, str]
     scenarios: dict[str, Measured] = field(default_factory=dict)
 
     def put(self, measured: Measured) -> None:
-        """Add a scenario; replace an earlier result of it."""
+        """Add the result of a scenario, or replace its earlier result."""
         self.scenarios[measured.scenario] = measured
 
     def write(self, path: Path) -> None:
@@ -71,7 +76,9 @@ class Results:
 
     @classmethod
     def read(cls, path: Path, environment: Mapping[str, str]) -> Results:
-        """Return the results that write() has left, to add to them; empty if there are none. Raises OtherMachine."""
+        """Return the results that write() has written, so that more can be added; empty results if the file does not
+        exist. Raises OtherMachine.
+        """
         if not path.exists():
             return cls(environment)
         content = json.loads(path.read_text("utf-8"))

@@ -1,7 +1,7 @@
-"""Run members of a shared group in a process (`python -m bench.members`), and control that process.
+"""Run members of a shared group in a process (`python -m bench.members`), and control this process from another one.
 
-A member is a SharedConsumer. Its work is a sleep, because a call of another service is no more than that for this
-process.
+A member is a SharedConsumer. Its work on a message is a sleep: waiting for another service, for example, costs this
+process no more than a sleep.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaq.client.transport.metadata import DirectMetadata
 __all__ = ["DIRECT", "Members", "Worked", "numbered"]
 
 DIRECT = "direct:"
-"""Prefix of an address that is a broker's host:port instead of ZooKeeper's."""
+"""Prefix of an address that is the host:port of a broker instead of ZooKeeper's address."""
 _NUMBER = struct.Struct(">q")
 
 
@@ -32,9 +32,10 @@ def numbered(number: int, size: int) -> bytes:
 
 
 class Worked(NamedTuple):
-    """The work of the members of a process: when they began the first message and had finished the last, by
-    time.monotonic(), which all processes of the machine share; how many threads had any; the numbers of the
-    messages."""
+    """The work of a process's members. finished: number of finished messages; first, last: when they began the first
+    message and had finished the last, by time.monotonic(), which all processes of the machine share; workers: number of
+    threads that got a message; numbers: the numbers of the messages.
+    """
 
     finished: int
     first: float
@@ -45,7 +46,7 @@ class Worked(NamedTuple):
 
 @dataclass(slots=True)
 class _Thread:
-    """The work of one of a member's threads; only that thread changes it."""
+    """The work of one thread of a member; only this thread changes the object."""
 
     first: float = 0.0
     last: float = 0.0
@@ -53,7 +54,7 @@ class _Thread:
 
 
 class _Process:
-    """The members, inside their process."""
+    """The members, as seen inside their process."""
 
     def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
         self._work_seconds = work_ms / 1000
@@ -64,7 +65,7 @@ class _Process:
         self.consumers = [_member(connect, topic, group) for _ in range(members)]
 
     def begin(self) -> None:
-        """Make all members request messages."""
+        """Start a thread for each member that begins to request messages."""
         for consumer in self.consumers:
             run = threading.Thread(target=consumer.run, args=(self._handle,), kwargs={"threads": self._count})
             run.start()
@@ -83,7 +84,7 @@ class _Process:
         return sum(len(each.numbers) for each in self._threads)
 
     def end(self) -> Worked:
-        """Close the members, so that all their work is settled, and return it."""
+        """Close the members, so that all finished messages are acknowledged, and return their work."""
         for consumer in self.consumers:
             consumer.stop()
         for run in self._runs:
@@ -109,7 +110,7 @@ def _member(connect: str, topic: str, group: str) -> SharedConsumer:
 
 
 class Members:
-    """The members' process, seen from the measuring process."""
+    """Controls a process with members from the measuring process."""
 
     def __init__(self, connect: str, topic: str, group: str, members: int, threads: int, work_ms: int) -> None:
         arguments = map(str, (connect, topic, group, members, threads, work_ms))
@@ -133,11 +134,11 @@ class Members:
         return json.loads(answer)
 
     def begin(self) -> None:
-        """Make the members request messages, and return when they do."""
+        """Make the members request messages; return when they have begun."""
         self._ask("begin")
 
     def count(self) -> int:
-        """Return the number of messages that they have finished."""
+        """Return the number of messages that the members have finished."""
         return int(self._ask("count"))
 
     def end(self) -> Worked:
@@ -153,7 +154,7 @@ class Members:
 
 
 def main() -> None:
-    """Answer the lines of standard input until it ends, or the members have ended."""
+    """Execute the commands from standard input, one per line, until the input ends."""
     connect, topic, group, *numbers = sys.argv[1:]
     members, threads, work_ms = map(int, numbers)
     process = _Process(connect, topic, group, members, threads, work_ms)

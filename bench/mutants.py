@@ -1,10 +1,10 @@
-"""Send mutated requests of each verb, text command, page and gateway: `python -m bench.mutants --inputs 100000 --seed
-1`.
+"""Send mutated requests of each verb and text command, and to the dashboard's pages and the gateway: `python -m
+bench.mutants --inputs 100000 --seed 1`.
 
-A broker in this process that has many partitions, groups and half messages (`bench.worst`) gets them, each on a
-connection of its own. Reported are the longest steps of the reactor in processor time with the inputs that caused them,
-memory, and the errors that the broker logged. A sample with a high cost is drawn seldom: otherwise it would take most
-of the time.
+A broker in this process that has many partitions, groups and half messages (`bench.worst`) receives the requests, each
+on its own connection. The program reports the reactor's longest steps in processor time with the inputs that caused
+them, the memory, and the errors that the broker logged. A sample with a high cost is chosen seldom; otherwise it would
+take most of the time.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _REPEATED = (
 )
 _SWOLLEN_BYTES = 1 << 10, 1 << 20
 _SWOLLEN_PART = 200
-"""One input in this many is a large one."""
+"""One input in this many is a large one (see `swollen`)."""
 _SHOWN = 10
 _WARM_UP = 3
 """Number of times that each sample is sent unchanged before its cost is measured."""
 
 
 class Sample(NamedTuple):
-    """A valid request. port: "broker", or a port of PAGES."""
+    """A valid request. port: "broker", or a key of PAGES."""
 
     name: str
     port: str
@@ -84,7 +84,9 @@ def samples() -> list[Sample]:
 
 
 def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
-    """Return the sample with bytes changed, cut, inserted, doubled, or joined to another sample; seldom unchanged."""
+    """Return a mutation of the sample: bytes are changed, cut off or inserted, the sample is repeated, or another
+    sample is appended. Seldom it is unchanged.
+    """
     data = bytearray(sample)
     kind = rng.randrange(7)
     if kind == 0:
@@ -106,8 +108,9 @@ def mutated(rng: random.Random, sample: bytes, other: bytes) -> bytes:
 
 
 def swollen(rng: random.Random, sample: bytes) -> bytes:
-    """Return the sample with a repeated part in its middle (of a frame: in its header) until it is large. This shows
-    code whose time grows with the square of the length."""
+    """Return the sample made large by a part that is repeated in its middle (in a frame: within the header). This finds
+    code whose time grows with the square of the length.
+    """
     unit = rng.choice(_REPEATED)
     is_frame = not sample[0]
     begin = PREFIX_BYTES if is_frame else 0
@@ -121,7 +124,7 @@ def swollen(rng: random.Random, sample: bytes) -> bytes:
 
 
 class _Said(logging.Handler):
-    """Collector of a broker's error logs."""
+    """Collects the errors that the broker logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -152,7 +155,7 @@ def main(inputs: int, seed: int, record: Path | None) -> None:
     """Send mutated requests to a broker.
 
     The exit code is 1 if a step took longer than the limit (with --record: in each run so far), or if the broker logged
-    an error. A virtual machine's host can stop a process for a while, and that counts as the process's own time; a step
+    an error. A virtual machine's host can stop a process for a while, and this counts as the process's own time. A step
     that is long by itself is long in each run.
     """
     before = json.loads(record.read_text()) if record is not None and record.exists() else None

@@ -1,4 +1,6 @@
-"""Names of the measured systems, and which of them share a broker or consist of several nodes."""
+"""Names of the measured systems. The tables tell which systems share a broker, and which are broker sets of one or more
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ BROKER_OF = {
     CONFLUENT_BATCH: "kafka",
     ROCKETMQ: "rocketmq",
 }
-"""The broker's name by system; systems with the same broker share a running one."""
+"""The broker's name by system. Systems with the same broker name share one running broker."""
 
 SHORT_NAMES = {OURS_ONE_CORE: "ours-one-core", MIXED: "mixed", CONFLUENT_BATCH: "confluent-kafka-batch"}
 SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
@@ -56,7 +58,7 @@ SYSTEMS = {SHORT_NAMES.get(name, name): name for name in BROKER_OF}
 
 
 def two_replicas(system: str) -> str:
-    """Return the name of a system whose messages are on two nodes."""
+    """Return the name of this system when it runs with two nodes that both have each message."""
     return f"{system}, 2 replicas"
 
 
@@ -65,8 +67,8 @@ REPLICATED = (OURS, KAFKA, CONFLUENT, CONFLUENT_BATCH)
 """The systems that are also measured with two replicas."""
 
 BASE_OF = {two_replicas(name): name for name in REPLICATED} | {OURS_SET_OF_ONE: OURS}
-"""By system of several nodes: the system whose load generator it uses."""
+"""For each system that runs as a set of nodes: the system whose load generator it uses."""
 BROKER_OF |= {two_replicas(name): f"{BROKER_OF[name]}-2" for name in REPLICATED} | {OURS_SET_OF_ONE: "ours-set"}
 NODES_OF = {"ours-2": ("a", "b"), "ours-set": ("a",)}
-"""By name of a metaq broker that is a set: its nodes."""
+"""The names of the nodes, by the name of a metaq broker that is a set."""
 OUR_BROKERS = (OUR_BROKER, *NODES_OF)

@@ -1,8 +1,8 @@
-"""Run Apache Kafka (KRaft, one node or two) and RocketMQ (name server and broker), with their Java clients, as
-processes.
+"""Run Apache Kafka (KRaft, one or two nodes) and RocketMQ (name server and broker) as processes, together with their
+Java clients.
 
-Maven builds bench/java once; servers run straight from its class paths. They flush asynchronously, which is their
-default, unless synchronous flush is requested, and have the heap that Kafka's own start script gives a broker.
+Maven builds bench/java once; the servers run from its class paths. Unless synchronous flush is requested, they flush
+asynchronously, which is their default. Their heap is as large as the heap that Kafka's own start script gives a broker.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def _properties(pairs: Mapping[str, object]) -> str:
 
 
 def kafka_properties(port: int, controller_port: int, data: Path, *, node: int = 1, replicas: int = 1) -> str:
-    """Return the server.properties of one node; keys that are not set have Kafka's default.
+    """Return the server.properties of one node. Keys that are not set have Kafka's default.
 
-    node: 1 is broker and controller, others are brokers only; replicas: of every topic, all in sync for each
-    acknowledgement.
+    node: node 1 is broker and controller, other nodes are only brokers; replicas: number of copies of every topic, all
+    of which must be in sync for an acknowledgement.
     """
     controller = f",CONTROLLER://127.0.0.1:{controller_port}" if node == 1 else ""
     return _properties(
@@ -92,8 +92,8 @@ def start_kafka(
 ) -> tuple[str, list[Server]]:
     """Format the storage, start the nodes, create the topics; return the bootstrap addresses and the nodes.
 
-    topics: name -> partitions; flushed: those topics that every node flushes before each acknowledgement; replicas: the
-    number of nodes, each of which has every message.
+    topics: number of partitions by name; flushed: the topics that every node flushes before each acknowledgement;
+    replicas: number of nodes, each of which has every message.
     """
     controller_port, cluster = free_port(), urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     addresses, nodes = [], []
@@ -138,11 +138,12 @@ def _create_topics(client: Worker, topics: Mapping[str, int], command: str = "cr
 
 
 def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bool) -> str:
-    """Return the broker.conf of one master; keys that are not set have RocketMQ's default. synchronous: flush before
-    acknowledging."""
+    """Return the broker.conf of one master. Keys that are not set have RocketMQ's default. synchronous: flush before
+    acknowledging.
+    """
     return _properties(
         {
-            # both names become topics of the system, so they must not be those of the benchmark
+            # RocketMQ makes system topics with both names, so they must differ from the benchmark's topics
             "brokerClusterName": "peers",
             "brokerName": "peer",
             "brokerId": 0,
@@ -152,8 +153,8 @@ def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bo
             "haListenPort": free_port(),
             "storePathRootDir": data,
             "storePathCommitLog": data / "commitlog",
-            # the default refuses messages that waited 200 ms, which happens while the JVM is cold; here every send must
-            # succeed
+            # by default, the broker refuses a message that has waited 200 ms, which happens while the JVM is cold; here
+            # every send must succeed
             "waitTimeMillsInSendQueue": 10_000,
             "flushDiskType": "SYNC_FLUSH" if synchronous else "ASYNC_FLUSH",
             "brokerRole": "ASYNC_MASTER",
@@ -164,7 +165,7 @@ def rocketmq_properties(name_server: str, port: int, data: Path, synchronous: bo
 def start_rocketmq(
     directory: Path, topics: Mapping[str, int], synchronous: bool, stack: ExitStack
 ) -> tuple[str, Server]:
-    """Start name server and broker, create the topics; return the name server's address and the broker."""
+    """Start the name server and the broker, and create the topics. Return the name server's address and the broker."""
     name_port, broker_port = free_port(), free_port()
     address = f"127.0.0.1:{name_port}"
     home = (f"-Drocketmq.home.dir={directory}", f"-Duser.home={directory}", *HEAP)
@@ -181,7 +182,9 @@ def start_rocketmq(
 
 
 def rocketmq_java(main: str, *arguments: str, home: Path) -> list[str]:
-    """Return the command line of a program of bench/java/rocketmq; home: where its client writes its log."""
+    """Return the command line of a program of bench/java/rocketmq; home: the directory in which its client writes a
+    log.
+    """
     return _java("rocketmq", main, *arguments, options=(f"-Duser.home={home}",))
 
 

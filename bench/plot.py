@@ -1,4 +1,6 @@
-"""Draw a picture of each scenario: a bar for each system at its median, with the range of its rounds."""
+"""Draw a bar chart of each scenario. Each system has a bar for its median, with an error bar for the range of its
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ OURS_COLOR, OUR_BROKER_COLOR, OTHER_COLOR = "#d95f02", "#f2b98a", "#9aa5b1"
 
 
 def write_plots(results: Results, directory: Path) -> dict[str, Path]:
-    """Write `<scenario>.png` into `directory`, which is created, for each scenario that has runs; return the files by
-    scenario."""
+    """Write `<scenario>.png` into `directory` for each scenario that has runs; create the directory if it does not
+    exist. Return the files by scenario.
+    """
     directory.mkdir(exist_ok=True)
     written = {}
     for scenario in (*SCENARIOS, *REPLICA_SCENARIOS.values()):
@@ -45,11 +48,11 @@ def _write(scenario: Scenario, measured: Measured, path: Path) -> Path:
     axes.invert_yaxis()
     if scenario.has_latency:
         axes.set_xscale("log")
-        axes.set_xlim(left=LEAST_MS)  # bars on a logarithmic scale need a common beginning
+        axes.set_xlim(left=LEAST_MS)  # on a logarithmic scale, bars need a common start
         axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.margins(x=0.14)  # room for the figures next to the bars
+    axes.margins(x=0.14)  # space for the figures next to the bars
     axes.set_xlabel("ms, less is better" if scenario.has_latency else "messages a second")
     axes.set_title(f"{scenario.title}, {scenario.size:,} bytes a message", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)

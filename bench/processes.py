@@ -1,5 +1,6 @@
-"""Child processes of the benchmark and of the tests that need a Java peer: servers, and load generators driven by
-lines."""
+"""Child processes of the benchmark and of the tests that need a Java peer: servers, and load generators that execute
+commands from standard input.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ POLL_SECONDS = 0.02
 
 
 class ProcessFailed(RuntimeError):
-    """A child ended, answered with an error or was not ready in time; the message ends with the last lines of its
-    log."""
+    """A child process ended, answered with an error or was not ready in time. The message ends with the last part of
+    its log.
+    """
 
     def __init__(self, what: str, log: Path) -> None:
         super().__init__(f"{what}\n--- end of {log}\n{_tail(log)}")
 
 
 def free_port() -> int:
-    """Return a free TCP port on the loopback that other callers do not get while this process runs."""
+    """Return a free TCP port on the loopback interface. Other callers do not get it while this process runs."""
     return ready_port("port", 0)
 
 
@@ -46,7 +48,7 @@ def _tail(log: Path, size: int = 4000) -> str:
 
 
 class _Child:
-    """One child process; after close() it has certainly ended."""
+    """A child process. When close() has returned, the process has ended."""
 
     process: subprocess.Popen[Any]
 
@@ -63,7 +65,7 @@ class _Child:
         return self.process.pid
 
     def close(self) -> None:
-        """Send SIGTERM, and SIGKILL after STOP_SECONDS; return when the process is reaped."""
+        """Send SIGTERM; send SIGKILL if the process has not ended after STOP_SECONDS. Return when it is reaped."""
         self.process.terminate()
         self._reap()
 
@@ -80,10 +82,10 @@ class _Child:
 
 
 class Server(_Child):
-    """A server that prints a line when it serves.
+    """A server process that prints a line when it is ready to serve.
 
-    command: the whole command line; ready: a text in that line; log: gets standard output and error, created anew.
-    Raises ProcessFailed when the process ends or START_SECONDS pass before the line appears.
+    command: the whole command line; ready: a text that this line contains; log: the file for standard output and error,
+    which is overwritten. Raises ProcessFailed when the process ends or START_SECONDS pass before the line appears.
     """
 
     def __init__(self, command: Sequence[str], log: Path, ready: str, cwd: Path | None = None) -> None:
@@ -123,10 +125,11 @@ class Worker(_Child):
             )
 
     def call(self, *words: object, seconds: float | None = None) -> dict[str, Any]:
-        """Execute one command and return its answer. Raises ProcessFailed if the answer is an error or the process
+        """Execute one command and return its answer. Raises ProcessFailed if the answer is an error, or if the process
         ends.
 
-        seconds: a process that has not answered by then is killed, which raises, too; None: wait without limit.
+        seconds: if the process has not answered after this time, it is killed, and ProcessFailed is raised; None: wait
+            without limit.
         """
         if seconds is None:
             return self._call(words)
@@ -167,12 +170,12 @@ class Worker(_Child):
         return answer
 
     def close(self) -> None:
-        """Close its input, which ends it; kill it after STOP_SECONDS."""
+        """Close the process's input, which makes it end. Kill it if it has not ended after STOP_SECONDS."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.close()
-        except BrokenPipeError:  # it ended with an unread line; only its exit matters here
+        except BrokenPipeError:  # the process ended with an unread line; only its end matters here
             os.sched_yield()
         self._reap()
         self.process.stdout.close()

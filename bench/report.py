@@ -1,4 +1,6 @@
-"""Write the page bench/RESULTS.md: every bar with its verdict, then each scenario's figures, memory and plot."""
+"""Make the page bench/RESULTS.md: all bars with their verdicts, then the figures, the memory and the plot of each
+scenario.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def failed(results: Results) -> list[str]:
 
 
 def markdown(results: Results, plots: Mapping[str, str]) -> str:
-    """Return the page. plots: path of the image by scenario, relative to the page."""
+    """Return the page as Markdown. plots: by scenario, the path of its image relative to the page."""
     lines = ["# metaq beside Java metaq 1.4.6.2, Apache Kafka and RocketMQ", "", INTRODUCTION, ""]
     lines += [*(f"- {name}: {value}" for name, value in results.environment.items()), ""]
     lines += _bar_table(verdicts(results))

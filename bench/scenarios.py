@@ -1,4 +1,6 @@
-"""The measurements: stages of brokers that run together, scenarios in them, and the bars that they must reach."""
+"""The measurements: stages, which are groups of brokers that run together; the scenarios of each stage; and the bars
+that the scenarios must reach.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,21 @@ __all__ = [
 LATENCY_PER_SECOND = 1000
 WINDOW = 256
 WIDE_WINDOW = 4096
-"""Unanswered sends with many partitions, for a user who wants throughput and spends some megabytes on it."""
+"""The most unanswered sends in scenarios with many partitions. It suits a user who wants throughput and accepts some
+megabytes of memory for it.
+"""
 JAVA_SYNC_WINDOW = 1024
-"""WIDE_WINDOW for a Java broker that syncs thousands of files: its client gives up a send after 3 s."""
+"""Used instead of WIDE_WINDOW for a Java broker that syncs thousands of files, because its client gives up on a send
+after 3 s.
+"""
 BATCH = 500
 
 JAVA_PARTITIONS = 8192
 
 DELAY_SECONDS = 3600
-"""Delay in seconds of sends whose rate is measured: nothing is delivered meanwhile, which would slow down the system
-that sent most before."""
+"""Delay in seconds of the sends whose rate is measured. It is so long that nothing is delivered meanwhile; deliveries
+would slow down the system that has sent most before.
+"""
 MEMBERS = 64
 WORK_MS = 1
 TRANSACTION_THREADS = (1, 64)
@@ -61,8 +68,9 @@ OURS_ONE_PARTITION = "ours, one partition"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. partitions: their number; synchronous: whether its messages are on the disk before they are
-    acknowledged; None: as its stage's brokers are set."""
+    """A topic. partitions: number of partitions; synchronous: whether its messages are on the disk before they are
+    acknowledged; None: like the other topics of the stage.
+    """
 
     partitions: int = 1
     synchronous: bool | None = None
@@ -70,7 +78,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Brokers that are started together. java_partitions: the most partitions of a topic on the Java broker."""
+    """Brokers that are started together. java_partitions: the most partitions that a topic has on the Java broker."""
 
     name: str
     title: str
@@ -81,8 +89,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The command of one system in a round. command: words in which {count}, {group}, {topic}, {size}, {per_second} and
-    {warm_up} are replaced."""
+    """The command that one system executes in a round. command: text in which {count}, {group}, {topic}, {size},
+    {per_second} and {warm_up} are replaced.
+    """
 
     system: str
     command: str
@@ -92,8 +101,8 @@ class Run:
 class Scenario:
     """One comparison.
 
-    runs: by label, the system's run; figures: the reported keys of their answers; touches: a topic whose partitions all
-    get a message before the warm-up, because the first message creates a partition's files.
+    runs: the run of a system, by label; figures: the keys of the answers that are reported; touches: a topic of which
+    each partition gets a message before the warm-up, because the first message creates a partition's files.
     """
 
     name: str
@@ -108,7 +117,7 @@ class Scenario:
 
     @property
     def consumes(self) -> bool:
-        """Whether it reads a backlog, which must be sent first."""
+        """Whether the scenario reads a backlog, which must be sent first."""
         return any(run.command.startswith("consume") for run in self.runs.values())
 
     @property
@@ -117,7 +126,7 @@ class Scenario:
 
     @property
     def of_our_brokers(self) -> list[str]:
-        """The labels of runs whose messages are on a metaq broker; other runs are compared to the first of these."""
+        """The labels of the runs that use a metaq broker. Other runs are compared with the first of these."""
         return [label for label, run in self.runs.items() if BROKER_OF[run.system] in OUR_BROKERS]
 
 
@@ -157,12 +166,12 @@ def _same(command: str, *systems: str) -> dict[str, Run]:
 
 
 def batch_command(topic: str) -> str:
-    """Return the command for sending in bulk, as the system's users do it."""
+    """Return the command for bulk sends by the method that the system's users choose for them."""
     return f"send_batch {topic} {BATCH} {{count}} {{size}}"
 
 
 def pipelined_command(topic: str, window: int = WINDOW) -> str:
-    """Return the command for single sends, `window` of them unanswered."""
+    """Return the command for single sends, with at most `window` unanswered ones."""
     return f"send_async {topic} {window} {{count}} {{size}}"
 
 
@@ -173,7 +182,7 @@ BROKER_BAR = Bar(MIXED, least=1.2, of=JAVA)
 
 
 def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) -> tuple[Scenario, ...]:
-    """Return scenarios with single sends and batches to many partitions of one topic."""
+    """Return the scenarios that send single messages and batches to many partitions of one topic."""
     suffix, flush = ("-sync", "synchronous") if synchronous else ("", "asynchronous")
     stage = f"{partitions}{suffix}"
     about = f"One thread, {WIDE_WINDOW:,} sends under way, in turn to all partitions of a topic."
@@ -228,13 +237,16 @@ def _many(partitions: int, size: int, synchronous: bool, bars: tuple[Bar, ...]) 
 
 
 def _shared_command(members: int, processes: int) -> str:
-    """Return the command for MEMBERS threads in all; processes: number of metaq's; RocketMQ's members are in one
-    JVM."""
+    """Return the command for a shared group with MEMBERS threads in total. processes: number of processes for metaq's
+    members; RocketMQ's members run in one JVM.
+    """
     return f"shared shared shared-{members} {members} {MEMBERS // members} {processes} {WORK_MS} {{count}} {{size}}"
 
 
 def _kinds() -> tuple[Scenario, ...]:
-    """Return scenarios for kinds of messages that Kafka and 1.x do not have, compared with RocketMQ."""
+    """Return the scenarios for kinds of messages that Kafka and metaq 1.x do not have. metaq is compared with RocketMQ
+    in them.
+    """
     twice = (Bar(OURS, least=2.0, of=ROCKETMQ),)
     delayed = f"of messages that are delivered in {DELAY_SECONDS // 60} minutes"
     return (
@@ -462,10 +474,10 @@ SCENARIOS = (
 
 
 def _with_replicas(scenario: Scenario) -> Scenario:
-    """Return the scenario with each of its systems that can have replicas: on two nodes, on one node, and metaq as a
-    set of one.
+    """Return the scenario for the systems that can have replicas. Each of them runs on two nodes and on one node, and
+    metaq also as a broker set of one node.
 
-    The selected ones take turns, so the cost of the second node is a ratio within rounds, too.
+    The selected systems take turns, so the cost of the second node is also measured as a ratio within the same rounds.
     """
     runs = {label: run for label, run in scenario.runs.items() if run.system in REPLICATED}
     if scenario.name == "latency-sync":
@@ -495,8 +507,8 @@ def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
     if scenario.has_latency:
         yield from (Bar(ours, most=1.0, of=peer, figure="p99_ms") for peer in peers)
     elif scenario.name.startswith(("batch", "produce")) and two_replicas(OURS_ONE_PARTITION) in labels:
-        # not for single sends to named partitions: the client gathers sends to one partition into batches, on one node
-        # or two
+        # there is no such bar for single sends to named partitions, because the client gathers sends to one partition
+        # into batches, on one node as on two
         yield Bar(ours, least=0.8, of=two_replicas(OURS_ONE_PARTITION))
     elif scenario.name in ("pipelined", "pipelined-128", "batch", "batch-128"):
         yield from (Bar(ours, least=1.3, of=peer) for peer in peers)
@@ -505,4 +517,4 @@ def _replica_bars(scenario: Scenario, labels: Collection[str]) -> Iterator[Bar]:
 REPLICA_SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: _with_replicas(scenario) for scenario in SCENARIOS if OURS in scenario.runs
 }
-"""By scenario: the scenario that `--replicas` measures instead."""
+"""By a scenario's name: the scenario that is measured instead with `--replicas` or `--node`."""

@@ -1,4 +1,6 @@
-"""Make one server.ini for both brokers, so that they are compared with the same settings."""
+"""Make a server.ini that the Java broker and metaq's broker can both read, so that they are compared with the same
+settings.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ Topics = Mapping[str, int | Mapping[str, object]]
 
 
 def server_ini(port: int, zk_connect: str, topics: Topics, system: Mapping[str, object] | None = None) -> str:
-    """Return the text of a server.ini that the Java broker and metaq's read.
+    """Return the text of a server.ini that the Java broker and metaq's broker can read.
 
     system: more keys of [system], which override the ones set here.
     """

@@ -1,4 +1,4 @@
-"""Run one sitting: warm memory, start stages one after the other, publish results after each scenario."""
+"""Run the benchmark once: start the stages one after the other, and publish the results after each scenario."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One sitting: the measured scenarios and systems, the plan, and the destination of the results.
+    """One run of the benchmark: the measured scenarios and systems, the plan, and the destination of the results.
 
     systems: names of the systems that may take part; output: gets results.json, RESULTS.md and plots/; zk: host:port of
     a running ZooKeeper, None to start one for each stage; directory: for data and logs while a stage runs.
@@ -64,7 +64,7 @@ class Session:
                     self.publish()
 
     def publish(self) -> str:
-        """Write all present results; return the page."""
+        """Write all results so far to the output directory; return the text of RESULTS.md."""
         plots = write_plots(self.results, self.output / "plots")
         page = markdown(self.results, {name: path.relative_to(self.output).as_posix() for name, path in plots.items()})
         (self.output / "RESULTS.md").write_text(page, "utf-8")
@@ -73,7 +73,7 @@ class Session:
 
 
 def touch_free_memory(log: Log) -> None:
-    """Touch free memory once; see memory.warm_memory."""
+    """Touch all free memory once, except a margin for other programs; memory.warm_memory tells why."""
     size = free_bytes() - MARGIN_BYTES
     log(f"touching {size / 1e9:.1f} GB of free memory once (--cold-memory leaves that out)")
     on_terminal = sys.stderr.isatty()

@@ -20,22 +20,25 @@ __all__ = ["METAQ", "NodeSet", "line_time", "logged_at", "node_set"]
 
 METAQ = (sys.executable, "-m", "metaq")
 IN_SYNC_SECONDS = 120.0
-"""Seconds within which nodes that have nothing to copy must be in sync."""
+"""Seconds within which nodes must be in sync if they have nothing to copy."""
 _LOOK_SECONDS = 0.02
 _TIME = "%Y-%m-%d %H:%M:%S,%f"
 _TIME_LENGTH = len("2026-01-01 00:00:00,000")
 
 
 class NodeSet:
-    """The nodes of broker 0. Each has a port and a directory, and keeps both when it is started again."""
+    """The nodes of the broker set with broker id 0. Each node has a port and a directory, which stay the same when it
+    is started again.
+    """
 
     def __init__(
         self, directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], session: ZkSession
     ) -> None:
-        """directory: gets a folder for each node; settings: more keys of [system]; session: a started ZooKeeper
-        session."""
+        """directory: contains a folder for each node; settings: more keys of [system]; session: a started ZooKeeper
+        session.
+        """
         self.nodes: dict[str, Server] = {}
-        """The last process of each node, running or not."""
+        """By name: the latest process of each node, which may have ended."""
         self._directory = directory
         self._zk_connect = zk_connect
         self._topics = topics
@@ -44,7 +47,9 @@ class NodeSet:
         self._logs: dict[str, list[Path]] = {}
 
     def start(self, name: str) -> Server:
-        """Start a node, which must not be running; it may join the set later. Raises ProcessFailed."""
+        """Start a node that is not running. When this returns, the node may not yet have joined the set. Raises
+        ProcessFailed.
+        """
         home = self._directory / name
         config = home / "server.ini"
         if not home.exists():
@@ -58,12 +63,12 @@ class NodeSet:
         return node
 
     def view(self) -> SetView:
-        """Return the set as in ZooKeeper. Raises CoordinationError."""
+        """Return the set's state as ZooKeeper has it. Raises CoordinationError."""
         return read_set(self._session, 0)
 
     @property
     def leader(self) -> str:
-        """Return the name of the node that leads; "" if none does."""
+        """Return the name of the leading node; "" if no node leads."""
         state = self.view().state
         return "" if state is None else state.leader
 
@@ -89,18 +94,22 @@ class NodeSet:
         return view
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines that all processes of a node have logged."""
+        """Return all lines that a node has logged, including those of its earlier processes."""
         return [line for log in self._logs.get(name, []) for line in log.read_text("utf-8", "replace").splitlines()]
 
     def close(self) -> None:
-        """End all nodes, followers first, so that no leader hands over to a node that is about to end."""
+        """End all nodes. The followers end first, so that the leader does not hand over to a node that is about to
+        end.
+        """
         leader = self.leader
         for name in sorted(self.nodes, key=lambda each: each == leader):
             self.nodes[name].close()
 
 
 def line_time(line: str) -> float | None:
-    """Return when a line of a log was written, by this machine's `time.monotonic()`; None for a line of a traceback."""
+    """Return the time of a line in a log, converted to this machine's `time.monotonic()`; None for a line without a
+    time, as in a traceback.
+    """
     try:
         at = datetime.strptime(line[:_TIME_LENGTH], _TIME).timestamp()
     except ValueError:
@@ -109,8 +118,9 @@ def line_time(line: str) -> float | None:
 
 
 def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float | None:
-    """Return when the first line that matches the pattern was logged, by this machine's `time.monotonic()`; None if
-    none was logged after `since`."""
+    """Return the time of the first line since `since` that matches the pattern, converted to this machine's
+    `time.monotonic()`; None if there is no such line.
+    """
     for line in lines:
         if re.search(pattern, line) and (at := line_time(line)) is not None and at >= since:
             return at
@@ -121,7 +131,7 @@ def logged_at(lines: Sequence[str], pattern: str, since: float = 0.0) -> float |
 def node_set(
     directory: Path, zk_connect: str, topics: Topics, settings: Mapping[str, object], names: Sequence[str]
 ) -> Iterator[NodeSet]:
-    """Start a set, and yield it when all its nodes are in sync. The first node leads. Raises ProcessFailed."""
+    """Start a broker set, and yield it when all its nodes are in sync. The first node leads. Raises ProcessFailed."""
     with ZkSession(zk_connect) as session, ExitStack() as stack:
         nodes = NodeSet(directory, zk_connect, topics, settings, session)
         stack.callback(nodes.close)

@@ -1,9 +1,9 @@
-"""Measure shared groups without ZooKeeper: `python -m bench.shared`. Many members on one partition, with 1 ms of work
-for each message; and how soon an urgent message is delivered before a hundred thousand others. For the comparison with
-RocketMQ's POP consumer: `python -m bench --scenario shared`.
+"""Measure shared groups without ZooKeeper: `python -m bench.shared`. The first measurement has many members on one
+partition, with 1 ms of work for each message. The second measures how soon an urgent message is delivered while a
+hundred thousand others wait. For the comparison with RocketMQ's POP consumer use `python -m bench --scenario shared`.
 
-A member is a SharedConsumer with one thread, the default. Its work is a sleep. Time is measured from the first message
-that a member has to the last that one has finished.
+A member is a SharedConsumer with one thread, the default. Its work is a sleep. The time is measured from the start of
+the first message's work until a member has finished the last message.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def _fill(port: int, messages: int) -> None:
 
 
 def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: int = PROCESSES) -> dict[str, float]:
-    """Return messages per second that the members finish together, and the broker's processor time for each message."""
+    """Return the messages per second that all members finish together, the broker's processor time for each message,
+    and how many messages were handled twice.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metaq-shared-")))
         port, broker = _start_metaq(directory, stack)
@@ -88,8 +90,9 @@ def measure_metaq(members: int = MEMBERS, messages: int = MESSAGES, processes: i
 
 
 def urgent_latency(waiting: int = WAITING, urgent: int = URGENT) -> dict[str, float]:
-    """Return milliseconds from the send of an urgent message to its handler. One member always has work, and `waiting`
-    messages wait before the urgent one."""
+    """Return the milliseconds from the send of an urgent message to the call of its handler. The group has one member,
+    which always has work; `waiting` messages were sent before the urgent one.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metaq-shared-")))
         port, _ = _start_metaq(directory, stack)

@@ -1,9 +1,9 @@
-"""Read a topic far larger than Spark's memory, and watch the memory of Spark's processes: `python -m
+"""Read a topic far larger than Spark's memory with Spark, and measure the memory of Spark's processes: `python -m
 bench.spark_memory`.
 
-Spark runs with local[2], so that the heap of its one JVM is that of driver and executors together. Writes
-spark_memory.json, which spark_peer.py includes in SPARK.md; the exit code is 1 if the second half of the reading needed
-clearly more memory than the first.
+Spark runs with local[2], so driver and executors share the heap of one JVM. The program writes spark_memory.json, which
+spark_peer.py includes in SPARK.md. The exit code is 1 if the second half of the reading needed clearly more memory than
+the first.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ ALLOWED_GROWTH = 1.1
 
 
 class Watch(threading.Thread):
-    """Thread that samples the resident memory of a process and all its descendants until stop(). samples: sums in 10^6
-    bytes."""
+    """Thread that samples the resident memory of a process and all its descendants until stop(). samples: the sums over
+    these processes, in units of 10^6 bytes.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -73,14 +74,15 @@ def _resident(pid: int) -> float:
 
 
 def grew(samples: list[float]) -> float:
-    """Return the peak of the second half of `samples` relative to that of the first; 1.0 if there are too few
-    samples."""
+    """Return the peak of the second half of `samples` divided by the peak of the first half; 1.0 if there are too few
+    samples.
+    """
     half = len(samples) // 2
     return max(samples[half:]) / max(samples[:half]) if half else 1.0
 
 
 def paragraph(result: dict[str, Any]) -> list[str]:
-    """Return lines of SPARK.md about a run. result: what main() wrote to RESULT."""
+    """Return the lines of SPARK.md about a run. result: the content of RESULT, which main() writes."""
     second = result["second"]
     return [
         f"A topic of {result['megabytes']:,} MB read with a heap of {result['heap']}"
@@ -102,7 +104,7 @@ def paragraph(result: dict[str, Any]) -> list[str]:
 )
 @click.option("--output", type=click.Path(path_type=Path, exists=True), default=HERE, help=f"Where {RESULT} goes.")
 def main(megabytes: int, heap: str, partitions: int, directory: Path | None, output: Path) -> None:
-    """Fill a topic, read it twice by Spark (the first time warms up), and report the memory of the second time."""
+    """Fill a topic, read it twice with Spark (the first time to warm up), and report the memory of the second time."""
     count = megabytes * 1_000_000 // MESSAGE_BYTES // BATCH * BATCH
     topics = {"large": Topic(partitions)}
     with tempfile.TemporaryDirectory(prefix="metaq-spark-memory-", dir=directory) as data:

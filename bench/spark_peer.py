@@ -1,7 +1,9 @@
-"""Compare metaq's Spark source and sink with Kafka's: `python -m bench.spark_peer`; writes SPARK.md and spark.json.
+"""Compare metaq's Spark source and sink with those of Kafka: `python -m bench.spark_peer`. Writes SPARK.md and
+spark.json.
 
-metaq's run in the Spark of this environment. Spark's Kafka source is not published for every version of Spark, so the
-peer gets its own environment, made by pip in build/spark-peer, and jars by Maven (bench/java/spark/pom.xml).
+metaq's source and sink run in the Spark of this Python environment. Spark's Kafka source is not published for every
+version of Spark, so it runs in a separate environment, which pip makes in build/spark-peer. Maven gets its jars
+(bench/java/spark/pom.xml).
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ PEER = "spark-sql-kafka"
 MESSAGE_BYTES = 1024
 BATCH = 500
 HEAP = "2g"
-"""Heap of each Spark's JVM."""
+"""Heap size of the JVM of each of the two Sparks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkScenario:
-    """One command of bench/spark_worker.py on a topic of its own; bar: the least ratio of metaq's rate to the
-    peer's."""
+    """One command of bench/spark_worker.py on its own topic; bar: the least allowed ratio of metaq's rate to the peer's
+    rate.
+    """
 
     name: str
     title: str
@@ -87,7 +90,7 @@ def main(
     directory: Path | None,
     output: Path,
 ) -> None:
-    """Read and write topics by Spark, local[2], metaq's and Kafka's in turns. Exit code 1 if a bar is missed."""
+    """Read and write topics with Spark, local[2]; metaq and Kafka take turns. The exit code is 1 if a bar is missed."""
     scenarios = [each for each in SCENARIOS if not names or each.name in names]
     rows -= rows % BATCH
     with tempfile.TemporaryDirectory(prefix="metaq-spark-bench-", dir=directory) as data:
@@ -113,7 +116,7 @@ def main(
 
 @contextmanager
 def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Iterator[dict[str, Worker]]:
-    """Start both clusters, fill their topics, and yield a Spark for each."""
+    """Start both brokers, fill their topics, and yield a Spark process for each of them."""
     python, jars = _peer_environment()
     topics = {each.name: Topic(each.partitions) for each in scenarios}
     with ExitStack() as stack:
@@ -136,7 +139,9 @@ def _sparks(scenarios: list[SparkScenario], rows: int, directory: Path) -> Itera
 
 
 def _peer_environment() -> tuple[Path, str]:
-    """Return the Python of an environment with the peer's version of Spark, and the class path of its Kafka source."""
+    """Make the environment with the peer's version of Spark. Return the path of its Python, and the class path of
+    Spark's Kafka source.
+    """
     build(PROJECT, "the benchmark's peers")
     home = HERE.parent / "build" / "spark-peer"
     python, wanted = home / "bin" / "python", f"pyspark=={peer_versions(['spark'])['spark']}"
@@ -157,7 +162,9 @@ def _peer_environment() -> tuple[Path, str]:
 def _measure(
     scenario: SparkScenario, sparks: dict[str, Worker], rounds: int, warm_ups: int, rows: int, written: int
 ) -> Measured:
-    """Measure one scenario. A JVM needs some runs until its hot code is compiled; then the two systems take turns."""
+    """Measure one scenario. First each system warms up, because a JVM needs some runs until its hot code is compiled.
+    Then the two systems take turns.
+    """
     words = (scenario.verb, scenario.name, rows if scenario.verb == "read" else written, MESSAGE_BYTES)
     for name, spark in sparks.items():
         for number in range(warm_ups):

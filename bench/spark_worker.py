@@ -1,10 +1,11 @@
-"""Run Spark, local[2], as a Worker of bench.processes' line protocol: reads and writes topics of metaq or of Kafka.
+"""Run Spark, local[2], to read and write topics of metaq or of Kafka. bench.processes.Worker drives it by its line
+protocol.
 
     python bench/spark_worker.py metaq ZOOKEEPER [HEAP]
     python bench/spark_worker.py kafka BOOTSTRAP HEAP CLASS_PATH_OF_SPARK_SQL_KAFKA
 
-A script without imports from this package: the peer's Spark is another version, in an environment of its own. Each
-command is answered with one line of JSON; seconds are those of the whole action, planning included.
+The script imports nothing from this package, because the peer's Spark is another version in a separate environment.
+Each command is answered with one line of JSON. Its seconds are the time of the whole action, including planning.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TASKS = 2
 
 
 class Topics:
-    """Topics of one system as DataFrames; the queries are the same for both systems."""
+    """Reads and writes the topics of one system as DataFrames, with the same queries for both systems."""
 
     def __init__(self, system: str, address: str, heap: str = "2g", class_path: str = "") -> None:
         self._format = system
@@ -34,7 +35,7 @@ class Topics:
             register(self._spark)
 
     def read(self, topic: str, count: int, size: int) -> dict[str, Any]:
-        """Read all rows and use each value; fails unless there are `count` values of `size` bytes."""
+        """Read all rows and use each value. Raises ValueError unless there are `count` values of `size` bytes."""
         start = time.perf_counter()
         frame = self._spark.read.format(self._format).options(subscribe=topic, **self._where).load()
         (row,) = frame.agg(sql.count("*").alias("rows"), sql.sum(sql.length("value")).alias("bytes")).collect()
@@ -44,7 +45,7 @@ class Topics:
         return {"count": count, "seconds": seconds, "rate": count / seconds}
 
     def write(self, topic: str, count: int, size: int) -> dict[str, Any]:
-        """Write `count` values of `size` bytes, made by as many tasks as run at once."""
+        """Write `count` values of `size` bytes. As many tasks as can run at once make and write them."""
         rows: DataFrame = self._spark.range(0, count, numPartitions=TASKS)
         values = rows.select(sql.rpad(sql.col("id").cast("string"), size, "x").cast("binary").alias("value"))
         start = time.perf_counter()
@@ -74,7 +75,7 @@ def _session(heap: str, class_path: str) -> SparkSession:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # the output of Spark's JVM is no answer
+    os.dup2(2, 1)  # what Spark's JVM prints must not be taken for an answer
     topics = Topics(*sys.argv[1:])
     for line in sys.stdin:
         command, *words = line.split()

@@ -1,4 +1,4 @@
-"""Scenarios of metaq's broker alone that are programs of their own, because they take long or need gigabytes."""
+"""Scenarios that measure only metaq's broker. Each is a separate program, because it takes long or needs gigabytes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class SpecialFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A program `python -m <module> <arguments>` that prints one JSON object; its numbers are the figures, and names of
-    nested objects are joined with dots.
+    """A program `python -m <module> <arguments>` that prints one JSON object. The numbers in this object are the
+    figures; the names of nested objects are joined with dots.
 
-    The program takes `--directory` for its data.
+    The program has an option `--directory` for its data.
     """
 
     name: str
@@ -82,7 +82,7 @@ SPECIALS = {
 
 
 def run_special(special: Special, directory: Path | None, log: Callable[[str], None]) -> Measured:
-    """Run the program, and show its messages on stderr as they come. directory: for data. Raises SpecialFailed."""
+    """Run the program. Its messages on stderr are shown immediately. directory: for its data. Raises SpecialFailed."""
     where = () if directory is None else ("--directory", str(directory))
     command = [sys.executable, "-m", special.module, *special.arguments, *where]
     log(f"--- {special.title}: {' '.join(command[1:])}")
@@ -94,7 +94,7 @@ def run_special(special: Special, directory: Path | None, log: Callable[[str], N
 
 
 def figures(output: str) -> dict[str, float]:
-    """Return the numbers of the one JSON object that a program printed; none if it printed nothing."""
+    """Return the numbers in the JSON object that a program printed; an empty dict if it printed nothing."""
     return dict(_numbers("", json.loads(output))) if output.strip() else {}
 
 

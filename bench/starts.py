@@ -1,8 +1,8 @@
-"""Measure how long the most used programs take from start to end: `python -m bench.starts`.
+"""Measure how long the most used commands take from start to end: `python -m bench.starts`.
 
-It measures the environment that runs it; install metaq there from its wheel, as users do. Each command runs once before
-it is measured, so that its bytecode exists, and the commands take turns. Wall time and processor time are printed; on a
-machine that does other work, processor time is more reliable.
+It measures the Python environment that runs it; install metaq there from its wheel, as users do. Each command runs once
+before it is measured, so that its bytecode exists. The commands take turns. Wall time and processor time are printed;
+on a machine that does other work, processor time is more reliable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CODE = [sys.executable, "-c"]
 
 
 def _commands(zookeeper: str) -> dict[str, tuple[list[str], int | None]]:
-    """Return the commands, each with its bar in ms."""
+    """Return by name the commands, each with the limit that its wall time must stay below, in ms (None: no limit)."""
     return {
         "python -c pass": ([*CODE, "pass"], None),
         "from metaq import Producer": ([*CODE, "from metaq import Producer"], 150),

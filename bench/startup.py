@@ -31,17 +31,18 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 class StartupFailed(RuntimeError):
-    """A step did not end as it must."""
+    """A step did not end as expected."""
 
 
 def measure_startup(
     directory: Path, partitions: int, total_bytes: int, *, body_bytes: int = 1024, durable: bool = False
 ) -> dict[str, Any]:
-    """Fill a directory, kill, start, kill, start with indexes missing, all below `directory`. Raises StartupFailed,
-    ProcessFailed.
+    """Fill a data directory below `directory` and kill the writer; start a broker and kill it, twice; then start it
+    with indexes missing. Raises StartupFailed and ProcessFailed.
 
-    The result: seconds from the process's start to its "serving" line, after a kill under load and after one at rest;
-    bytes per second that the rebuild of closed segments' indexes reads; resident memory and descriptors.
+    The result has the seconds from the process's start to its "serving" line, after a kill under load and after a kill
+    at rest; the megabytes per second that the rebuild of the closed segments' indexes reads; and the broker's resident
+    memory and number of descriptors.
     """
     data = directory / "data"
     _fill(data, partitions, total_bytes, body_bytes, durable=durable)
@@ -85,8 +86,9 @@ def _start(directory: Path, config: Path) -> tuple[Server, float]:
 
 
 def _rebuild(directory: Path, config: Path, data: Path) -> dict[str, Any]:
-    """Start without the indexes of closed segments: return how long the rebuild in the background takes, and the
-    broker's memory afterwards."""
+    """Start a broker without the indexes of closed segments. Return the speed of the rebuild, which runs in the
+    background, and the broker's memory and descriptors afterwards.
+    """
     folder = data / f"{REBUILT_TOPIC}-0"
     *closed, _ = sorted(folder.glob("*.meta"))
     size = sum(each.stat().st_size for each in closed)
@@ -125,7 +127,9 @@ def _resident_bytes(pid: int) -> int:
     "--directory", type=click.Path(path_type=Path, exists=True), help="For data and logs; default: a temporary one."
 )
 def main(partitions: int, gigabytes: float, body: int, durable: bool, directory: Path | None) -> None:
-    """Measure the start after kill -9 with a directory of many partitions; print JSON. Needs twice the space."""
+    """Measure the start after kill -9 with a data directory of many partitions; print JSON. Needs twice the space of
+    the data on the disk.
+    """
     with tempfile.TemporaryDirectory(prefix="metaq-startup-", dir=directory) as data:
         size = int(gigabytes * 1e9)
         click.echo(

@@ -1,4 +1,6 @@
-"""Fill a data directory through the store itself, then end by SIGKILL: `python -m bench.startup_fill`."""
+"""Fill a data directory with the broker's own store, then end this process by SIGKILL: `python -m
+bench.startup_fill`.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,20 @@ __all__ = ["REBUILT_TOPIC", "TOPIC", "fill"]
 
 TOPIC = "many"
 REBUILT_TOPIC = "closed"
-"""Topic with one partition that has many closed segments."""
+"""Name of a topic with one partition that has many closed segments."""
 CLOSED_SEGMENT_BYTES = 64 << 20
 
 _FIRST_ID = 1 << 60
 _WORKERS = 16
 _BATCH_BYTES = 256 << 10
 _TICK_EVERY = 64
-"""Partitions between two ticks of the store: at some hundred MB/s about four ticks a second."""
+"""Number of partitions that are written between two ticks of the store. At some hundred MB/s this makes about four
+ticks a second.
+"""
 
 
 class _Threads:
-    """Worker threads, and the calls that they return to the owning thread."""
+    """Worker threads. The results of their functions wait in a queue until the owning thread calls deliver()."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = queue.SimpleQueue()
@@ -61,10 +65,11 @@ class _Threads:
 def fill(
     data_path: str, partitions: int, total_bytes: int, body_bytes: int, *, closed_bytes: int, durable: bool
 ) -> None:
-    """Append the same number of whole records to each partition, in batches of up to 256 KiB, without a clean stop.
+    """Append the same number of whole records to each partition, in batches of up to 256 KiB. The store is not closed
+    afterwards.
 
-    closed_bytes: for the partition of REBUILT_TOPIC, which comes first. durable: flush as a broker that acknowledges
-    only what is on the disk.
+    closed_bytes: bytes for the partition of REBUILT_TOPIC, which is filled first. durable: flush like a broker that
+    acknowledges a message only when it is on the disk.
     """
     threads = _Threads()
     threshold = 0 if durable else 1000

@@ -43,12 +43,12 @@ PYTHON_CLIENTS = {
     CONFLUENT: ["bench.kafka_workers", "confluent-kafka"],
     CONFLUENT_BATCH: ["bench.kafka_workers", "confluent-kafka-batch"],
 }
-"""By system: module and first words of its load generator."""
+"""By system: the module of its load generator, and the generator's first arguments."""
 
 KAFKA_REPLICAS = {"kafka": 1, "kafka-2": 2}
 
-# 1.x's keys: fsync after 1,000 messages or 10 s, no answer waits for it; or before the answer, one fsync for all
-# waiting answers
+# keys of metaq 1.x. False: fsync after 1,000 messages or 10 s, no answer waits for it. True: fsync before the answer,
+# one fsync for all waiting answers
 FLUSH: Mapping[bool, Mapping[str, object]] = {
     False: {"unflushThreshold": 1000, "unflushInterval": 10_000},
     True: {"unflushThreshold": 0, "unflushInterval": 10_000},
@@ -68,8 +68,9 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A running broker: the address for its clients, the processes of its nodes, and the resident memory of the largest
-    one before any command."""
+    """A running broker. address: for its clients; pids: processes of its nodes; rest_mb: resident memory of the largest
+    of these processes before any command, in units of 10^6 bytes.
+    """
 
     address: str
     pids: tuple[int, ...]
@@ -78,7 +79,7 @@ class Broker:
 
 @dataclass(slots=True)
 class Running:
-    """The running systems of a stage. failures: by system, why it is not among them."""
+    """The running systems of a stage, and their brokers. failures: by system, why it does not run."""
 
     systems: dict[str, System] = field(default_factory=dict)
     brokers: dict[str, Broker] = field(default_factory=dict)
@@ -89,10 +90,10 @@ class Running:
 def start_stage(
     stage: Stage, topics: Mapping[str, Topic], names: Iterable[str], directory: Path, zk: str | None, log: Log
 ) -> Iterator[Running]:
-    """Start the named systems and their brokers, and yield them; all processes have ended at the end.
+    """Start the named systems and their brokers, and yield them. When the context ends, all their processes have ended.
 
-    topics: the stage's, and more of the caller's; directory: for data and logs; zk: host:port of a running server, None
-    to start one. A system that does not start is among the failures.
+    topics: the topics of the stage, and additional ones of the caller; directory: for data and logs; zk: host:port of a
+    running ZooKeeper server, None to start one. A system whose broker does not start is added to the failures.
     """
     names = list(names)
     running = Running()
@@ -129,7 +130,9 @@ def _first_line(failure: ProcessFailed) -> str:
 def _start_broker(
     name: str, stage: Stage, topics: Mapping[str, Topic], directory: Path, zk_connect: str, stack: ExitStack
 ) -> Broker:
-    """Start a broker. zk_connect: used by metaq's brokers; the stack ends the started processes."""
+    """Start a broker. zk_connect: ZooKeeper for the brokers of metaq and of Java metaq; stack: ends the started
+    processes when it is closed.
+    """
     home = directory / name
     home.mkdir()
     address = zk_connect
@@ -171,7 +174,7 @@ def _flushed(stage: Stage, topics: Mapping[str, Topic]) -> set[str]:
 
 
 def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[str, object]]:
-    """Return server.ini's keys of each topic."""
+    """Return by topic the keys of its section in server.ini."""
     flushed = _flushed(stage, topics)
     return {name: {"numPartitions": topic.partitions, **FLUSH[name in flushed]} for name, topic in topics.items()}
 
@@ -179,7 +182,7 @@ def _sections(stage: Stage, topics: Mapping[str, Topic]) -> dict[str, Mapping[st
 def _promised(
     sections: Mapping[str, Mapping[str, object]], flushed: set[str], replicas: int
 ) -> dict[str, Mapping[str, object]]:
-    """Return the sections with a key for what an acknowledgement promises: every node has the message."""
+    """Return the sections with additional keys, so that a message is acknowledged only when every node has it."""
     return {
         name: {**keys, "ack": "disk" if name in flushed else "in-sync", "minInSync": replicas}
         for name, keys in sections.items()
@@ -188,7 +191,7 @@ def _promised(
 
 @contextmanager
 def zookeeper(directory: Path) -> Iterator[str]:
-    """Start metaq's ZooKeeper with its data below `directory`; yield its address, host:port."""
+    """Start the ZooKeeper server that metaq includes, with its data below `directory`; yield its address, host:port."""
     port = free_port()
     command = [*METAQ, "zookeeper", "--port", str(port), "--data-dir", str(directory / "zookeeper")]
     with Server(command, directory / "zookeeper.log", "zookeeper serves at"):

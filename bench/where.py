@@ -1,10 +1,10 @@
 """Measure what a filter by content costs the broker for each message, and how much traffic it saves: `python -m
 bench.where`.
 
-First in one process: messages with five properties, as many as a pull filters at once, with the checksums of omitted
-ones; for comparison, the cost of decoding and filtering each message alone. Then with a broker with one partition: the
-whole partition is pulled with each filter, and the processor time of the broker's process is divided by the number of
-messages that it filtered.
+The first measurement runs in one process. It filters messages with five properties, as many together as a pull filters
+at once, and includes checking the checksums of the rejected messages; for comparison it also decodes and filters each
+message alone. The second measurement uses a broker with one partition. It pulls the whole partition with each filter,
+and divides the processor time of the broker's process by the number of filtered messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FILTERS = {
 
 
 def records(size: int, count: int) -> Iterator[bytes]:
-    """Yield records with five properties, whose payloads have about `size` bytes."""
+    """Yield records with five properties and payloads of about `size` bytes."""
     chance = random.Random(1)
     for number in range(count):
         properties = {
@@ -69,7 +69,7 @@ def records(size: int, count: int) -> Iterator[bytes]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the least processor time of some rounds, in seconds."""
+    """Return the least processor time of ROUNDS calls of `work`, in seconds."""
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time_ns()
@@ -160,7 +160,7 @@ def _batch(some: list[bytes], opaque: int) -> tuple[bytes, bytes]:
 
 
 def _pull_all(connection: Connection, end: int, where: Where | None) -> int:
-    """Pull everything, and return the bytes of the received records."""
+    """Pull the whole partition, and return the number of bytes of the received records."""
     position = moved = 0
     while position < end:
         pulled = BegunPull(connection, HERE, position, 2 << 20, where=where).result()
@@ -174,7 +174,7 @@ def _pull_all(connection: Connection, end: int, where: Where | None) -> int:
 @click.option("--megabytes", default=200, show_default=True, help="What the broker's partition has.")
 @click.option("--no-broker", is_flag=True, help="In one process only.")
 def main(megabytes: int, no_broker: bool) -> None:
-    """Measure and print; see the module."""
+    """Run the measurements of this module's docstring, and print tables."""
     for size in (1024, 128):
         in_one_process(size)
     if not no_broker:

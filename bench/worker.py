@@ -1,4 +1,6 @@
-"""metaq's load generator: `python -m bench.worker [--one-core] <zkConnect>`, the counterpart of metaq.peer.Peer."""
+"""metaq's load generator: `python -m bench.worker [--one-core] <zkConnect>`. metaq.peer.Peer is the one for Java
+metaq.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ BATCHES_UNDER_WAY = 4
 
 
 class Metaq:
-    """metaq's client as a Client of the loops."""
+    """Adapter that makes metaq's client a Client of the measuring loops."""
 
     def __init__(self, zk_connect: str) -> None:
         self._zk_connect = zk_connect
@@ -30,8 +32,9 @@ class Metaq:
         self.send = self._producer.send
 
     def send_async(self, topic: str, data: bytes) -> Future[Any]:
-        """Send to all partitions in turn, as 1.x's client does; by default metaq's would fill a request for each of
-        them."""
+        """Send without waiting, to all partitions in turn, as metaq 1.x's client does. Without a named partition,
+        metaq's client would choose one partition until a request to it is full.
+        """
         if topic not in self._turns:
             partitions = self._producer.partitions(topic)
             self._turns[topic] = cycle(partitions) if len(partitions) > 1 else None
@@ -41,7 +44,7 @@ class Metaq:
         return self._producer.send_async(topic, data, partition=next(turns))
 
     def produce(self, topic: str, data: bytes, count: int) -> None:
-        """Send as a user of confluent-kafka would write it."""
+        """Send in the way in which a user of confluent-kafka would write it."""
         reported, failed = 0, []
 
         def report(error: Exception | None, _: Any) -> None:
@@ -58,7 +61,9 @@ class Metaq:
             raise RuntimeError(f"{len(failed)} of {count} sends failed, {reported} were reported: {failed[:1]}")
 
     def send_batches(self, topic: str, payloads: list[bytes], batches: int) -> None:
-        """Send batches, a few of them unanswered: one is stored, the next is on the wire, others are being made."""
+        """Send batches, with a few unanswered ones at a time: while one is stored, the next is on the network and
+        others are being made.
+        """
         unanswered: deque[Future[Any]] = deque()
         for _ in range(batches):
             if len(unanswered) == BATCHES_UNDER_WAY:
@@ -87,7 +92,7 @@ class Metaq:
 
 
 def main() -> None:
-    """Answer the lines of standard input until it ends."""
+    """Execute the commands from standard input, one per line, until the input ends."""
     *options, zk_connect = sys.argv[1:] or [""]
     if options not in ([], ["--one-core"]) or not zk_connect:
         sys.exit("usage: python -m bench.worker [--one-core] <zkConnect>")

@@ -1,9 +1,10 @@
-"""Measure the worst request of each verb: how long it occupies a broker's reactor without a pause.
+"""Measure for the worst requests of each verb how long they occupy a broker's reactor without a pause.
 
-`python -m bench.worst [words]` measures the requests whose name has one of the words (without words: all), on a broker
-in this process with many partitions, groups and delayed messages. A step is the reactor's work between two looks at its
-connections: one read, one timer, one result of a thread. Its processor time is measured, so other work of the machine
-hardly counts. A verb of broker/assembly/verbs.py without an entry in FRAMES or TEXTS fails a unit test.
+`python -m bench.worst [words]` measures the requests of verbs whose name contains one of the words (without words:
+all), on a broker in this process with many partitions, groups and delayed messages. A step is the reactor's work until
+it polls its connections again: the handling of one read, one timer or one result of a thread. The processor time of
+each step is measured, so other work of the machine has hardly any effect. A unit test fails for a verb of
+broker/assembly/verbs.py that has no entry in FRAMES or TEXTS.
 """
 
 from __future__ import annotations
@@ -112,25 +113,29 @@ from .memory import warm_page_cache
 __all__ = ["FRAMES", "PAGES", "TEXTS", "Worst", "main"]
 
 LIMIT_MS = 20.0
-"""The limit in ms: no request may make the reactor work longer without a pause."""
+"""The limit in ms: no step of a request may be longer."""
 
 PARTITIONS = 10_240
 GROUPS = 10_000
 HALVES = 50_000
 TIMERS = 1_000_000
-"""Number of delayed messages."""
+"""Number of delayed messages on the broker."""
 
 ROUNDS = 5
-"""How often a case above the limit is measured again, each time on a new broker. A virtual machine's host can stop a
-process for a while, and that counts as the process's own time. A step that is long by itself is long in each round."""
+"""The most rounds in which a case above the limit is measured, each on a new broker. A virtual machine's host can stop
+a process for a while, and this counts as the process's own time. A step that is long by itself is long in each
+round.
+"""
 
 WARM_BYTES = 256 << 20
-"""Bytes of memory that are touched before each case: the time of a virtual machine's host to provide memory is not the
-broker's."""
+"""Bytes of page cache that are written before each case, so that the broker's steps do not include the time in which a
+virtual machine's host provides memory.
+"""
 
 Requests: TypeAlias = Iterator[tuple[str, "bytes | Callable[[Worst], bytes]"]]
-"""A name, and the request's bytes, or a function that prepares the broker and returns them. A read brings as many small
-requests as fit; then a request here is such a read."""
+"""Yields a name, and the bytes of a request or a function that prepares the broker and returns these bytes. For small
+requests the bytes are a full read, which contains as many requests as fit.
+"""
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -141,17 +146,18 @@ def _frame(code: int, ext: Mapping[str, str | int], body: bytes = b"", opaque: i
 
 
 def _reads(request: bytes) -> bytes:
-    """Return as many copies of the request as one read brings."""
+    """Return as many copies of the request as fit into one read."""
     return request * (LARGE_READ_BYTES // len(request))
 
 
 _MANY = 100
-"""How often a request of many steps is repeated: thousands would take minutes and show the same steps."""
+"""How often a request that takes many steps is repeated. Thousands would take minutes and show the same steps."""
 
 
 def _small(code: int, request: Any = None, body: bytes = b"") -> Callable[[], Requests]:
-    """Return a source of requests of a verb whose size no client chooses: a single one, and as many as one read
-    brings."""
+    """Return a source of requests for a verb whose requests have a fixed size: a single request, and as many as fit
+    into one read.
+    """
 
     def requests() -> Requests:
         ext = request.to_ext() if request is not None else {}
@@ -176,13 +182,13 @@ _LEAST = encode_record(b"", 0, 0)
 
 
 def _long_list() -> tuple[int, bytes]:
-    """Return flag and body of the record with the most properties."""
+    """Return flag and body of a record with 900,000 properties."""
     flag, attribute = encode_attributes(tag="a", properties={f"{number:x}": "" for number in range(900_000)})
     return flag, encode_body(b"", flag, attribute)
 
 
 def _long_lists() -> Iterator[tuple[str, int, bytes]]:
-    """Yield name, flag and body of messages whose attribute is as long as allowed."""
+    """Yield name, flag and body of messages with the longest allowed attribute."""
     users = b"a\x01b\x02" * ((MAX_RECORD_BODY_BYTES - 100) // 4)
     waiting = 1 | 2 | DELAYED_FLAG
     for name, last in (("delayed", b"metaq.delay\x013600000\x02"), ("half", b"metaq.half\x01bank\x02")):
@@ -275,7 +281,9 @@ def _send_batch() -> Requests:
 
 
 def _many(topics: tuple[str, ...], parts: list[tuple[int, ...]], record: bytes = _LEAST, **more: Any) -> bytes:
-    """Return a SEND_MANY frame. parts: topic, partition, records, and a sequence."""
+    """Return a SEND_MANY frame. parts: for each part, the number of its topic, its partition, its number of records
+    and, optionally, its sequence number.
+    """
     count = sum(part[2] for part in parts)
     sequences = [part[3] for part in parts if len(part) > 3]
     table = [(topic, partition, records) for topic, partition, records, *_ in parts]
@@ -542,11 +550,13 @@ FRAMES: Mapping[int, Callable[[], Requests]] = {
         RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest("XID:1:1:1:q", "commit")
     ),
 }
-"""Requests of frames, by their code."""
+"""Sources of the requests that are frames, by request code."""
 
 
 def _line(line: str) -> Callable[[], Requests]:
-    """Return a source of requests with this line: as many as one read brings, and lines that are as long as allowed."""
+    """Return a source of requests with this text line: as many as fit into one read, and lines of the greatest allowed
+    length.
+    """
 
     def requests() -> Requests:
         data = f"{line}\r\n".encode()
@@ -605,7 +615,7 @@ TEXTS: Mapping[type, Callable[[], Requests]] = {
     IgnoredAnswer: _line("result 200 0 1"),
     PageRequest: lambda: iter(()),  # PAGES
 }
-"""Requests of text commands, by the type of the command."""
+"""Sources of the requests that are text commands, by the type of the decoded command."""
 
 
 def _http(method: str, target: str, body: bytes = b"", content_type: str = "", accept: str = "") -> bytes:
@@ -653,14 +663,14 @@ def _gateway() -> Requests:
 
 
 PAGES: Mapping[str, Callable[[], Requests]] = {"pages": _pages, "gateway": _gateway}
-"""Requests by HTTP: of the dashboard, and of the gateway."""
+"""Sources of HTTP requests: to the dashboard's pages, and to the gateway."""
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def filled_topics(partitions: int) -> dict[str, int]:
-    """Return the partitions of the topics that requests name, besides `t` and `safe`."""
+    """Return the number of partitions of each topic that the requests use, except `t` and `safe`."""
     return {"many": partitions, "closed": partitions, "tagged": 1, "wide": 1, "keyed": 1}
 
 
@@ -671,8 +681,9 @@ def _pending(properties: Mapping[str, str]) -> bytes:
 
 
 def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halves: int, timers: int) -> None:
-    """Fill a broker with many objects of each kind. do(data, host): sends data from that address, and waits until it is
-    done."""
+    """Fill a broker with many objects of each kind. do(data, host) sends requests from the address `host`, and waits
+    until they are done.
+    """
 
     def send(topic: str, partition: int, records: list[bytes]) -> None:
         ext = SendBatchRequest(topic, partition, len(records)).to_ext()
@@ -710,19 +721,23 @@ def fill(do: Callable[[bytes, str], object], partitions: int, groups: int, halve
 
 
 class _MeasuredReactor(Clock):
-    """Reactor whose clock is the processor time of this thread: the time limits of a turn then apply to processor
-    time."""
+    """Reactor whose clock is the processor time of this thread, so that the broker's time limits for a turn apply to
+    processor time.
+    """
 
     def __init__(self) -> None:
         self._ahead = 0.0
         super().__init__()
         self.steps: list[float] = []
-        """Seconds of the steps, without the garbage collector's time, which is no request's own work."""
+        """Seconds of each step, without the garbage collector's time, because its work is not caused by a single
+        request.
+        """
         self.kernel: list[float] = []
-        """The kernel's part of each step: writes of megabytes, for which a virtual machine's host must provide
-        memory."""
+        """Seconds of each step that were spent in the kernel. Writes of megabytes take such time when a virtual
+        machine's host must provide memory.
+        """
         self.collecting = 0.0
-        """The longest run of the garbage collector in seconds."""
+        """Seconds of the garbage collector's longest run."""
         self._collected = self._collects_since = 0.0
         gc.callbacks.append(self._collects)
 
@@ -742,12 +757,13 @@ class _MeasuredReactor(Clock):
         return time.thread_time() + self._ahead
 
     def advance_by(self, seconds: float) -> None:
-        """Let `seconds` pass at once."""
+        """Set the clock forward by `seconds`."""
         self._ahead += seconds
 
     def _sortCalls(self) -> None:  # noqa: N802
-        """Do nothing. Twisted's clock sorts all calls for each new one, but its reactors do not; `turn` checks all of
-        them anyway."""
+        """Do nothing. Twisted's test clock sorts all calls whenever one is added; its reactors do not do this. `turn`
+        checks all calls anyway.
+        """
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a function as one step, and measure it."""
@@ -758,7 +774,7 @@ class _MeasuredReactor(Clock):
         self.kernel.append(getrusage(RUSAGE_THREAD).ru_stime - before)
 
     def turn(self) -> bool:
-        """Run the due calls; return whether there were any."""
+        """Run the calls that are due; return whether there were any."""
         now = self.seconds()
         due = sorted((call for call in self.calls if call.getTime() <= now), key=lambda call: call.getTime())
         for call in due:
@@ -770,8 +786,9 @@ class _MeasuredReactor(Clock):
 
 
 class _Sent(BytesIO):
-    """Sink for answers that keeps nothing: a buffer that grows by megabytes would be copied within the broker's
-    steps."""
+    """Sink that discards the answers. A growing buffer of megabytes would be copied, and this time would count in the
+    broker's steps.
+    """
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -785,7 +802,7 @@ class _HttpTransport(StringTransport):
 
 
 class Worst:
-    """A broker with many objects, which gets one request after the other."""
+    """A broker with many objects that handles one request after the other."""
 
     def __init__(
         self,
@@ -808,12 +825,12 @@ class Worst:
     # --- what a case needs --------------------------------------------------------------------------------------------
 
     def new_topics(self, count: int) -> tuple[str, ...]:
-        """Return names of topics that do not exist yet, and that a broker makes when a message names them."""
+        """Return names of topics that do not exist yet. A broker creates such a topic when a message is sent to it."""
         self._named += count
         return tuple(f"%RETRY%{self._named - number:x}" for number in range(count))
 
     def leased(self, group: str, count: int = MAX_SETTLEMENTS, lease_ms: int = MAX_LEASE_MS) -> list[tuple[int, int]]:
-        """Return offset and token of `count` messages that one member has leased."""
+        """Lease `count` messages for one member; return the offset and the token of each."""
         found: list[tuple[int, int]] = []
         while len(found) < count:
             request = AcquireRequest("t", 0, group, "m", MAX_ACQUIRED, 1 << 20, lease_ms)
@@ -826,18 +843,20 @@ class Worst:
         return found
 
     def ended_leases(self, group: str) -> bytes:
-        """Let the largest allowed number of leases end, and return a member's request."""
+        """Lease as many messages as one request may settle, let these leases end, and return an ACQUIRE request of a
+        member.
+        """
         self.leased(group, lease_ms=600_000)
         self.reactor.advance_by(601.0)
         return _acquire_frame("t", group)
 
     def held_frame(self, group: str, frame: bytes) -> bytes:
-        """Return the request, after the group has leased as much as allowed."""
+        """Lease as many messages as one request may settle, and return `frame`."""
         self.leased(group)
         return frame
 
     def many_members(self, group: str) -> bytes:
-        """Return a request that gives many waiting members messages."""
+        """Let many members wait for messages, and return a request that sends enough messages for all of them."""
         peer = self.harness.connect()
         for number in range(100):
             request = AcquireRequest("keyed", 0, group, f"m{number}", MAX_ACQUIRED, 1 << 30, 1000, 60_000, "latest")
@@ -847,7 +866,9 @@ class Worst:
         return _frame(RequestCode.SEND_BATCH, SendBatchRequest("keyed", 0, MAX_BATCH_RECORDS).to_ext(), records)
 
     def many_partitions(self, group: str, **more: Any) -> bytes:
-        """Return a request of the first member of a group with many partitions; it has other terms than before."""
+        """Let a group use many partitions, and return a request of its first member with other terms (`more`) than
+        before.
+        """
         shared = self.harness.broker.shared
         for partition in range(500):
             shared.acquire(AcquireRequest("many", partition, group, "m", 1, 1 << 20, 1))
@@ -858,13 +879,13 @@ class Worst:
     # --- measuring ----------------------------------------------------------------------------------------------------
 
     def do(self, data: bytes, host: str = "127.0.0.1") -> list[float]:
-        """Return the seconds of each step that a request to the broker's port takes."""
+        """Handle a request on the broker's port; return the seconds of each of its steps."""
         peer = self.harness.connect(host)
         peer.transport.io = _Sent()
         return self._steps(peer.lose, self._received, peer, data)
 
     def ask(self, gateway: bool, data: bytes) -> list[float]:
-        """Return the seconds of each step of a request by HTTP."""
+        """Handle an HTTP request of the gateway or the dashboard; return the seconds of each of its steps."""
         broker = self.harness.broker
         root: Any = (
             Gateway(self.harness.gate, broker)
@@ -881,7 +902,7 @@ class Worst:
     def _steps(
         self, end: Callable[[], None], feed: Callable[[Any, bytes], None], connection: Any, data: bytes
     ) -> list[float]:
-        """Return the seconds of each step. end: called to end the connection."""
+        """Call `feed` to deliver the data, then `end` to end the connection. Return the seconds of each step."""
         self.reactor.steps.clear()
         self.reactor.kernel.clear()
         self.reactor.collecting = 0.0
@@ -892,7 +913,7 @@ class Worst:
         return list(self.reactor.steps)
 
     def _received(self, peer: Peer, data: bytes) -> None:
-        """Deliver data as a socket would."""
+        """Deliver data to the peer's session in pieces as a socket would."""
         session, position = peer.session, 0
         while position < len(data):
             space = session.space
@@ -961,7 +982,9 @@ def _chosen(verb: str, requests: Callable[[], Requests], words: list[str]) -> Re
 
 
 def _above(words: list[str], only: set[str] | None) -> set[str]:
-    """Measure cases on a new broker. only: their names, None for all. Return the names of the cases above the limit."""
+    """Measure cases on a new broker. only: the names of the cases to measure, None for all. Return the names of those
+    above the limit.
+    """
     above = set()
     with tempfile.TemporaryDirectory() as directory:
         started = time.monotonic()
@@ -989,7 +1012,9 @@ def _above(words: list[str], only: set[str] | None) -> set[str]:
 
 
 def main(words: list[str]) -> int:
-    """Print the longest step of each case in ms of processor time. Return 1 if one is above the limit in each round."""
+    """Print the longest step of each case in ms of processor time. Return 1 if a case is above the limit in each
+    round.
+    """
     above: set[str] | None = None
     for _ in range(ROUNDS):
         above = _above(words, above)

@@ -1,13 +1,13 @@
-"""Measure the memory that a broker takes for the worst request of each verb from 200 connections, and compare it with
-its bound.
+"""Measure the memory that a broker uses for the worst request of each verb from 200 connections, and compare it with
+the bound for this verb.
 
-`python -m bench.worst_memory [words]` sends the requests of bench/worst.py, of verbs whose name has one of the words,
-to a broker process with many partitions, groups and delayed messages. No connection reads an answer. Each connection
-sends a request repeatedly, or all of it but the last byte; all come from one address, or each from one of twenty. The
-peak is the kernel's peak of the resident memory (VmHWM, reset before each case) minus the memory at rest after the
-broker's start. Memory that one case leaves adds to the next, and is printed. Messages that wait for their time or their
-outcome take memory for as long as they wait, so a broker that is left with LEFT_BYTES is replaced by a new one. A case
-above its bound is a defect of the account in broker/runtime/account.py.
+`python -m bench.worst_memory [words]` sends the requests of bench/worst.py to a broker process with many partitions,
+groups and delayed messages. It sends only requests of verbs whose name contains one of the words. No connection reads
+an answer. Each connection sends a request repeatedly, or once without its last byte; all connections come from one
+address, or from twenty. The peak is the kernel's peak of the resident memory (VmHWM, reset before each case) minus the
+memory at rest after the broker's start. Memory that one case does not free counts for the next case, too, and is
+printed. Delayed and half messages take memory as long as they wait, so a broker that holds more than LEFT_BYTES is
+replaced by a new one. A case above its bound is a defect of the account in broker/runtime/account.py.
 """
 
 from __future__ import annotations
@@ -42,27 +42,31 @@ __all__ = ["main"]
 CONNECTIONS = 200
 ADDRESSES = 20
 SECONDS = 1.5
-"""Seconds of the broker's processor time after which a case ends; it also ends when the broker takes no more
-requests."""
+"""A case ends after this many seconds of the broker's processor time. It also ends when the broker takes no more
+requests.
+"""
 
 MOST_SECONDS = 10.0
 """Longest time of a case in seconds."""
 
 STILL_SECONDS = 1.0
-"""A broker that has taken nothing for this many seconds takes no more."""
+"""A broker that has received nothing for this many seconds is assumed to take no more requests."""
 
 SETTLED_SECONDS = 120.0
-"""Seconds that a broker has to finish the sent requests."""
+"""Seconds within which a broker must finish the sent requests."""
 
 LEFT_BYTES = 128 << 20
 ANSWER_SECONDS = 600.0
 OWN_ADDRESS = "127.0.0.9"
-"""Address of the connection that asks whether the broker serves: the limits per address of the others do not affect
-it."""
+"""Address of the connection that checks whether the broker serves. It differs from the other connections' addresses, so
+their limits per address do not affect it.
+"""
 
 MEGABYTE = 1 << 20
 CONNECTION_BYTES = LARGE_READ_BYTES + SPACE_READ_BYTES + WRITE_BYTES
-"""Bytes of a connection besides the account: one read before it is counted, space for a large frame, and an answer."""
+"""Bytes that a connection may use and that the account does not count: one read before it is counted, space for a large
+frame, and an answer.
+"""
 
 _OPAQUE = 77_777
 _TRANSACTIONS = ("TRANSACTION", "TRANSACTION_OUTCOME", "SEND", "SEND_BATCH", "Put", "PutRun", "TransactionCommand")
@@ -72,7 +76,9 @@ _SHARED = ("ACQUIRE", "SETTLE", "SHARED_STATUS", "SHARED_FORGET")
 
 
 class _Case(NamedTuple):
-    """The requests of each connection. whole: repeatedly sent; otherwise once, without the last byte."""
+    """What each connection sends. whole: the request is sent repeatedly; otherwise once, without its last byte.
+    addresses: number of addresses from which the connections come.
+    """
 
     verb: str
     name: str
@@ -98,8 +104,9 @@ def _cases(words: list[str]) -> Iterator[_Case]:
 
 
 def bound_bytes(case: _Case) -> int:
-    """Return the bound in bytes for requests of this verb, above the broker's memory at rest, as docs/broker.md derives
-    it from the limits."""
+    """Return how many bytes of memory requests of this verb may use above the broker's memory at rest. docs/broker.md
+    derives this bound from the limits.
+    """
     limits = Quotas()
     bound = 2 * limits.unfinished_bytes + 2 * case.addresses * MAX_FRAME_BYTES + limits.waiting_bytes
     bound += DEFAULT_MAX_PENDING_PUT_BYTES + limits.unsent_bytes + HEAP_KEPT_BYTES + CONNECTIONS * CONNECTION_BYTES
@@ -111,7 +118,7 @@ def bound_bytes(case: _Case) -> int:
 
 
 class _Broker:
-    """A broker process with many objects, and a connection to it from an address that sends nothing else."""
+    """A broker process that can hold many objects, and a connection to it from OWN_ADDRESS."""
 
     def __init__(self, directory: Path, children: ExitStack) -> None:
         topics = {name: f"numPartitions={count}" for name, count in filled_topics(PARTITIONS).items()}
@@ -133,7 +140,7 @@ class _Broker:
         return socket.create_connection(("127.0.0.1", self.running.port), ANSWER_SECONDS, (host, 0))
 
     def _ask(self, connection: socket.socket, data: bytes) -> None:
-        """Send data and wait until all of it is answered."""
+        """Send requests and wait until all of them are answered."""
         end = encode_frame(RequestCode.HEARTBEAT, _OPAQUE, {})
         sending = threading.Thread(target=connection.sendall, args=(data + end,))
         sending.start()
@@ -163,13 +170,14 @@ class _Broker:
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
     def memory(self, name: str) -> int:
-        """Return a figure of /proc in bytes."""
+        """Return a memory figure of the broker's /proc/PID/status in bytes. name: of its line, such as VmRSS."""
         lines = Path(f"/proc/{self.running.process.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
     def measure(self, case: _Case) -> tuple[int, int, float]:
-        """Return the peak of the memory until all requests are finished, the memory left then, both in bytes, and the
-        seconds that the broker needed to finish after the connections were closed."""
+        """Send a case's requests. Return the peak of the memory until all requests are finished and the memory that is
+        used then, both in bytes, and the seconds that the broker needed to finish after the connections were closed.
+        """
         Path(f"/proc/{self.running.process.pid}/clear_refs").write_text("5")
         _press(self.ports.get(case.verb, self.running.port), case, self._worked)
         closed = time.monotonic()
@@ -180,7 +188,9 @@ class _Broker:
 
 
 def _press(port: int, case: _Case, worked: Callable[[], float]) -> None:
-    """Send the requests from all connections, then close these. worked: returns the broker's processor time so far."""
+    """Send the requests from all connections, then close the connections. worked: returns the broker's processor time
+    so far.
+    """
     view = memoryview(case.data)
     with ExitStack() as connections, selectors.DefaultSelector() as selector:
         for number in range(CONNECTIONS):
@@ -211,7 +221,9 @@ def _press(port: int, case: _Case, worked: Callable[[], float]) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Print the peak of each case and its bound in MB; return 1 if one is above its bound."""
+    """Print the peak and the bound of each case in MB. Return 1 if a case is above its bound or was not finished in
+    time.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the broker ends, too
     failed = 0
     cases = list(_cases(words))
@@ -229,7 +241,9 @@ def main(words: list[str]) -> int:
 
 
 def _holds(case: _Case, peak: int, left: int, settled: float) -> bool:
-    """Print the figures of a case; return whether they are within bounds."""
+    """Print the figures of a case. Return whether the peak is within the bound and the requests were finished in
+    time.
+    """
     bound = bound_bytes(case)
     mark = "  above" if peak > bound else "  not done" if settled > SETTLED_SECONDS else ""
     figures = [f"{size / MEGABYTE:6.0f}" for size in (peak, bound, left)]

@@ -1,4 +1,4 @@
-"""`python -m metaq.broker SERVER.INI`: one broker in the foreground, as `metaq broker -f SERVER.INI`."""
+"""`python -m metaq.broker SERVER.INI`: run one broker in the foreground, like `metaq broker -f SERVER.INI`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A broker process: from a server.ini to a clean stop."""
+"""A broker process, from reading server.ini to a clean stop."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.25
 _SPACE_CHECK_SECONDS = 1.0
 _MEMORY_SECONDS = 1.0
-_SIZE_CHECK_SECONDS = 10.0  # how long a topic may be larger than its policy allows, plus one segment
+_SIZE_CHECK_SECONDS = 10.0  # for this long a topic may be larger than its policy allows plus one segment
 _HEAP_SECONDS = 10.0
 _CERTIFICATE_SECONDS = 2.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
-"""How long a stop waits for clients to take their last answers."""
+"""How many seconds a stop waits for clients to receive their last answers."""
 _DESCRIPTORS_FOR_OTHERS = 64
 
 
@@ -78,14 +78,15 @@ def run(
     listen_on: str = "",
     options: BrokerOptions = BrokerOptions(),  # noqa: B008
 ) -> int:
-    """Serve until SIGTERM or SIGINT; print one line once the broker serves. Returns the process's exit code.
+    """Run a broker until SIGTERM or SIGINT; print one line when it serves. Returns the process's exit code.
 
-    SIGHUP reads the files again. A stop first unregisters, and serves for the file's zkSyncTimeMs longer, so that
-    clients can move. A second signal ends it at once. Main thread only.
+    On SIGHUP the broker reads the files again. To stop, it unregisters from ZooKeeper, and serves for the file's
+    zkSyncTimeMs longer, so that clients can move to other brokers. A second signal ends this time at once. Only for the
+    main thread.
 
-    filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini beside
-    server.ini. plugins: 1.x's -F options, plugin name -> properties file (replication/plugins.py). listen_on: a numeric
-    address; by default all IPv4 ones.
+    filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
+    of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
+    listen_on: a numeric address; by default all IPv4 addresses.
     """
     set_up_heap()
     collect_later()
@@ -93,7 +94,7 @@ def run(
     shown.setFormatter(LogFormat())
     logging.basicConfig(level=logging.INFO, handlers=[shown])
     logging.getLogger("twisted").setLevel(logging.WARNING)
-    logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # it logs every try to connect; the session says enough
+    logging.getLogger("metaq.kazoo").setLevel(logging.ERROR)  # logs each attempt to connect; the session logs enough
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver("twisted"))], redirectStandardIO=False)
     try:
         files = ConfigFiles(ini_path, filters_path)
@@ -101,7 +102,7 @@ def run(
         chosen = read_plugins(plugins or {})
         check_roles(chosen, config)
         config = config_for(chosen, config)
-        from twisted.internet import reactor  # installs it: only when a broker really runs
+        from twisted.internet import reactor  # the import installs the reactor: only when a broker really runs
 
         reactor = serves_few_at_once(measures_elapsed_time(reactor), tuning.MOST_EVENTS)
         return BrokerProcess(config, reactor, files=files, plugins=chosen, options=options).run()
@@ -111,7 +112,7 @@ def run(
 
 
 class BrokerProcess:
-    """All parts of one broker process. `run` blocks; everything else happens on the reactor thread."""
+    """Builds and runs all parts of one broker process. `run` blocks; everything else happens on the reactor thread."""
 
     def __init__(
         self,
@@ -123,7 +124,8 @@ class BrokerProcess:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: the real one (time, descriptors, threads). files: those of `config`, for a reload.
+        """reactor: Twisted's reactor for time, descriptors and threads. files: the files that `config` was read from,
+        for a reload.
 
         rng: chooses partitions for puts that leave the choice to the broker.
         """
@@ -143,7 +145,7 @@ class BrokerProcess:
         self._opened = ""  # the start's report on the data directories
 
     def run(self) -> int:
-        """Serve until told to stop. Raises MetaqError if the broker cannot start."""
+        """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""
         security = self._options.security
         self._certificates = None if security is None else _certificates(security)
         max_connections = _raise_descriptor_limit()
@@ -183,7 +185,7 @@ class BrokerProcess:
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
-            if self._config.node is None:  # else the node opens it when it leads
+            if self._config.node is None:  # otherwise the node opens it when it leads
                 self.broker.transactions.open()
             for kept in self.broker.partitions.kept():
                 _log.warning("%s", kept)
@@ -200,7 +202,7 @@ class BrokerProcess:
         return 0
 
     def _serve(self, max_connections: int) -> None:
-        """Listen and run the reactor until told to stop."""
+        """Listen, and run the reactor until the process is told to stop."""
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
         self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
@@ -403,7 +405,7 @@ class BrokerProcess:
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
-        """Unregister, serve a little longer, then close the port and the connections."""
+        """Unregister from ZooKeeper, serve a little longer, then close the port and the connections."""
         await self._roles.stop()
         if self.broker.moves is not None:
             self.broker.moves.stop()
@@ -434,7 +436,7 @@ class BrokerProcess:
 
     async def _pause(self, seconds: float) -> None:
         self._hurry = deferLater(self._reactor, seconds)
-        await self._hurry.addErrback(lambda _: None)  # a second signal cancelled it
+        await self._hurry.addErrback(lambda _: None)  # a second signal has cancelled the pause
         self._hurry = None
 
     @staticmethod
@@ -443,13 +445,13 @@ class BrokerProcess:
 
 
 def _with_options(config: BrokerConfig, options: BrokerOptions) -> BrokerConfig:
-    """Apply the command's options, which override [replication]."""
+    """Return the configuration with the command's options `node` and `zone`, which override [replication]."""
     node = config.node if options.node is None else options.node
     return replace(config, node=node, zone=config.zone if options.zone is None else options.zone)
 
 
 def _what_opened(store: Store, seconds: float) -> str:
-    """Return a text on the start's work in the data directories."""
+    """Return a log line about what the start found and checked in the data directories."""
     checked = sum(report.checked_bytes for report in store.reports)
     size = sum(log.end_offset - log.first_offset for log in store.logs())
     state = f"{checked} bytes that no checkpoint covers were checked" if checked else "nothing had to be checked"
@@ -473,7 +475,9 @@ def _log_failed_reload(failure: Failure) -> None:
 
 
 def _raise_descriptor_limit() -> int:
-    """Take all descriptors that the system allows. Return how many are left for connections (the store takes half)."""
+    """Raise this process's limit of descriptors to the system's maximum. Return how many of them connections may use
+    (the store uses half of all).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Apache's ZooKeeper server as a child process, for development and tests."""
+"""Run Apache's ZooKeeper server as a child process, for development and tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 __all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-"""Runs a standalone server if the configuration names no others; unlike ZooKeeperServerMain it purges old logs."""
+"""The Java class that runs the server. It runs a standalone server if the configuration names no other servers. Unlike
+ZooKeeperServerMain, it purges old logs.
+"""
 
 _JARS = (
     "zookeeper-3*.jar",
@@ -34,7 +36,7 @@ _JARS = (
 )
 
 QUICK_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a JVM that starts faster, and that runs no hot code."""
+"""Options for a JVM that must start fast and does not run much code."""
 
 _JVM_OPTIONS = (
     *QUICK_JVM_OPTIONS,
@@ -52,10 +54,12 @@ _LOGBACK = """<configuration>
 """
 
 MIN_VERSION = (3, 9, 6)
-"""In earlier versions anybody can delete any empty znode that is not ephemeral, without a login (CVE-2026-79993)."""
+"""The oldest allowed server version. In earlier versions, anybody can delete any empty znode that is not ephemeral,
+without a login (CVE-2026-79993).
+"""
 
 MIN_JAVA = 17
-"""PySpark 4 needs this version; ZooKeeper's server alone would need less."""
+"""The oldest allowed Java version. PySpark 4 needs it; ZooKeeper's server alone could run with an older version."""
 
 _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-headless, or point JAVA_HOME to one"
 _SERVER_JAR = re.compile(r"zookeeper-([0-9]+(?:\.[0-9]+)*)\.jar")
@@ -63,10 +67,12 @@ _VERSION = re.compile(r'"(?:1\.)?([0-9]+)')
 
 
 class EmbeddedZooKeeper(ZooKeeperProcess):
-    """start() it, use connect_string, stop() it. One thread at a time.
+    """A ZooKeeper server process. Call start(), use connect_string, then call stop(). Only one thread at a time may use
+    it.
 
-    data_dir: holds zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory with the
-    server's jars, of version MIN_VERSION or later; None: PySpark's, in any version, for our tests.
+    data_dir: the directory for zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory
+    with the server's jars, of version MIN_VERSION or later. None: use PySpark's jars, whatever their version; metaq's
+    tests do this.
     """
 
     def __init__(
@@ -85,8 +91,10 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
         self._jars = jars
 
     def launch(self) -> None:
-        """Raises ConfigError (no Java or an old one, no jars or those of an old server, port in use, data directory not
-        writable or of the standalone ZooKeeper), DirectoryInUse."""
+        """Start the server process. Raises ConfigError if Java or the server's jars are missing or too old, or if the
+        port is in use. Raises ConfigError also if the data directory is not writable, or belongs to the standalone
+        ZooKeeper. Raises DirectoryInUse.
+        """
         java, jars = find_java(), find_jars(_JARS) if self._jars is None else server_jars(self._jars)
         self._take_directory()
         try:
@@ -119,14 +127,16 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
             "4lw.commands.whitelist": "ruok,srvr,mntr",
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
-            "preAllocSize": 4096,  # KiB by which the transaction log grows
+            "preAllocSize": 4096,  # in KiB: the transaction log grows by this size
         }
         config = self.data_dir / "zoo.cfg"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
         return config
 
     def _write_logback(self) -> Path:
-        """Write the configuration of logback, which Apache's distribution uses: by default it would log every step."""
+        """Write the configuration of logback, which Apache's distribution uses for logging. Without it, logback would
+        log every step.
+        """
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")
         return config
@@ -136,9 +146,9 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> str:
-    """Return the path of the java program: JAVA_HOME's, as PySpark chooses it, else the first on PATH.
+    """Return the path of the java program: that of JAVA_HOME, as PySpark chooses it, otherwise the first on PATH.
 
-    Raises ConfigError naming the finding when there is none, or it is older than MIN_JAVA.
+    Raises ConfigError if there is no java program, or if it is older than MIN_JAVA; the error names what was found.
     """
     environment = os.environ if environment is None else environment
     home = environment.get("JAVA_HOME")
@@ -154,7 +164,9 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _java_version(java: str) -> int:
-    """Return the major version, 0 if unknown: from the `release` file beside it, without starting a JVM."""
+    """Return the major version of Java, 0 if unknown. If possible, read it from Java's `release` file without starting
+    a JVM.
+    """
     release = Path(os.path.realpath(java)).parent.parent / "release"
     said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""
     found = _VERSION.search(said) or _VERSION.search(_ask_java(java))
@@ -169,7 +181,7 @@ def _ask_java(java: str) -> str:
 
 
 def find_jars(patterns: Sequence[str]) -> list[Path]:
-    """Return the jars of PySpark that match `patterns`, found without importing it. Raises ConfigError."""
+    """Return the jars of PySpark that match `patterns`, without importing PySpark. Raises ConfigError."""
     spec = find_spec("pyspark")
     remedy = "these jars come with it: pip install 'metaq[spark]'"
     if spec is None or not spec.submodule_search_locations:
@@ -183,7 +195,9 @@ def find_jars(patterns: Sequence[str]) -> list[Path]:
 
 
 def server_jars(directory: Path) -> list[Path]:
-    """Return the jars of a ZooKeeper server. Raises ConfigError: there is none, or one older than MIN_VERSION."""
+    """Return the jars of a ZooKeeper server. Raises ConfigError if there is no server jar, or if it is older than
+    MIN_VERSION.
+    """
     least = ".".join(map(str, MIN_VERSION))
     found = [_SERVER_JAR.fullmatch(each.name) for each in sorted(directory.glob("zookeeper-*.jar"))]
     versions = [tuple(map(int, each[1].split("."))) for each in found if each]

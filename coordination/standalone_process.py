@@ -1,4 +1,4 @@
-"""The standalone ZooKeeper (`metaq.coordination.standalone`) as a child process: for development and tests."""
+"""Run the standalone ZooKeeper (`metaq.coordination.standalone`) as a child process, for development and tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ __all__ = ["StandaloneZooKeeper"]
 
 
 class StandaloneZooKeeper(ZooKeeperProcess):
-    """start() it, use connect_string, stop() it. One thread at a time. It needs no Java.
+    """A standalone ZooKeeper process, which needs no Java. Call start(), use connect_string, then call stop(). Only one
+    thread at a time may use it.
 
-    data_dir: holds zookeeper.log and the server's data.
+    data_dir: the directory for zookeeper.log and the server's data.
     """
 
     def launch(self) -> None:
-        """Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse."""
+        """Start the server process. Raises ConfigError if the port is in use, or if the data directory is not writable
+        or belongs to Apache's ZooKeeper. Raises DirectoryInUse.
+        """
         self._take_directory()
         try:
             self._refuse_apache()

@@ -1,6 +1,7 @@
-"""metaq: a ZooKeeper-coordinated message cluster, compatible with metaq 1.x.
+"""metaq: a cluster of message brokers, coordinated by ZooKeeper and compatible with metaq 1.x.
 
-The names below are loaded when first used, so that the command line and the brokers do not pay for the client.
+The names below are imported when they are first used, so that the command line and the brokers do not have to load the
+client.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from metaq.protocol.transactions import XaCode as XaCode
     from metaq.protocol.transactions import XaVote as XaVote
 
-# Python first searches the directory where it is started. If that is a checkout with this folder, but without the
-# packages that are beside it (see pyproject.toml), use the installed ones.
+# Python first searches the directory in which it is started. This may be a checkout that has this folder, but not the
+# packages beside it (see pyproject.toml). Then use the installed packages.
 if not os.path.isdir(os.path.join(__path__[0], "client")):
     _installed = [os.path.join(entry, "metaq") for entry in sys.path]
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
@@ -91,7 +92,7 @@ _NAMES = {
     "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
-"""The public names, by their modules below metaq."""
+"""The public names, by the modules below metaq that define them."""
 
 _HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -1,4 +1,5 @@
-"""The client's side of one connection: requests in, bytes out; bytes in, outcomes out. No I/O, no thread, no clock.
+"""The client's side of one connection: it finds the pending request for each received answer. No I/O, no thread, no
+clock.
 
 A driver (docs/decisions/060-connection-core.md) sends `Opening.request` first, and makes a ClientStream with the
 version that the broker answers. For each request it takes an opaque, puts an object of its own into `pending`, and
@@ -43,7 +44,9 @@ class Timed(Protocol):
 
     @property
     def deadline(self) -> float:
-        """By the driver's clock, in seconds. It may change while the request is pending."""
+        """The time at which the request times out, in seconds of the driver's clock. It may change while the request is
+        pending.
+        """
 
 
 R = TypeVar("R", bound=Timed)
@@ -56,7 +59,7 @@ _request_of = itemgetter(0)
 
 
 class ReplyReader(FrameStream[Frame | SentReply]):
-    """Reads frames. The answer to a send is decoded further (sends.py)."""
+    """Reads frames. The answer to a send is decoded into a SentReply (sends.py)."""
 
     def __init__(self) -> None:
         super().__init__(_parse_reply, parse_frame_parts)
@@ -69,8 +72,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    A Java broker must never be sent a frame: it would wait for CR LF for ever. Our broker's version says that it speaks
-    frames.
+    Never send a frame to a Java broker: the broker would wait for CR LF for ever. Our broker's version says that it
+    speaks frames.
     """
 
     request = encode_version(0)
@@ -81,7 +84,7 @@ class Opening:
     def receive(self, data: bytes) -> str | None:
         """Take the next bytes, b"" for the end of the stream. Return the broker's version once it is complete.
 
-        Raises RemoteProtocolError: the peer is not a metaq broker.
+        Raises RemoteProtocolError if the peer is not a metaq broker.
         """
         if not data:
             raise RemoteProtocolError("it closed the connection")
@@ -97,15 +100,15 @@ def _told(answer: Answer) -> str:
 
 
 class ClientStream(Generic[R]):
-    """Pending requests of one connection, and those that have ended.
+    """The pending and the ended requests of one connection.
 
     pending: pending requests by opaque. A driver enters each before its bytes are sent. Any thread. outcomes: ended
-    requests in order, each once; the driver takes them from the left. One thread at a time calls `receive` and
-    `expire`, and takes; `end` may be called on any thread. half_check_seconds: how long after a half message the broker
-    checks it first, unless the message says so itself; None: an older broker, which does not tell, and asks any
-    producer of the group. torn: an exception left a call of `receive`, so it is unknown where the next answer begins:
-    close the connection. The answers completed by then are in `outcomes`; their requests may also still be in
-    `pending`.
+    requests in order, each once; the driver takes them from the left. Only one thread at a time may call `receive` and
+    `expire` and take outcomes; any thread may call `end`. half_check_seconds: seconds from the arrival of a half
+    message to its first check, unless the message sets them itself; None for an older broker, which does not report
+    them and asks any producer of the group. torn: whether an exception has interrupted `receive`. Then it is unknown
+    where the next answer begins: close the connection. The answers completed by then are in `outcomes`; their requests
+    may also still be in `pending`.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
@@ -139,7 +142,9 @@ class ClientStream(Generic[R]):
 
     @property
     def wanted_bytes(self) -> int | None:
-        """A receiver of exactly this many bytes each time avoids joins, and sees `begun`. None: not supported."""
+        """The number of bytes that the driver should receive next. If it receives exactly this many each time, no bytes
+        must be joined, and `begun` is available. None: not supported.
+        """
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
@@ -161,26 +166,30 @@ class ClientStream(Generic[R]):
             opaque = replies[0].opaque
             if (request := self.pending.get(opaque)) is not None:
                 self.outcomes.append((request, replies[0], None))
-                self.pending.pop(opaque, None)  # last, so that after an exception it is in at least one of them
+                self.pending.pop(opaque, None)  # last: after an exception the request is in at least one of them
         elif replies:
             ended = map(self.pending.pop, map(_opaque_of, replies), repeat(None))
             self.outcomes.extend(filter(_request_of, zip(ended, replies, repeat(None))))  # type: ignore[arg-type]
         self.torn = False
 
     def expire(self, now: float) -> None:
-        """Make requests past their deadline outcomes with RequestTimedOut. Cost: O(pending requests)."""
+        """Turn requests past their deadline into outcomes with RequestTimedOut. Cost: O(pending requests)."""
         late = [opaque for opaque, request in list(self.pending.items()) if request.deadline <= now]
         if late:
             self.end(late, RequestTimedOut(f"{self.peer} did not answer in time"))
 
     def end(self, opaques: Iterable[int], error: MetaqError) -> None:
-        """Make those of these requests that are pending outcomes with `error`. Their answers are dropped."""
+        """Turn those of these requests that are pending into outcomes with `error`. Later answers to them are
+        dropped.
+        """
         ended = map(self.pending.pop, opaques, repeat(None))
         self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the half-check delay in the broker's version."""
+    """Return the seconds to the first check of a half message, from the words of the broker's version; None if it has
+    no such word.
+    """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)
         if digits != mark and digits.isascii() and digits.isdigit() and len(digits) <= 15:

@@ -28,7 +28,7 @@ __all__ = [
 # zstandard's objects serve one thread at a time, and making one costs more than using it. Each user takes one and puts
 # it back: there are as many as concurrent threads, and an interrupt leaves one to the garbage collector.
 _compressors: dict[int, deque[Any]] = {}
-"""By level."""
+"""Idle compressors by level."""
 _decompressors: deque[Any] = deque()
 
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -52,15 +52,15 @@ def compress(payload: Buffer, level: int) -> bytes:
 
 
 def begins_frame(payload: Buffer) -> bool:
-    """Whether this may be a compressed payload."""
+    """Return whether `payload` may be a compressed payload."""
     return bytes(payload[: len(_ZSTANDARD)]) == _ZSTANDARD
 
 
 def unpacked_bytes(packed: Buffer) -> int:
-    """Return the original size of a compressed payload, by the header of its frame.
+    """Return the original size of a compressed payload, as the header of its frame states it.
 
-    Raises PayloadUnreadable: there is no header, it states no size, or more than MAX_PAYLOAD_BYTES, or it needs a
-    dictionary.
+    Raises PayloadUnreadable if there is no header, or if the header states no size, states more than MAX_PAYLOAD_BYTES,
+    or needs a dictionary.
     """
     import zstandard
 
@@ -122,8 +122,9 @@ def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
 
 
 def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
-    """As `unpacked_body`, but return the record unchanged if its body would exceed MAX_BODY_BYTES: only so can it be
-    sent. Raises PayloadUnreadable."""
+    """As `unpacked_body`, but return the record unchanged if its body would exceed MAX_BODY_BYTES, because such a body
+    cannot be sent. Raises PayloadUnreadable.
+    """
     if flag & COMPRESSED_FLAG:
         start = payload_start(body, flag)
         if start + unpacked_bytes(memoryview(body)[start:]) > MAX_BODY_BYTES:

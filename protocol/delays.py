@@ -1,13 +1,14 @@
-"""Delayed messages: when one is due, the ids of those that wait, and CANCEL_DELAYED and LIST_DELAYED.
+"""Delayed messages: their due times, the ids of waiting messages, and the requests CANCEL_DELAYED and LIST_DELAYED.
 
 A delayed message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.due` (Unix
 milliseconds) or `metaq.delay` (milliseconds, by the broker's clock). All records of a batch are delayed or none is. The
-answer's msgId is the id of the first pending message, its offset -1:
+answer's msgId is the id of the first pending message; the answer's offset is -1:
 
     pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
 
-The counters of a batch follow each other, so whoever knows how much later than the first one each is due knows their
-ids (`pending_ids`). If counters run out for a millisecond, the broker delivers the whole batch a millisecond later.
+The counters of a batch follow each other. So a client that knows how much later than the first message each of the
+others is due can compute their ids (`pending_ids`). If counters run out for a millisecond, the broker delivers the
+whole batch a millisecond later.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 COUNTER_MASK = (1 << TIME_SHIFT) - 1
-"""Four million messages may be due in the same millisecond."""
+"""The bits of the counter in a pending id: four million messages may be due in the same millisecond."""
 
 _DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -66,8 +67,9 @@ def pending_id(due: int, counter: int) -> int:
 
 
 def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
-    """Return the `pending_id` of each with consecutive counters, by columns if there are more than a few. later: ms
-    added to each due time."""
+    """Return the `pending_id` for each due time, with consecutive counters from `counter` on; NumPy computes them if
+    there are more than a few. later: ms added to each due time.
+    """
     if len(dues) <= _FEW:
         return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
     counters = np.arange(counter, counter + len(dues), dtype=np.int64) & COUNTER_MASK
@@ -76,7 +78,7 @@ def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequenc
 
 
 def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
-    """Return the pending ids of a batch that begins with `first_id`. waits: `wait_of` each message."""
+    """Return the pending ids of a batch that begins with `first_id`. waits: `wait_of` for each message."""
     due, counter = due_ms(first_id) - waits[0], first_id & COUNTER_MASK
     return [pending_id(due + wait, counter + place) for place, wait in enumerate(waits)]
 
@@ -138,11 +140,11 @@ class Cancelled(StrEnum):
     """The outcome of a cancellation."""
 
     CANCELLED = "cancelled"
-    """It will never be delivered, and never was."""
+    """The message will never be delivered, and never was."""
     LATE = "late"
-    """Its time has come: it is delivered."""
+    """The message's time has come: it is delivered."""
     UNKNOWN = "unknown"
-    """No message with this id waits for the partition. It may have been cancelled long ago."""
+    """No message with this id waits for the partition. The message may have been cancelled long ago."""
 
 
 @dataclass(slots=True)
@@ -156,19 +158,21 @@ class CancelDelayedRequest(ExtFields):
 
 @dataclass(slots=True)
 class CancelDelayedReply(ExtFields):
-    """Sent when the cancellation is as safe as the topic's messages. state: one of Cancelled."""
+    """The answer to CANCEL_DELAYED, sent when the cancellation is stored as safely as the topic's messages. state: one
+    of Cancelled.
+    """
 
     state: Annotated[str, choice("state", [each.value for each in Cancelled])]
 
 
 @dataclass(slots=True)
 class ListDelayedRequest(ExtFields):
-    """LIST_DELAYED: the number of waiting messages, and those behind the pending id `after`, in the order of their
-    times.
+    """LIST_DELAYED: ask for the number of waiting messages, and for the messages after the pending id `after`, in the
+    order of their times.
 
     topic: only this topic; "": all. limit: maximum messages, 0 for only their number. The answer's body is JSON:
     `count` (of the topic, or of all), `topics` (name → count), `messages` (each with id, due, topic, partition, bytes,
-    taken, in Unix ms, and previews.py), and `next`: the `after` of the next request, 0 at the end.
+    taken, and the preview of previews.py; times in Unix ms), and `next`: the `after` of the next request, 0 at the end.
     """
 
     topic: AnyTopicField = ""

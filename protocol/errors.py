@@ -103,8 +103,9 @@ class MetaqError(Exception):
     refresh_view: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the attributes, as `multiprocessing` and Spark need: Exception's own way calls the class with the
-        text, which few constructors accept."""
+        """Pickle the attributes, for `multiprocessing` and Spark. Exception's own method would call the class with the
+        text, which few constructors accept.
+        """
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -139,8 +140,9 @@ class InvalidName(MetaqError, ValueError):
 
 
 class InvalidWhere(MetaqError, ValueError):
-    """An invalid filter by content (docs/filters.md). position: of the character, from 0, where `found` stands instead
-    of `expected`; "" if that is obvious."""
+    """An invalid filter by content (docs/filters.md). position: the index, from 0, of the character where `found`
+    stands instead of `expected`. found: "" if that is obvious.
+    """
 
     status = Status.BAD_REQUEST
 
@@ -296,8 +298,10 @@ class NotMaster(StoreError):
 
 
 class NotLeader(StoreError):
-    """A broker set's node does not lead it, or not yet. The request may be stored: a deposed leader gives this answer
-    to those that wait. url: the leader's, "" if unknown. node: the node's own address, in a client that asked it."""
+    """The node of a broker set does not lead the set, or does not lead it yet. The request may be stored: a deposed
+    leader gives this answer to waiting requests. url: the leader's URL, "" if unknown. node: the address of the node
+    that answered; set only in a client.
+    """
 
     retriable = True
     refresh_view = True
@@ -313,7 +317,7 @@ class NotLeader(StoreError):
 class NotEnoughReplicas(StoreError):
     """Fewer nodes of a broker set are in sync than the topic's minInSync demands.
 
-    stored: the message is stored on the in-sync nodes, but was not acknowledged.
+    stored: whether the message is stored on the in-sync nodes, but not acknowledged.
     """
 
     retriable = True
@@ -327,9 +331,9 @@ class NotEnoughReplicas(StoreError):
 class CorruptRecord(StoreError):
     """The stored bytes from `position` of `file` (a path, or a partition) on are not a good record.
 
-    partition: of the bytes, for `consumer.seek(error.partition, error.end)`; None if a file is read instead of a
-    partition. end: the byte behind the damage, where reading can continue; None if nobody has looked for it, or could
-    find it.
+    partition: the partition of the bytes, for `consumer.seek(error.partition, error.end)`; None if a file is read
+    instead of a partition. end: the offset after the damage, where reading can continue; None if it was not searched
+    for, or not found.
     """
 
     partition: TopicPartition | None = None
@@ -351,8 +355,9 @@ class CorruptRecord(StoreError):
 
 
 class NoMessageBegins(CorruptRecord):
-    """No message begins at `position`, which lies inside the readable bytes. begin: where the message at that position
-    begins, or the next one."""
+    """No message begins at `position`, which lies inside the readable bytes. begin: the offset where the message that
+    contains that position begins, or where the next message begins.
+    """
 
     def __init__(self, file: str, position: int, begin: int) -> None:
         super().__init__(file, position, f"no message begins there, one does at {begin}")
@@ -360,7 +365,7 @@ class NoMessageBegins(CorruptRecord):
 
     @classmethod
     def there(cls, partition: TopicPartition, position: int, begin: int) -> Self:
-        """As `of`."""
+        """Return the error for a reader of a partition, as `of` does."""
         error = cls(f"topic {partition.topic}, partition {partition}", position, begin)
         error.partition = partition
         return error
@@ -378,8 +383,9 @@ class LogReadOnly(StoreError):
 
 
 class NotSafe(LogReadOnly):
-    """A numbered write was appended but could not be made safe, or is on too few nodes: a restart, or the next leader,
-    may find it. A repetition waits for that."""
+    """A write with a producer's number was appended, but could not be made safe or is on too few nodes. A restart or a
+    new leader may still find it stored; a repetition of the write waits for that.
+    """
 
 
 class DelayRefused(StoreError):
@@ -402,8 +408,9 @@ class StaleSequence(StoreError):
 
 
 class SendInDoubt(StoreError):
-    """A repeated send whose broker may have forgotten that it stored it: the messages are stored or not. The broker
-    does not store them a second time."""
+    """A send was repeated, and the broker may have forgotten that it stored the first copy. So it is unknown whether
+    the messages are stored. The broker does not store them a second time.
+    """
 
 
 class DiskFull(StoreError):
@@ -447,8 +454,9 @@ class FiltersBusy(MetaqError):
 
 
 class AccountSpent(MetaqError):
-    """Clients have used up the broker's memory or places, or one address has used up its share. The text names the
-    option that sets the limit."""
+    """Clients have reached a limit of the broker, for example its memory, or one address has used up its share. The
+    text names the option that sets the limit.
+    """
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -548,7 +556,9 @@ class SessionLost(CoordinationError):
 
 
 class NotOwner(CoordinationError):
-    """A partition's owner node belongs to another consumer; its offset must not be written."""
+    """The owner node of a partition in ZooKeeper belongs to another consumer; this consumer must not write the
+    partition's offset.
+    """
 
     refresh_view = True
 
@@ -588,7 +598,7 @@ class TransactionTooLate(ClientError):
 
 
 class TlsFailed(MetaqError):
-    """A connection's TLS handshake or a record of it failed: the connection is of no use."""
+    """The TLS handshake or a TLS record of a connection failed: the connection cannot be used any further."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(f"TLS with {peer} failed: {reason}")
@@ -615,8 +625,9 @@ class BrokerUnavailable(ClientError):
 
 
 class CompressionUnknown(ClientError):
-    """A producer compresses, and a broker is too old to know of compression: it would give compressed messages to
-    consumers that cannot read them."""
+    """A producer compresses messages, and a broker is too old to know compression: this broker would give compressed
+    messages to consumers that cannot read them.
+    """
 
     def __init__(self, broker: object) -> None:
         super().__init__(
@@ -626,18 +637,20 @@ class CompressionUnknown(ClientError):
 
 
 class ValueUnreadable(ClientError):
-    """A message's payload is not a value of the deserializer: it has another content type, or is damaged. The message
-    says where it is; its `payload` can be read."""
+    """The deserializer cannot decode a message's payload: the payload has another content type, or is damaged. The
+    error's text says where the message is; the message's `payload` can be read.
+    """
 
 
 class LeaderMoved(BrokerUnavailable):
-    """ZooKeeper shows another leader of the broker set, and the former one has not answered. It is unknown whether it
-    acted on the request."""
+    """ZooKeeper shows another leader of the broker set, and the former one has not answered. It is unknown whether the
+    former leader acted on the request.
+    """
 
 
 class TooFewNodes(BrokerUnavailable):
     """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync demands.
-    It may take those of other topics."""
+    The set may take messages of other topics."""
 
 
 class DeliveryFailed(ClientError):
@@ -679,7 +692,7 @@ class SearchIncomplete(ClientError):
     """A search found nothing, but not everything could be searched: `unsearched_bytes` of data on brokers that
     answered, or the data of brokers that are not registered now.
 
-    Try again: brokers remember what they have read for it, and build missing indexes meanwhile.
+    Try again: brokers remember what they have read for the search, and build missing indexes meanwhile.
     """
 
     retriable = True
@@ -705,12 +718,13 @@ class LocalStoreInUse(LocalStoreError):
 
 class TransactionLost(ClientError):
     """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit:
-    nothing of it becomes visible. Begin a new one."""
+    none of its messages becomes visible. Begin a new transaction."""
 
 
 class CommitIncomplete(ClientError):
-    """A transaction is committed, but a partition could not take its messages: the missing ones appear when the broker
-    is restarted. Do not repeat it: every message would be stored twice."""
+    """A transaction is committed, but a partition could not take its messages: the missing messages appear when the
+    broker is restarted. Do not repeat the transaction: every message would be stored twice.
+    """
 
 
 class CommitUnknown(ClientError):

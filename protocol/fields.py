@@ -1,4 +1,4 @@
-"""The framed protocol's extFields: strings on the wire, the attributes of a dataclass here.
+"""The framed protocol's extFields: they are strings on the wire, and attributes of a dataclass here.
 
 A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute defines its form on the wire:
 
@@ -6,9 +6,10 @@ A set of extFields is a dataclass derived from ExtFields. The annotation of each
     class OffsetReply(ExtFields):
         offset: Annotated[int, number("offset", 0, INT64_MAX)]
 
-Annotations are evaluated outside of their module's scope: functions in them are named ones, no lambdas. A missing
-field has the attribute's default; without a default it is an error. A wrong or missing field raises RemoteProtocolError
-naming it, and a wrong name InvalidName; the broker answers these with MESSAGE_ILLEGAL.
+Annotations are evaluated outside of their module's scope, so functions in them must be named functions, not lambdas. A
+missing field has the attribute's default; without a default it is an error. A wrong or missing field raises
+RemoteProtocolError, which names the field; an invalid topic or group name raises InvalidName. The broker answers both
+with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Field(NamedTuple):
 
 
 def number(name: str, low: int, high: int, *, left_out: bool = False) -> Field:
-    """An integer in [low, high]."""
+    """Return a field for an integer in [low, high]."""
 
     def read(text: str) -> int:
         digits = text[1:] if text[:1] == "-" else text
@@ -69,14 +70,14 @@ def number(name: str, low: int, high: int, *, left_out: bool = False) -> Field:
 
 
 def flag(name: str, *, left_out: bool = False) -> Field:
-    """A truth value: 0 or 1."""
+    """Return a field for a truth value, written as 0 or 1."""
     read = number(name, 0, 1).read
     assert read is not None
     return Field(name, lambda text: read(text) == 1, int, left_out=left_out)
 
 
 def choice(name: str, choices: Collection[str]) -> Field:
-    """One of these texts."""
+    """Return a field for one of these texts."""
 
     def read(text: str) -> str:
         if text not in choices:
@@ -101,7 +102,7 @@ GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
 """Only this group; "": all."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
-"""A group for which nothing is created; "": none."""
+"""The name of a group for which nothing is created; "": no group."""
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 
 
@@ -153,7 +154,7 @@ class ExtFields:
     __slots__ = ()
 
     def to_ext(self) -> dict[str, str | int]:
-        """Return the input of `encode_frame`."""
+        """Return the extFields in the form that `encode_frame` takes."""
         codec = _CODECS[type(self)]
         ext = codec.write(self)
         for attribute, name, default in codec.left_out:
@@ -163,7 +164,7 @@ class ExtFields:
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """Return the values of a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
+        """Decode a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
         values: list[Any] = []
         for name, read, missing in _CODECS[cls].reading:
             text = ext.get(name)

@@ -1,5 +1,6 @@
-"""The meaning of a text put's flag for a broker. 1.x reads only bit 0 and leaves the others to senders, so a bit of
-ours counts only if the record has the matching content."""
+"""What the flag of a put in the text protocol means to a broker. 1.x reads only bit 0 and leaves the other bits to
+senders. So a bit that metaq defines counts only if the record has the matching content.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     total length u32 | 0x00 | header length u24 | JSON header | body         big-endian, total = 4 + header + body
 
-`total length` counts everything behind itself. Because a frame is shorter than 16 MiB its first byte is zero, which no
+`total length` counts all bytes after itself. Because a frame is shorter than 16 MiB its first byte is zero, which no
 text command begins with. JSON header: `{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits,
 "remark":str,"extFields":{str:str}}`; flag bit 0 = response, bit 1 = one-way (no answer wanted).
 """
@@ -54,7 +54,7 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-# Python's own: simplejson takes six times as long for a megabyte of escapes, too long for a request
+# Python's own json: simplejson takes six times as long for a megabyte of escapes, too long for a request
 # (docs/decisions/092)
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _decode_json = json.JSONDecoder(parse_constant=_no_json).decode
@@ -112,14 +112,16 @@ def encode_frame(
 
 
 def encode_prefix(header_bytes: int, body_bytes: int) -> bytes:
-    """Return the bytes in front of a header of `header_bytes` bytes, of a frame within the limits."""
+    """Return the prefix of a frame with a header of `header_bytes` and a body of `body_bytes` bytes. The frame must be
+    within the limits.
+    """
     return _PREFIX.pack(_LENGTH_WORD + header_bytes + body_bytes, header_bytes)
 
 
 def frame_bytes(data: Buffer, position: int) -> int:
     """Return the length in bytes of the frame at `position`, prefix included; 0 if the prefix is not complete yet.
 
-    Checked before anything is buffered for the frame. Raises RemoteProtocolError for impossible lengths.
+    Call this before anything is buffered for the frame. Raises RemoteProtocolError for impossible lengths.
     """
     if len(data) - position < PREFIX_BYTES:
         return 0
@@ -153,7 +155,7 @@ def _header_bytes(data: Buffer, position: int) -> int:
 def _check_large(header_json: bytes) -> None:
     """Refuse a large header that is slow to decode: it must be one long text, not many values.
 
-    Reading a million small values takes a hundred times as long as reading one of that size.
+    Reading a million small values takes a hundred times as long as reading one long value of the same size.
     """
     size = 0
     for number, text in enumerate(_texts_in(header_json)):
@@ -210,12 +212,12 @@ class FrameStream(Generic[T]):
     """Cuts a stream of bytes into frames and parses each; no I/O.
 
     Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering. A
-    receiver of exactly `wanted_bytes` each time avoids all joins, and sees each frame's header before its body is
-    received.
+    caller that receives exactly `wanted_bytes` each time avoids all joins, and can read each frame's header (`begun`)
+    before its body is received.
     """
 
     def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:
-        """parse: as parse_frame. parse_parts: as parse_frame_parts."""
+        """parse: a function like parse_frame. parse_parts: a function like parse_frame_parts."""
         self._parse = parse
         self._parse_parts = parse_parts
         self._chunks: list[bytes] = []

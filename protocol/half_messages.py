@@ -3,8 +3,8 @@
 A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
 group, any of whose producers may be asked for the outcome. It may also have `metaq.check-after`, and
 `metaq.half-producer`: the producer that sent it, which is asked before others. All records of a batch are half messages
-or none is. The answer's msgId is the id of the first one, as for a delayed message (delays.py): the time in it is that
-of the first check. Ids of a batch follow each other. The offset is -1.
+or none is. The answer's msgId is the id of the first one, as for a delayed message (delays.py): the time in this id is
+the time of the first check. Ids of a batch follow each other. The offset is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 
@@ -15,8 +15,9 @@ The body of END_HALVES has an item for each half message, and the body of its an
     message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
-asked: how often a producer was asked for it, including this time. taken: an ordinary message id with its arrival time.
-The header's id is the half message's; its flag, checksum and body are as they were sent.
+asked: how often a producer was asked about the half message, including this time. taken: an ordinary message id that
+contains the half message's arrival time. The header's id is the half message's; its flag, checksum and body are as they
+were sent.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ _END, _ENDED = Struct(">qB"), Struct(">Bqq")
 
 
 def is_half(flag: int, body: Buffer) -> bool:
-    """Whether a record with DELAYED_FLAG is a half message."""
+    """Return whether a record is a half message; such a record has DELAYED_FLAG."""
     if flag & _LIST_FLAGS != _LIST_FLAGS:
         return False
     attribute = attribute_of(body, flag)
@@ -116,8 +117,10 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 
 class HalfTerms(NamedTuple):
-    """The settings in a half message. group: its producer group. check_after_ms: from its arrival at the broker to its
-    first check; None: the broker decides. producer: the one that sent it; "" if missing, as from older producers."""
+    """The settings in a half message. group: its producer group. check_after_ms: milliseconds from its arrival at the
+    broker to its first check; None: the broker decides. producer: the name of the producer that sent it; "" if missing,
+    as from older producers.
+    """
 
     group: str
     check_after_ms: int | None
@@ -134,7 +137,7 @@ def half_of(flag: int, body: Buffer) -> HalfTerms:
 
 
 def _said(attribute: bytes) -> HalfTerms:
-    """As `half_of`."""
+    """Do the work of `half_of`, without its cache."""
     group = property_of(attribute, _HALF)
     if group is None:
         raise _no_half()
@@ -163,7 +166,9 @@ not cached."""
 
 
 def _checked_producer(name: str) -> str:
-    """Return the name interned: many half messages have the same one."""
+    """Return the name interned, because many half messages have the same name. Raises RemoteProtocolError if it is
+    invalid.
+    """
     if not _is_producer(name):
         raise RemoteProtocolError(f"{name[:40]!r} names no producer: 1 to 64 letters, digits, '-' and '_' do")
     return intern(name)
@@ -180,21 +185,22 @@ class HalfOutcome(StrEnum):
     """The outcome of a half message."""
 
     COMMITTED = "committed"
-    """It is in its partition."""
+    """The message is in its partition."""
     ROLLED_BACK = "rolled-back"
     """No consumer ever sees it."""
     UNKNOWN = "unknown"
-    """In a broker's answer: no such half message waits, and its outcome is no longer known. Of a transaction: it is not
-    decided yet, and a producer will be asked."""
+    """In a broker's answer: no such half message waits, and its outcome is no longer known. For a transaction: it is
+    not decided yet, and a producer will be asked.
+    """
 
 
 class HalfState(StrEnum):
     """The state of a waiting half message."""
 
     WAITING = "waiting"
-    """It waits for its producer's answer; nobody has been asked yet."""
+    """The half message waits for its producer's outcome; no producer has been asked yet."""
     ASKED = "asked"
-    """Its first check is or was due; producers are asked again until the outcome is known."""
+    """The first check of the half message is or was due; producers are asked again until the outcome is known."""
     PARKED = "parked"
     """Producers were asked the maximum number of times: only an operator, or a late answer, decides it."""
 
@@ -204,7 +210,7 @@ _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
 
 @dataclass(slots=True)
 class EndHalfRequest(ExtFields):
-    """END_HALF: the outcome of a half message of this partition. Idempotent. message_id: of the half message."""
+    """END_HALF: tell the outcome of a half message of this partition. Idempotent. message_id: the half message's id."""
 
     topic: TopicField
     partition: PartitionField
@@ -214,8 +220,10 @@ class EndHalfRequest(ExtFields):
 
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
-    """Sent when the decision is as safe as the topic's messages. outcome: the decision, which may differ from the
-    request. message_id, offset: of the message that consumers see; 0 and -1 if there is none."""
+    """The answer to END_HALF, sent when the decision is stored as safely as the topic's messages. outcome: the
+    decision, which may differ from the request. message_id, offset: the id and the offset of the message that consumers
+    see; 0 and -1 if there is none.
+    """
 
     outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
     message_id: Annotated[int, number("msgId", 0, INT64_MAX)] = 0
@@ -224,9 +232,10 @@ class EndHalfReply(ExtFields):
 
 @dataclass(slots=True)
 class EndHalvesRequest(ExtFields):
-    """END_HALVES: the outcomes, in the body, of at most MAX_ENDED_HALVES half messages of this partition.
+    """END_HALVES: tell the outcomes, in the body, of at most MAX_ENDED_HALVES half messages of this partition.
 
-    As END_HALF for each; answered when all are safe. After a refusal, those that could not be decided still wait.
+    Each outcome has the effect of an END_HALF. The broker answers when all outcomes are safe. After a refusal, the half
+    messages that could not be decided still wait.
     """
 
     topic: TopicField
@@ -247,11 +256,12 @@ def _write_topics(topics: frozenset[str] | None) -> str:
 class CheckHalvesRequest(ExtFields):
     """CHECK_HALVES: ask for at most `limit` half messages of this producer group whose outcome is to be determined.
 
-    Answered when there is one, after wait_ms at the latest. Nobody else gets them for a while. The request also says
-    that the asker has finished those of the previous answer.
+    The broker answers when there is one, at the latest after wait_ms. No other producer gets these half messages for a
+    while. The request also tells the broker that the asking producer has finished the half messages of the previous
+    answer.
 
     topics: only half messages of these topics, not empty; separated by blanks on the wire. None, from older producers:
-    all. producer: the asker, as named in the half messages that it has sent; "" if it does not say.
+    all. producer: the name of the asking producer, as in the half messages that it has sent; "" if it gives no name.
     """
 
     group: GroupField
@@ -263,16 +273,16 @@ class CheckHalvesRequest(ExtFields):
 
 @dataclass(slots=True)
 class ListHalvesRequest(ExtFields):
-    """LIST_HALVES: the number of waiting half messages, and those behind the id `after`, in the order of their first
-    checks.
+    """LIST_HALVES: ask for the number of waiting half messages, and for the half messages after the id `after`, in the
+    order of their first checks.
 
     topic, group, state: only these; "": all. limit: maximum half messages, 0 for only their number. The answer's body
-    is JSON: `count` and `states` (of all; state → count), `groups` (of those whose first check is due: group → asked,
-    parked, and `askers`, producers that wait for questions), `halves` (each with id, state, group, topic, partition,
-    bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the next request, 0 at
-    the end.
+    is JSON: `count` (the number of all half messages), `states` (state → count), `groups` (for half messages whose
+    first check is due: group → asked, parked, and `askers`, the number of producers that wait for questions), `halves`
+    (each with id, state, group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, asked), and
+    `next`: the `after` of the next request, 0 at the end.
 
-    whole: return at most one, with its `flag` and, in base64, its `body`, as they were sent.
+    whole: return at most one half message, with its `flag` and, in base64, its `body`, as they were sent.
     """
 
     topic: AnyTopicField = ""
@@ -329,7 +339,7 @@ def decode_ended(data: Buffer) -> list[EndHalfReply]:
 
 
 class CheckedHalf(NamedTuple):
-    """An item of CHECK_HALVES' answer. See the module."""
+    """An item of CHECK_HALVES' answer. The module's docstring describes its fields."""
 
     topic: str
     partition: int

@@ -1,6 +1,6 @@
-"""Bounds of the wire, and the rules for names, in one place.
+"""The limits of the protocols, and the rules for names, in one place.
 
-They are checked before memory is allocated: a header that announces more than a bound is refused at once.
+They are checked before memory is allocated: a header that announces more than a limit is refused at once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ FRAMES_MARK = "frames/1"
 """A broker whose `version` answer contains this word speaks frames; a Java broker's answer does not."""
 
 MANY_MARK = "many/1"
-"""A broker whose `version` answer contains this word takes SEND_MANY; our first ones did not."""
+"""A broker whose `version` answer contains this word takes SEND_MANY; our first brokers did not."""
 
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's number only once, even if it is
@@ -94,11 +94,12 @@ HALVES_MARK = "halves/1"
 
 HALF_CHECK_MARK = "half-check/"
 """Prefix of a word of the `version` answer of a broker that asks a half message's own producer before others
-(half_messages.py). The rest, decimal, is the delay of the first check in milliseconds for half messages that do not set
-one."""
+(half_messages.py). The rest of the word is, in decimal, the delay of the first check in milliseconds for half messages
+that do not set one.
+"""
 
 HALF_GRACE_SECONDS = 3.0
-"""Another producer is asked at the earliest this long after the first check is due."""
+"""Seconds between the time when the first check is due and the earliest time when another producer is asked."""
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
 """Maximum time from a half message's arrival to its first check."""
@@ -139,15 +140,17 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of one message as its user made it. Java has no limit, but its own consumers stop at 2 MiB."""
 
 OWN_PROPERTIES_BYTES = 16 * 1024
-"""Room for metaq's own properties, such as a time or a failure: they do not make a message too large. A place, a cause
-and two names of a group are less than 6 KiB."""
+"""Room for metaq's own properties, such as a time or a failure: they do not make a message too large. The place and the
+cause of a failure and two group names together have less than 6 KiB.
+"""
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
 """Largest body of a record in a frame. A text put has at most MAX_BODY_BYTES."""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
-"""Largest payload that is compressed, and so the maximum memory that a reader takes for one: a message of a few hundred
-bytes can claim gigabytes."""
+"""Maximum uncompressed size of a compressed payload, and so the maximum memory that a reader takes for one. Without a
+limit, a message of a few hundred bytes could claim gigabytes.
+"""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
 """Largest frame, length word included: its first byte is zero, which distinguishes a frame from a text command."""
@@ -160,7 +163,7 @@ PLAIN_HEADER_BYTES = 64 * 1024
 topics."""
 
 MAX_HEADER_TEXTS = 256
-"""Maximum names and values of such a header; no request has more than fifty."""
+"""Maximum number of names and values of a header above PLAIN_HEADER_BYTES; no request has more than fifty."""
 
 MAX_PULLED_TAGS = 1 << 13
 """Maximum tags of a PULL, and of an ACQUIRE."""
@@ -169,15 +172,18 @@ MAX_CHECKED_TOPICS = 1 << 12
 """Maximum topics of a CHECK_HALVES."""
 
 MAX_PULL_BYTES = 4 << 20
-"""Maximum data of one PULL's answer, unless the broker's maxTransferSize is more: larger answers would block its
-loop."""
+"""Maximum data of one PULL's answer, unless the broker's maxTransferSize is more: larger answers would block the
+broker's event loop.
+"""
 
 MAX_BATCH_RECORDS = 1 << 16
 """Maximum records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
 step."""
 
 MAX_TX_BATCH_RECORDS = 1 << 10
-"""Maximum records in one SEND_BATCH frame of a transaction, which takes them one by one, in one step."""
+"""Maximum records in one SEND_BATCH frame of a transaction, which takes them one by one, but in one step of the
+loop.
+"""
 
 MAX_PARTS = 1 << 14
 """Maximum parts in one SEND_MANY frame: each is a separate append, regardless of its size."""
@@ -186,20 +192,21 @@ MAX_FOUND_MESSAGES = 1024
 """Maximum messages in the answer to one search by key."""
 
 MAX_KEY_CHARACTERS = 64 * 1024
-"""Longest key that is searched for."""
+"""Longest key that can be searched for, in characters."""
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
-"""Bytes of the longest attribute that a filter by content reads; for a message with a longer one it sees no
-attribute."""
+"""Bytes of the longest attribute that a filter by content reads; a message with a longer attribute counts as one
+without an attribute.
+"""
 
 MAX_WHERE_CHARACTERS = 4096
-"""Longest filter by content."""
+"""Longest filter by content, in characters."""
 
 MAX_WHERE_CONDITIONS = 64
-"""Maximum conditions of one filter, each of which costs something for every message; an IN is one."""
+"""Maximum conditions of one filter, each of which costs something for every message; an IN counts as one condition."""
 
 MAX_WHERE_DEPTH = 32
 """Maximum nesting of parentheses in one filter."""
@@ -208,7 +215,7 @@ MAX_WHERE_NUMBER = 64
 """Longest number in one filter, and longest text that counts as a number, in characters."""
 
 MAX_NODE_NAME = 64
-"""Longest name of a node of a broker set, characters."""
+"""Longest name of a node of a broker set, in characters."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
 """Maximum time of a lease, and of its extension from now on, milliseconds."""
@@ -223,23 +230,23 @@ MAX_SETTLEMENTS = 1 << 16
 """Maximum messages of one SETTLE."""
 
 MAX_MEMBER_CHARACTERS = 128
-"""Longest name of a shared consumer."""
+"""Longest name of a shared consumer, in characters."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
-"""Topic to which a synchronous master writes on its slave while it checks whether the slave is well again (1.x)."""
+"""Topic to which a synchronous master writes on its slave while it checks whether the slave works again (1.x)."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 MAX_NAME_BYTES = 240  # "<topic>-<partition>" is a directory name: 255 bytes on the usual file systems
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
-# zookeeper.md §5: what the Java client refuses in a group name
+# zookeeper.md §5: the characters that the Java client refuses in a group name
 _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be a directory and a wire token. Raises InvalidName saying why not, TypeError if it is
-    not a text.
+    """Return `topic` if it can be a directory's name and a word on the wire. Raises InvalidName saying why not,
+    TypeError if it is not a text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
     a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a stored topic;
@@ -263,8 +270,8 @@ def check_topic(topic: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return `label`, the group of a pull; "" is none. Raises InvalidName for a long one, and for a blank or control
-    character.
+    """Return `label`, the group of a pull; "" means no group. Raises InvalidName for a long one, and for a blank or
+    control character.
 
     A pull creates nothing for its group, so 1.x's rules for groups do not apply.
     """
@@ -276,27 +283,28 @@ def check_label(label: str) -> str:
 
 
 def check_zookeeper_topic(topic: str) -> str:
-    """Return `topic` if ZooKeeper can hold it. Raises as check_topic."""
+    """Return `topic` if ZooKeeper can hold it. Raises the errors of check_topic."""
     return check_znode("topic", check_topic(topic))
 
 
 def check_new_topic(topic: str) -> str:
-    """Return `topic` if it can be created, and subscribed to. Raises as check_topic."""
+    """Return `topic` if it can be created, and subscribed to. Raises the errors of check_topic."""
     if "," in check_zookeeper_topic(topic):
         raise InvalidName(f"topic {topic!r} has a ',', which separates the topics of a consumer: take another name")
     return topic
 
 
 def check_made_topic(topic: str) -> str:
-    """Return `topic` if a client's message may create it, where a pattern of server.ini accepts it. Raises as
-    check_topic; operators see the name on their terminals."""
+    """Return `topic` if a client's message may create it at a broker whose server.ini has a pattern for it. Refuses
+    control characters, because operators see the name on their terminals. Raises the errors of check_topic.
+    """
     if has_control(check_new_topic(topic)):
         raise InvalidName(f"topic {topic!r} has a character that ends a line or turns the direction of text: remove it")
     return topic
 
 
 def check_group(group: str) -> str:
-    """Return `group` if 1.x clients would accept it as a consumer group. Raises as check_topic."""
+    """Return `group` if 1.x clients would accept it as a consumer group. Raises the errors of check_topic."""
     if not isinstance(group, str):
         raise no_text("group", group, "give it a name")
     if not group:
@@ -312,23 +320,30 @@ def check_group(group: str) -> str:
 
 
 def check_zookeeper_group(group: str) -> str:
-    """Return `group` if check_group accepts it, and ZooKeeper accepts it and its topics. Raises as check_topic."""
+    """Return `group` if check_group accepts it, and ZooKeeper accepts it and its topics. Raises the errors of
+    check_topic.
+    """
     return check_znode("group", check_group(group))
 
 
-# characters that ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so every one above U+FFFF, too
+# characters that ZooKeeper's servers refuse in a path (PathUtils): they see UTF-16, so they refuse every character
+# above U+FFFF, too
 _NO_ZNODE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
 def check_znode(what: str, name: str) -> str:
-    """Return `name`, of a topic, a group or a znode (`what`), if ZooKeeper accepts it in a path. Raises InvalidName."""
+    """Return `name` if ZooKeeper accepts it in a path. what: what has the name, for the error: a topic, a group or a
+    znode. Raises InvalidName.
+    """
     if (found := _NO_ZNODE.search(name)) is not None:
         raise InvalidName(f"{what} {name!r} has {found.group()!a}, which ZooKeeper does not take in a name: remove it")
     return name
 
 
 def check_node(name: str) -> str:
-    """Return `name` if it can name a node of a broker set: a znode, a word of a list. Raises InvalidName."""
+    """Return `name` if it can name a node of a broker set, that is, if it can be a znode and a word in a list. Raises
+    InvalidName.
+    """
     if not name:
         raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
     if len(name) > MAX_NODE_NAME:
@@ -341,7 +356,7 @@ def check_node(name: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can encode it: it contains no half of a surrogate pair."""
+    """Return whether UTF-8 can encode `text`, that is, whether it contains no half of a surrogate pair."""
     return text.isascii() or not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 

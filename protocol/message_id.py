@@ -38,10 +38,10 @@ _SEQUENCE_BITS, _BROKER_BITS = 12, 10
 _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
 TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
-"""Number of bits below the milliseconds."""
+"""Number of an id's bits below the milliseconds."""
 
 LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
-"""Counter of the last positive id, in September 2080."""
+"""Counter of the last positive id, which is reached in September 2080."""
 
 _AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
 _SURELY_PAST_MS = 1_767_225_600_000
@@ -74,17 +74,17 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def message_id_list(first_id: int, count: int) -> list[int]:
-    """As `message_ids_from`, but Python numbers: for a few ids a fraction of the cost."""
+    """As `message_ids_from`, but return Python integers, which for a few ids costs only a fraction."""
     if (first_id & _SEQUENCE_MASK) + count <= _SEQUENCE_MASK + 1:
         return list(range(first_id, first_id + count))
     return message_ids_from(first_id, count).tolist()  # type: ignore[no-any-return]
 
 
 def foreign_from(now_ms: int) -> int:
-    """Return the lowest id that no broker of ours can have given up to `now_ms` (Unix milliseconds).
+    """Return the lowest id that no broker of ours can have given to a message up to `now_ms` (Unix milliseconds).
 
-    It is ten years ahead of the clock: a damaged or foreign record must not use up all remaining ids. A clock that has
-    lost its date counts as 2026, so that a broker does not ignore its own ids.
+    The id is ten years ahead of the clock: a damaged or foreign record with a higher id must not use up all remaining
+    ids. A clock that has lost its date counts as 2026, so that a broker does not ignore its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS

@@ -4,7 +4,8 @@
     %DEAD%<group>    messages that failed as often as they may: the group's dead letters
     %REPLY%          answers to requests
 
-No group has `%` in its name, so each of these names belongs to one group. To 1.x clients they are topics like others.
+No group has `%` in its name, so each of these names belongs to one group. To 1.x clients they are topics like any
+others.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ DEAD_PREFIX = "%DEAD%"
 REPLY_TOPIC = "%REPLY%"
 
 OWN_PARTITIONS = 1
-"""Partitions of such a topic on a broker without a section for it."""
+"""Number of partitions of each of these topics on a broker without a section for it."""
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic where failed messages of `group` wait. Raises InvalidName, TypeError: also for a name that is
-    too long."""
+    """Return the topic where failed messages of `group` wait. Raises InvalidName, also if the topic's name would be too
+    long, and TypeError.
+    """
     return check_topic(RETRY_PREFIX + check_group(group))
 
 
 def dead_topic(group: str) -> str:
-    """Return the topic of the dead letters of `group`. Raises as retry_topic."""
+    """Return the topic of the dead letters of `group`. Raises the errors of retry_topic."""
     return check_topic(DEAD_PREFIX + check_group(group))
 
 

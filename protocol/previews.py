@@ -16,14 +16,18 @@ from .record import COMPRESSED_FLAG, PROPERTIES_FLAG, attribute_of, keys_of_attr
 __all__ = ["PREVIEW_BYTES", "PREVIEW_KEYS", "Preview", "encode_preview"]
 
 PREVIEW_BYTES = 60
-"""As many bytes as fit into a line of a table."""
+"""The number of bytes that fit into a line of a table."""
 
 PREVIEW_KEYS = 1000
-"""Characters. The limit is needed: a message may have millions of keys, and an answer a thousand messages."""
+"""Maximum characters of the keys in a preview. The limit is needed: a message may have millions of keys, and an answer
+a thousand messages.
+"""
 
 
 class Preview(NamedTuple):
-    """payload: its first bytes; None if it is compressed, or the broker does not send it."""
+    """The preview of one message. payload: the payload's first bytes; None if it is compressed, or if the broker does
+    not send them.
+    """
 
     keys: tuple[str, ...]
     payload: bytes | None

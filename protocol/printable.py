@@ -12,7 +12,7 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 def has_control(text: str) -> bool:
-    """Whether `printable` would change it."""
+    """Return whether `printable` would change the text."""
     return _OBEYED.search(text) is not None
 
 
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """As `printable`, but also escape tabs and newlines: for a cell of a table, which the text must not leave."""
+    """As `printable`, but also escape tabs and newlines: for a cell of a table, which must stay on one line."""
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 

@@ -8,7 +8,7 @@
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
-So text is written as before, and a reader without types shows the other values readably.
+So texts are written as in earlier versions, and a reader that knows no types shows the other values readably.
 """
 
 from __future__ import annotations

@@ -40,13 +40,15 @@ TAG_EXPRESSION = "tags are compared as they are, so * and || match nothing: leav
 """Error text for RocketMQ's way of naming tags; advice for our way follows."""
 
 FOLLOWER = "follower"
-"""The extField, 1 in a question about stored messages that an in-sync follower of a broker set may answer."""
+"""Name of the extField that is 1 in a request about stored messages if an in-sync follower of a broker set may answer
+the request.
+"""
 
 NOT_DAMAGED = -1
 
 
 def is_tag_expression(tag: str) -> bool:
-    """Whether a tag to filter by is meant as RocketMQ's `*` or `A || B`, which no message would match."""
+    """Return whether a tag to filter by is meant as RocketMQ's `*` or `A || B`, which no message would match."""
     return tag == "*" or TAG_SEPARATOR in tag
 
 
@@ -61,16 +63,18 @@ TagsField = Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.j
 
 @dataclass(slots=True)
 class PullRequest(ExtFields):
-    """PULL: records from a byte offset on, at most `max_bytes` of them (the first one is whole even if it is larger).
+    """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is whole even if it is
+    larger).
 
     tags: only records with one of these tags (compared by hash; the client checks again), empty = all. wait_ms: how
-    long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS. sequence: the client's own
-    number, echoed. sizes: whether the answer may begin with a table of record sizes (PullReply.records). verify:
-    whether the broker is to verify the checksum of the record at `offset` before it returns it: set by a client that
-    got a record with a wrong checksum. where: only records that match this filter by content (docs/filters.md; the
-    client checks again), "" = all. follower: whether an in-sync follower of a broker set may answer. If the follower
-    does not show the offset yet, the pull waits, because another node has shown more. last_id: id of the message right
-    in front of `offset` that the client has read; UNKNOWN_ID: do not check.
+    long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS. sequence: a number of the
+    client's own, which the answer repeats. sizes: whether the answer may begin with a table of record sizes
+    (PullReply.records). verify: whether the broker is to verify the checksum of the record at `offset` before it
+    returns it: set by a client that has received a record with a wrong checksum. where: only records that match this
+    filter by content (docs/filters.md; the client checks again), "" = all. follower: whether an in-sync follower of a
+    broker set may answer. If the offset is not readable at the follower yet, the pull waits, because the client has
+    read up to it at another node. last_id: the id of the message right before `offset`, as the client has read it;
+    UNKNOWN_ID: do not check.
     """
 
     topic: TopicField
@@ -95,11 +99,11 @@ class PullReply(ExtFields):
     next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds
     of the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the
     log from the requested offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n =
-    the body begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, although they were
+    the body begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, even if they were
     requested. damaged_from: in a PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset;
-    NOT_DAMAGED if the offset moved for another reason. id_before: only if the request had a last_id and another message
-    lies in front of the offset: its id. UNKNOWN_ID if the message is the same, there is none (any more), or its id is
-    unknown now.
+    NOT_DAMAGED if the offset moved for another reason. id_before: the id of the message right before the offset, if the
+    request had a last_id and this is another message. UNKNOWN_ID if it is the same message, if there is none (any
+    more), or if its id is unknown now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -118,7 +122,8 @@ class PullReply(ExtFields):
         """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and the
         record sizes.
 
-        The sizes include headers; None unless there is one run and the broker sent them. Raises RemoteProtocolError.
+        The sizes include headers; they are None unless there is one run and the broker sent them. Raises
+        RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)

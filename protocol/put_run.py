@@ -1,4 +1,4 @@
-"""Parse many `put` commands of one read together: this shares most of the cost of a single one."""
+"""Parse many `put` commands of one read together, so that they share most of the cost of parsing a single one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ LEAST_PUTS = 32
 """Fewer puts than this are parsed one by one, which is then cheaper."""
 
 MOST_PUTS = 4096
-"""Maximum puts served together: some milliseconds. A read with more puts has tiny ones."""
+"""Maximum puts that are served together, which takes some milliseconds. Only a read with tiny puts has more of them."""
 
 _MAX_PUT_BYTES = 4096
-"""Headers are searched in all bytes; for larger puts it is cheaper to skip each body by its length."""
+"""Maximum size of the first put of a run. Headers are searched in all bytes; for larger puts it is cheaper to skip each
+body by its length.
+"""
 
 _PIECES = 7  # of each put: the tokens of its header, and its body
 _HEADER_BYTES = len(b"put      \r\n")  # besides the tokens
 
 
 class PutRun(NamedTuple):
-    """Consecutive puts, each for a partition, with a checksum and without a transaction; by columns."""
+    """Consecutive puts, each for a partition, with a checksum and without a transaction, as one list for each field."""
 
     topics: list[str]
     partitions: list[int]
@@ -56,9 +58,9 @@ class PutRun(NamedTuple):
 def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     """Return the puts at the beginning of `data` that are whole, valid and in the usual form, and where they end.
 
-    most: maximum number of puts; 0: all. (None, 0) if they are fewer than LEAST_PUTS, or large. All headers are found
-    at once, including bytes in a body that look like one. So a put counts only if its body has the announced length;
-    the first one without it ends the run.
+    most: maximum number of puts; 0: all. Returns (None, 0) if there are fewer than LEAST_PUTS, or if they are large.
+    All headers are found at once, including bytes in a body that look like one. So a put counts only if its body has
+    the announced length; the first put with another length ends the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:
@@ -69,7 +71,7 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     pieces = COMMON_PUT.split(data, most)
     lengths = list(map(int, pieces[3::_PIECES]))
     found = list(map(len, pieces[_PIECES::_PIECES]))
-    surplus = max(0, found[-1] - lengths[-1])  # no header behind the last put ends its body
+    surplus = max(0, found[-1] - lengths[-1])  # no header after the last put ends its body
     if surplus:
         found[-1] = lengths[-1]
         pieces[-1] = pieces[-1][: lengths[-1]]
@@ -84,7 +86,7 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """Return None if a number exceeds Java's range."""
+    """Return the run from the pieces of its puts; None if a number exceeds Java's range."""
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))
     if max(crcs) > INT32_MAX or min(numbers) < INT32_MIN or max(numbers) > INT32_MAX:

@@ -14,8 +14,8 @@ written. Reserved names: TAGS, KEYS (blank-separated), ATTR (the 1.x attribute),
 bit 1 clear the whole attribute is the tag, so a Java client sees a tag as the message's attribute, and an attribute set
 by a Java client can be filtered on as a tag.
 
-Further bits, which 1.x keeps, too: bit 3, the payload is compressed (compression.py; the attribute never is); bit 8,
-the message has the property `metaq.expires`. A set bit 8 is what makes readers look for that property.
+1.x also keeps these bits. Bit 3: the payload is compressed (compression.py; the attribute never is). Bit 8: the message
+has the property `metaq.expires`. Readers look for this property only if bit 8 is set.
 """
 
 from __future__ import annotations
@@ -117,13 +117,15 @@ COMPRESSED_FLAG = 8
 EXPIRES_FLAG = 256
 
 EXPIRES = "metaq.expires"
-"""Property of ours: Unix ms in decimal, from which on the message is no longer handed out."""
+"""metaq's own property: the time (Unix ms in decimal) from which on the message is no longer given to consumers."""
 TYPE = "metaq.type"
-"""Property of ours: the content type of the payload, as a serializer names it."""
+"""metaq's own property: the content type of the payload, as a serializer names it."""
 REPLY_TO = "metaq.reply-to"
-"""Property of ours, of a request: `topic broker-partition inbox`, the destination of its reply and the reply's tag."""
+"""metaq's own property of a request: `topic broker-partition inbox`, which are the destination of its reply and the
+reply's tag.
+"""
 CORRELATION = "metaq.correlation"
-"""Property of ours, of a request and of its reply: identifies the answered request for the requester."""
+"""metaq's own property of a request and of its reply: it tells the requester which request is answered."""
 
 PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
 """Bits 4–7: urgency of the message for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
@@ -138,7 +140,9 @@ CHECK_AFTER_PROPERTY = "metaq.check-after"
 """Milliseconds, decimal, from a half message's arrival at the broker to its first check."""
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
-"""A name that the producer of a half message chose for itself: while that producer lives, only it is asked."""
+"""A name that the producer of a half message chose for itself: while that producer lives, only that producer is asked
+for the outcome.
+"""
 
 MAX_OWN_PROPERTIES = 64
 """Maximum number of metaq's own properties that a broker reads at the front of a list: far more than exist."""
@@ -147,10 +151,12 @@ LONG_LIST_BYTES = 4 << 10
 """A longer list is searched piece by piece, and as rarely as possible: it may have 8 MiB."""
 
 _PIECE_BYTES = 64 << 10
-"""Bytes of a long list searched at once: less than a tenth of a millisecond, and in the processor's cache."""
+"""Bytes of a long list that are searched at once. This takes less than a tenth of a millisecond, and the bytes fit into
+the processor's cache.
+"""
 
 _KEYS_PIECE_BYTES = 16 << 10
-"""Bytes of keys extracted at once: less than a millisecond, if all have one character."""
+"""Bytes of keys that are extracted at once. This takes less than a millisecond, even if all keys have one character."""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # copying a smaller body costs less than a view of it
@@ -200,7 +206,7 @@ class Attributes(NamedTuple):
 
     @property
     def expires_ms(self) -> int | None:
-        """Unix ms from which on the message is no longer handed out; None if it does not expire."""
+        """Unix ms from which on the message is no longer given to consumers; None if it does not expire."""
         text = self.reserved.get(EXPIRES, "")
         return int(text) if _is_time(text) else None
 
@@ -219,8 +225,8 @@ def encode_attributes(
 
     A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
     reserved: properties of metaq's own; EXPIRES sets its flag bit. Raises LocalProtocolError for keys with blanks, for
-    invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, for reserved names, and, with
-    TypeError, as `encode_value`.
+    invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, and for reserved names. Also raises
+    the errors of `encode_value`, with TypeError among them.
     """
     if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
@@ -296,7 +302,7 @@ def priority_of(flag: int) -> int:
 
 
 def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return `priority_of` each flag."""
+    """Return `priority_of` for each flag."""
     urgent: npt.NDArray[np.int32] = np.minimum((flags & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY).astype(np.int32)
     return urgent
 
@@ -307,8 +313,9 @@ def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Return the payload's position in `body`; 0 if there is no attribute or one that does not fit (no broker
-    checks)."""
+    """Return the payload's position in `body`; 0 if there is no attribute, or if its length does not fit the body (no
+    broker checks this).
+    """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
     end: int = 4 + _ATTRIBUTE_LENGTH.unpack_from(body)[0]
@@ -322,9 +329,10 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """Return how many bytes of a body are due to metaq's own properties: these, the list if it has no others, and the
-    name of a tag or attribute that would otherwise stand alone. A reply's tag also counts: it is the inbox that the
-    request names."""
+    """Return how many bytes of a body are due to metaq's own properties. These are the properties themselves, the whole
+    list if it has no other items, and the name of a tag or attribute that would need no list otherwise. A reply's tag
+    also counts, because it is the inbox that the request names.
+    """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
         return 0
@@ -398,7 +406,9 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
-    """Return the bytes behind the last `item` (a name and its end) of the property list data[start:end]."""
+    """Return the bytes after the last `item` (a name and its end) in the property list data[start:end]; None if it has
+    no such item.
+    """
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
         if not data.startswith(item, start, end):
@@ -410,7 +420,7 @@ def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
 
 
 def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
-    """As `bytes.rfind`, in pieces: another thread may get the interpreter in between."""
+    """As `bytes.rfind`, but search in pieces, so that another thread may get the interpreter in between."""
     while end - start > _PIECE_BYTES:
         first = end - _PIECE_BYTES
         if (place := data.rfind(wanted, first, end)) >= 0:
@@ -420,7 +430,7 @@ def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
 
 
 def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
-    """As `bytes.find`, likewise."""
+    """As `bytes.find`, but search in pieces, like `_rfind`."""
     while end - start > _PIECE_BYTES:
         last = start + _PIECE_BYTES
         if (place := data.find(wanted, start, last)) >= 0:
@@ -454,8 +464,8 @@ def own_list(attribute: bytes) -> bytes:
     """Return a long property list without users' properties, so that `property_of` costs little; a short list is
     unchanged.
 
-    It keeps the first MAX_OWN_PROPERTIES of metaq's own, each cut to a length that is enough for every property that a
-    broker reads.
+    The result has the first MAX_OWN_PROPERTIES of metaq's own properties, each cut to a length that is enough for every
+    property that a broker reads.
     """
     if len(attribute) <= LONG_LIST_BYTES:
         return attribute
@@ -476,8 +486,9 @@ def _next_own(attribute: bytes, start: int) -> int:
 
 
 def own_body(body: Buffer, flag: int) -> Buffer:
-    """Return the body with only metaq's own properties (`own_list`) and no payload; a short body, or one without
-    properties, as it is."""
+    """Return the body with only metaq's own properties (`own_list`) and no payload; return a short body, or a body
+    without properties, unchanged.
+    """
     if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
         return body
     return encode_body(b"", flag, own_list(attribute))
@@ -514,7 +525,7 @@ def key_hashes(data: bytes, start: int, end: int) -> list[int]:
 
 
 def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield the hashes piece by piece, each once per piece."""
+    """Yield the `key_hash` of the keys of a long property list piece by piece. Each hash occurs once per piece."""
     value = _last_value(data, _KEYS_ITEM[1:], start, end)
     for keys in () if value is None else _keys_in(value):
         yield np.array([*map(key_hash, set(keys))], np.uint32)
@@ -531,8 +542,9 @@ def tag_hash(tag: str) -> int:
 
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
-    """Return `tag_hash` of the tag, 0 if there is none. Invalid UTF-8 counts as decoded, unless it is too long for any
-    request to name it: that would take 50 ms."""
+    """Return `tag_hash` of the tag, 0 if there is none. A tag with invalid UTF-8 is decoded first, unless it is too
+    long for any request to name it: decoding would take 50 ms.
+    """
     raw = _raw_tag(attribute, flag)
     if raw is None:
         return 0
@@ -547,11 +559,13 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
 
 
 _LEAST_ID = 1 << 56
-"""All positive ids are larger: ours since November 2011. A Java broker's are negative, or as good as random."""
+"""All positive ids are larger: our ids have been since November 2011. A Java broker's ids are negative, or practically
+random.
+"""
 
 
 def is_blank(length: int, crc: int, message_id: int) -> bool:
-    """Whether a stored header is 20 zero bytes, or begins with 9 or more.
+    """Return whether a stored header is 20 zero bytes, or begins with 9 or more zero bytes.
 
     Such bytes are not a record. A file system leaves them where data was lost, or a disk when it has written only the
     sector in which the header ends. They look like an empty message (the checksum of nothing is 0), but no stored
@@ -563,14 +577,14 @@ def is_blank(length: int, crc: int, message_id: int) -> bool:
 
 @cache
 def header_dtype() -> np.dtype[Any]:
-    """Return HEADER for NumPy."""
+    """Return the layout of HEADER as a NumPy type."""
     return np.dtype([("length", ">i4"), ("checksum", ">u4"), ("id", ">i8"), ("flag", ">i4")])
 
 
 def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return `is_blank` of each header (`header_dtype`)."""
+    """Return `is_blank` for each header (`header_dtype`)."""
     blank: npt.NDArray[np.bool_] = headers["length"] == 0
-    if blank.any():  # in the usual case the other fields need not be read
+    if blank.any():  # usually no length is 0, and the other fields need not be read
         ids = headers["id"]
         blank &= (headers["checksum"] == 0) & (ids >= 0) & (ids < _LEAST_ID)
     return blank
@@ -617,9 +631,10 @@ def _bodies_struct(length: int, count: int) -> Struct:
 
 
 def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[bytes]:
-    """Return the bodies of back-to-back records in `data` from `start` on; sizes: of the records, headers included.
+    """Return the bodies of back-to-back records in `data` from `start` on; sizes: the sizes of the records, headers
+    included.
 
-    Costs a copy of each. No bytecode runs per record, and if all have one size, no slice object is made either.
+    Copies each body. No bytecode runs per record, and if all have one size, no slice object is made either.
     """
     count = len(sizes)
     if count >= _BODIES and sizes.min() == sizes.max():
@@ -635,7 +650,7 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
 
 
 def checksums(bodies: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
-    """Return the `checksum` of each."""
+    """Return the `checksum` of each body."""
     return np.fromiter(map(crc32, bodies), np.uint32, len(bodies)) & np.uint32(0x7FFFFFFF)
 
 
@@ -658,7 +673,9 @@ def matching_checksums(
 def _bodies(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterable[Buffer | npt.NDArray[np.uint8]]:
-    """Yield the bodies one by one. NumPy extracts equally sized ones at equal distances, at half the cost of slices."""
+    """Yield the bodies one by one. NumPy extracts bodies of equal size at equal distances, at half the cost of
+    slices.
+    """
     count = len(starts)
     if count > 1:
         width, length = int(starts[1] - starts[0]), int(ends[0] - starts[0])

@@ -1,4 +1,4 @@
-"""How each protocol reports an error, and which error its answers stand for."""
+"""The answer by which each protocol reports an error, and the error that each answer stands for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LEADER = "leader"
 """The extField with the URL of a broker set's leader, "" if it is unknown."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
-"""1.x's form of a number in an answer for its clients (wire.md §4; errors.XaRefused writes it)."""
+"""The form in which an answer tells 1.x's clients an XA error code (wire.md §4; errors.XaRefused writes it)."""
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
     TransactionRefused: ResponseCode.TRANSACTION_REFUSED,
@@ -96,7 +96,7 @@ def response_code(error: MetaqError) -> ResponseCode:
 
 
 def is_success(frame: Frame) -> bool:
-    """Whether a frame's request succeeded."""
+    """Return whether the answer `frame` reports success."""
     return frame.code == ResponseCode.SUCCESS
 
 
@@ -146,6 +146,6 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
 
 
 def transaction_refusal(text: str) -> TransactionRefused:
-    """Return the error for a broker's refusal of a transaction's verb: with a code of XA's if there is one."""
+    """Return the error for a broker's refusal of a transaction's verb: with an XA error code if the text has one."""
     coded = _XA_REFUSAL.fullmatch(text)
     return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

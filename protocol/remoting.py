@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class PartitionRequest(ExtFields):
-    """MAX_OFFSET and MIN_OFFSET: the bounds of a partition's readable bytes."""
+    """MAX_OFFSET and MIN_OFFSET: ask for a bound of a partition's readable bytes."""
 
     topic: TopicField
     partition: PartitionField
@@ -51,7 +51,9 @@ class PartitionRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByTimeRequest(ExtFields):
-    """SEARCH_OFFSET_BY_TIME: the first record stored at or after `time_ms` (milliseconds since 1970)."""
+    """SEARCH_OFFSET_BY_TIME: ask for the offset of the first record that was stored at or after `time_ms` (milliseconds
+    since 1970).
+    """
 
     topic: TopicField
     partition: PartitionField
@@ -60,10 +62,10 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: the offset reached from `offset` by at most `messages` whole messages and `max_bytes`
-    bytes.
+    """SEARCH_OFFSET_BY_COUNT: ask for the offset that is reached from `offset` by at most `messages` whole messages and
+    `max_bytes` bytes.
 
-    messages and max_bytes: 0 … 2**63-1; `offset` is where a message begins.
+    messages and max_bytes: 0 … 2**63-1; `offset` must be an offset at which a message begins.
     """
 
     topic: TopicField
@@ -82,7 +84,7 @@ class OffsetReply(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsRequest(ExtFields):
-    """MESSAGE_COUNTS: how many messages a partition holds, and how many of them lie before `offset`.
+    """MESSAGE_COUNTS: ask how many messages a partition holds, and how many of them lie before `offset`.
 
     last_id: as in PullRequest.
     """
@@ -95,7 +97,8 @@ class MessageCountsRequest(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsReply(ExtFields):
-    """total: readable messages; before: those wholly before the requested offset; and the partition's bounds in bytes.
+    """Answer to MESSAGE_COUNTS. total: number of readable messages; before: number of messages that end at or before
+    the requested offset; min_offset, max_offset: the partition's bounds in bytes.
 
     id_before: as in PullReply.
     """
@@ -108,7 +111,9 @@ class MessageCountsReply(ExtFields):
 
 
 def _check_item(item: str) -> str:
-    """Check the item; the answer names an unknown one. Raises RemoteProtocolError."""
+    """Check the item's length; an unknown item is only found when the request is answered. Raises
+    RemoteProtocolError.
+    """
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
     return item
@@ -131,7 +136,7 @@ class ClosePartitionsRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """As ExtFields; `end` must not be before `start`."""
+        """Decode as ExtFields does. Also raises RemoteProtocolError if `end` is before `start`."""
         found = super(ClosePartitionsRequest, cls).from_ext(ext)
         if found.end < found.start:
             raise RemoteProtocolError(f"extFields.end={found.end} is before start={found.start}")
@@ -158,8 +163,9 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: read a move of partitions in ZooKeeper and do what is due. broker, partition: the first partition that
-    leaves."""
+    """MOVE: read the state of a move of partitions in ZooKeeper, and carry out the steps that are due. broker,
+    partition: the first partition that leaves.
+    """
 
     topic: TopicField
     broker: Annotated[int, number("broker", 0, INT32_MAX)]
@@ -183,7 +189,7 @@ SearchedPartition = Annotated[int, number("partition", ALL_PARTITIONS, INT32_MAX
 
 @dataclass(slots=True)
 class ViewMessageRequest(ExtFields):
-    """VIEW_MESSAGE_BY_ID: the message with an id. partition: -1 = search all partitions of the broker."""
+    """VIEW_MESSAGE_BY_ID: ask for the message with an id. partition: -1 = search all partitions of the broker."""
 
     topic: TopicField
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -192,7 +198,8 @@ class ViewMessageRequest(ExtFields):
 
 @dataclass(slots=True)
 class QueryMessageRequest(ExtFields):
-    """QUERY_MESSAGE: the newest (or oldest) `max_messages` with a key, stored at `begin_ms` … `end_ms` (Unix ms).
+    """QUERY_MESSAGE: ask for the newest (or oldest) `max_messages` messages with a key, stored at `begin_ms` … `end_ms`
+    (Unix ms).
 
     max_messages: 1 … MAX_FOUND_MESSAGES. partition: as in ViewMessageRequest.
     """
@@ -208,9 +215,11 @@ class QueryMessageRequest(ExtFields):
 
 @dataclass(slots=True)
 class FoundReply(ExtFields):
-    """Answer to both, SUCCESS or QUERY_NOT_FOUND; the body is `encode_found`'s, with `messages` rows.
+    """Answer to VIEW_MESSAGE_BY_ID and QUERY_MESSAGE, SUCCESS or QUERY_NOT_FOUND. The body begins with `messages` rows
+    of `encode_found`.
 
-    unsearched: bytes of data that were not searched, 0 = all were. more: there are more messages with the key.
+    unsearched: bytes of data that were not searched; 0 = all data was searched. more: whether there are more messages
+        with the key.
     """
 
     messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]
@@ -219,7 +228,9 @@ class FoundReply(ExtFields):
 
 
 class FoundRow(NamedTuple):
-    """The place of a found record. time_ms: when it was stored (Unix ms); negative: at -time_ms or earlier (Java's)."""
+    """The place of a found record. time_ms: when it was stored (Unix ms); negative: it was stored at -time_ms or
+    earlier (a Java broker's record).
+    """
 
     partition: int
     offset: int

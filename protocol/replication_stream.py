@@ -1,7 +1,7 @@
-"""The replication stream between the nodes of a broker set: bytes and values, without I/O.
+"""The replication stream between the nodes of a broker set: encode its messages and decode them, without I/O.
 
-A follower opens a connection to its leader's port and sends the frame FOLLOW; everything behind it, in both directions,
-is this. Little-endian:
+A follower opens a connection to its leader's port and sends the frame FOLLOW. All later bytes, in both directions, have
+this format. Little-endian:
 
     message   bytes of the rest u32 | kind u8 | the rest
     BLOCK     CRC-32 of what follows u32 | number u64 | committed in memory u64 | committed on the disk u64 |
@@ -13,9 +13,9 @@ is this. Little-endian:
     COMMITTED committed in memory u64 | committed on the disk u64
     others    JSON
 
-An entry is a run of whole records, all of one segment, or with a negative segment a change of the transaction log
-(broker/sets/transaction_mirror.py). Blocks of a leader have consecutive numbers; those of a copy have number 0 and are
-not acknowledged.
+An entry is a run of whole records of one segment. With a negative segment it is a change of the transaction log
+(broker/sets/transaction_mirror.py). A leader's blocks have consecutive numbers; blocks of a copy have the number 0 and
+are not acknowledged.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ __all__ = [
 ]
 
 COPY = 0
-"""The block number of a part of a copy."""
+"""The number of each block that is a part of a copy."""
 
 UNIT_BYTES = 32
 """Size of an index unit (broker/store/index.py)."""
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum message size: a block has at most what one turn of the reactor appended."""
+"""Maximum message size in bytes: a block has at most the data that one turn of the reactor appended."""
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
-"""Maximum message size from a follower: READY names each partition."""
+"""Maximum size in bytes of a follower's message: READY names each partition."""
 
 MAX_HELLO_BYTES = 256 << 10
-"""Maximum body of FOLLOW: a thousand epochs are 50 KB."""
+"""Maximum bytes of FOLLOW's body: a thousand epochs are 50 KB."""
 
 _LENGTH = Struct("<I")
 _PREFIX = Struct("<IB")
@@ -103,21 +103,23 @@ class Kind(IntEnum):
     BLOCK = 1
     """Leader."""
     ACK = 2
-    """Follower: its position, and the number of a ping: it grants the leader that ping's time."""
+    """Follower: its position, and the number of a ping. The follower grants the leader the time of this ping."""
     PING = 3
     """Leader, several times a second."""
     READY = 4
-    """Follower: it has cut. Contains where its partitions begin and end, and size and digest of its transaction log."""
+    """Follower: it has truncated its data. Contains where its partitions begin and end, and the size and the digest of
+    its transaction log.
+    """
     LIVE = 5
     """Leader: the copy is complete up to this block; the live stream follows."""
     DROP = 6
     """Leader: where partitions begin now (retention)."""
     BEGIN = 7
-    """Leader: partitions that begin anew, behind all data of the follower."""
+    """Leader: partitions that begin anew, at an offset after all data of the follower."""
     HAND_OVER = 8
-    """Leader: stand for election now, all data is there."""
+    """Leader: the follower has all data and is to stand for election now."""
     LEAVE = 9
-    """Follower: it is about to stop, or its disk has failed: do not count on it any more."""
+    """Follower: it is about to stop, or its disk has failed; the leader must not count on it any more."""
     WELCOME = 10
     """Leader, first: its epoch, its history, and where its partitions ended in the last epoch that both know."""
     REFUSED = 11
@@ -125,7 +127,7 @@ class Kind(IntEnum):
     CAUGHT_UP = 12
     """Leader, once: the follower has all committed data."""
     COMMITTED = 13
-    """Leader: the committed blocks, if no block says so soon. It has no answer."""
+    """Leader: the numbers of the committed blocks, sent if no later block reports them soon. It is not answered."""
 
 
 class Lane(IntEnum):
@@ -136,8 +138,10 @@ class Lane(IntEnum):
 
 
 class Hello(NamedTuple):
-    """A follower's description of itself in the body of FOLLOW. set: the broker id. node: its name. instance: of its
-    data directory. epoch: the highest one that it has seen. epochs: numbers and ids of the epochs of its data."""
+    """A follower's description of itself in the body of FOLLOW. set: the broker id. node: the follower's name.
+    instance: the id of its data directory. epoch: the highest epoch that it has seen. epochs: the numbers and ids of
+    the epochs of its data.
+    """
 
     set: int
     node: str
@@ -147,8 +151,9 @@ class Hello(NamedTuple):
 
 
 class StreamEntry(NamedTuple):
-    """name: `<topic>-<partition>` UTF-8. base: byte offset of the first record. segment: where the segment that
-    contains it begins. units: packed index units, UNIT_BYTES each."""
+    """An entry of a block. name: `<topic>-<partition>` in UTF-8. base: byte offset of the first record. segment: where
+    the segment that contains it begins. units: packed index units, UNIT_BYTES each.
+    """
 
     name: bytes
     base: int
@@ -159,7 +164,7 @@ class StreamEntry(NamedTuple):
 
 
 class StreamBlock(NamedTuple):
-    """committed: the last committed block, by lane."""
+    """A block. committed: the number of the last committed block, by lane."""
 
     number: int
     committed: tuple[int, int]
@@ -167,7 +172,7 @@ class StreamBlock(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Numbers of blocks, and of the last ping."""
+    """An acknowledgement: the numbers of the last received and the last safe block, and of the last ping."""
 
     received: int
     safe: int
@@ -180,7 +185,7 @@ class Ping(NamedTuple):
 
 
 StreamMessage = tuple[Kind, memoryview]
-"""A message's kind, and the bytes behind it."""
+"""A message's kind, and the bytes after it."""
 
 
 def encode_block(number: int, committed: tuple[int, int], entries: Sequence[StreamEntry]) -> list[Buffer]:

@@ -18,13 +18,15 @@ __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
-"""Memory for each piece of an incomplete request, besides its bytes."""
+"""Bytes of memory that each piece of an incomplete request takes besides its content."""
 
 FRAME_COST = 4
-"""Number of usual SENDs and text commands that are decoded in the time of one other frame, 20 µs: it has JSON in it."""
+"""Number of usual SENDs and text commands that are decoded in the time of one other frame, 20 µs, whose JSON must be
+parsed.
+"""
 
 _SPACE_BYTES = 1 << 20
-"""A large frame's space is this many bytes, or twice the received bytes if that is more."""
+"""A large frame's buffer grows by this many bytes, or by as many as were received if that is more."""
 
 _LARGE_FRAME_BYTES = 64 << 10
 """Frames of this size or more get a buffer of their own, into which the transport can receive."""
@@ -49,8 +51,8 @@ class RequestReader:
     The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and call
     `received`. Such a frame's body is writable.
 
-    Wrong bytes set `failure` and end the stream: `receive` still returns the requests in front of them, because 1.x
-    answers those before it closes.
+    Wrong bytes set `failure` and end the stream: `receive` still returns the requests before them, because 1.x answers
+    those before it closes.
     """
 
     def __init__(self, most: int = 0) -> None:
@@ -58,15 +60,15 @@ class RequestReader:
         SEND as FRAME_COST."""
         self.failure: RemoteProtocolError | None = None
         self.more = False
-        """Whether the received bytes may contain further requests: `receive` nothing to get them."""
+        """Whether the received bytes may contain further requests: call `receive` without bytes to get them."""
         self.large: memoryview | None = None
-        """A large frame that is not parsed yet, as far as there is space for it."""
+        """The buffer of a large frame that is not parsed yet. It may be smaller than the frame."""
         self._most = most
         self._costs = 0  # cost of this call's requests beyond 1 each
         self._looks_for_runs = True
         self._rest = b""  # with `more`: the received bytes, and where the next request begins in them
         self._rest_start = 0
-        self._kept = b""  # or these bytes, behind an incomplete request
+        self._kept = b""  # or these bytes, which follow an incomplete request
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._missing = 0  # bytes to collect before the next parsing
@@ -80,14 +82,17 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the incomplete request in bytes: arriving in single bytes, it takes many times its size. Bytes that
-        are merely unparsed are not included."""
+        """Memory of the incomplete request in bytes. A request that arrives in single bytes takes many times its size.
+        Bytes that are merely unparsed are not included.
+        """
         return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
-        """Where to receive the rest of a large frame, at least some of it; None if the next bytes go to `receive`. It
-        is never much more than what has arrived: memory from the heap is resident if it was used before."""
+        """The buffer for the rest of a large frame, or for a part of the rest; None if the next bytes go to `receive`.
+        It is never much larger than the received part, because memory from the heap is resident if it was used
+        before.
+        """
         large, filled = self.large, self._large_filled
         if large is None or self.more:
             return None
@@ -108,7 +113,7 @@ class RequestReader:
         self.more = self._large_filled == self._large_bytes
 
     def keep(self, data: bytes) -> None:
-        """Take the next bytes of the connection without parsing them. Not while `more` is set."""
+        """Take the next bytes of the connection without parsing them. Must not be called while `more` is set."""
         self._kept, self.more = data, True
 
     def receive(self, data: bytes) -> list[WireRequest]:
@@ -158,7 +163,7 @@ class RequestReader:
             return []
 
     def _requests(self, data: bytes, position: int) -> list[WireRequest]:
-        """Return the requests that begin at this position of `data`; keep the bytes behind them."""
+        """Return the requests that begin at this position of `data`; keep the bytes after them."""
         requests: list[WireRequest] = []
         most = self._most
         self._costs = 0

@@ -1,7 +1,7 @@
-"""Find the next good record behind damaged bytes from any source: a file, or a broker's answers.
+"""Find the next good record after damaged bytes, in any source of bytes: a file, or a broker's answers.
 
 Records carry no distinctive mark, so a position is trusted only if a body with the right CRC-32 follows. A 4-byte
-checksum is right by chance once in four billion tries; the limit of the search is its cost.
+checksum is right by chance once in four billion tries. The search is limited because of its cost.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Read = Callable[[int, int], bytes]
 
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCKS = 20
-"""Blocks kept while searching (20 MiB): a record ends up to 8 MiB behind its beginning."""
+"""Maximum blocks that are kept while searching (20 MiB): a record may end 8 MiB after its beginning."""
 
 _WINDOW_BYTES = 4 << 20
-"""Positions that are checked together."""
+"""Number of positions that are checked together."""
 
 _CRC_BYTES = 1 << 30
-"""Bytes of bodies to checksum without anything like a record behind them, or eight times as many with; then only small
-ones."""
+"""Maximum bytes of bodies to checksum if nothing like a record follows them; eight times as many if something does.
+After that, only small bodies are checked.
+"""
 
 _SMALL_BYTES = 4 << 10
 _MAX_EMPTY = 1 << 12
-"""Maximum consecutive empty records, which prove nothing themselves, to skip on the way to one that does."""
+"""Maximum consecutive empty records to skip on the way to a record with a body: an empty record proves nothing."""
 
 
 class RecordSearch:
-    """Searches for the first good record that starts in (start, end). One thread; call `step` until it says that it is
-    done.
+    """Searches for the first good record that starts in (start, end). One thread. Call `step` until it returns true.
 
     First tries where the record at `start` would end, then every byte. Empty records count only where the record at
-    `start` announces them, and only if a good one, or the end, follows: elsewhere twenty bytes prove nothing. Records
-    above MAX_RECORD_BODY_BYTES are not searched for.
+    `start` would end, and only if a good record or the end follows them: elsewhere their twenty bytes prove nothing.
+    Records above MAX_RECORD_BODY_BYTES are not searched for.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
-        """base: no bytes in front of it are read, because a broker may no longer have them."""
+        """base: the lowest position that is read, because a broker may no longer have the bytes before it."""
         self.found: int | None = None
         """Where the record starts; None until one is found."""
         self._read = read
@@ -66,7 +66,7 @@ class RecordSearch:
         return header is not None and self._has_checksum(self._start, header[0], header[1])
 
     def step(self) -> bool:
-        """Search up to 4 MiB more. Return whether the search is over. Raises as `read`."""
+        """Search up to 4 MiB more. Return whether the search is over. Raises the errors of `read`."""
         if not self._tried_announced:
             self._tried_announced = True
             self.found = self._announced()
@@ -98,7 +98,9 @@ class RecordSearch:
         return b"".join(blocks)[first:last]
 
     def _header(self, position: int) -> tuple[int, int, int, int] | None:
-        """Return the header at `position` if it may be one: it is not blank, and its body ends before the end."""
+        """Return the header at `position`; None if it cannot be one, because it is blank or its body would exceed the
+        end.
+        """
         data = self._bytes(position, HEADER_BYTES)
         if len(data) < HEADER_BYTES:
             return None
@@ -132,7 +134,7 @@ class RecordSearch:
         data = self._bytes(start, _WINDOW_BYTES + HEADER_BYTES)
         small = len(data) - HEADER_BYTES - _SMALL_BYTES
         for position, length, checksum in _candidates(data, self._end - start):
-            if length <= _SMALL_BYTES and position <= small:  # as most are: numbers in a body look like lengths
+            if length <= _SMALL_BYTES and position <= small:  # most are small: numbers in a body look like lengths
                 body = position + HEADER_BYTES
                 good = crc32(data[body : body + length]) & 0x7FFFFFFF == checksum
             else:
@@ -166,7 +168,9 @@ class RecordSearch:
 
 
 def next_record(read: Read, start: int, end: int) -> int | None:
-    """Return where the first good record behind `start` starts, None if none does before `end`. See RecordSearch."""
+    """Return the position of the first good record after `start`; None if there is none before `end`. See
+    RecordSearch.
+    """
     search = RecordSearch(read, start, end)
     while not search.step():
         pass

@@ -1,7 +1,8 @@
-"""The properties of a message while it waits for another attempt, and as a dead letter. No I/O.
+"""The properties of a failed message, while it waits for another attempt and when it is a dead letter. No I/O.
 
-The record has the body of the original, with properties of ours behind those of the original. Its payload is not
-compressed, because topics of ours take no compressed messages; a payload that would then be too large stays compressed:
+The record has the body of the original, with metaq's own properties after those of the original. Its payload is not
+compressed, because metaq's own topics take no compressed messages; but a payload that would be too large without
+compression stays compressed. These are metaq's properties:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
@@ -9,13 +10,13 @@ compressed, because topics of ours take no compressed messages; a payload that w
     metaq.failed     when that was, Unix ms, decimal
     metaq.delay      ms, decimal, if it is to come again (delays.py)
 
-An attribute of 1.x, which is not a property list, becomes the properties TAGS and ATTR (a long one only ATTR). One that
-cannot be in a list, because it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored` recreates the
-original from it, byte for byte but without compression, and without `metaq.due`, `metaq.delay`, `metaq.half` and
-`metaq.check-after`, which only concern its first delivery.
+An attribute of 1.x, which is not a property list, becomes the properties TAGS and ATTR (a long attribute only ATTR). An
+attribute that cannot be in a list, because it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored`
+recreates the original from the record, byte for byte but without compression, and without `metaq.due`, `metaq.delay`,
+`metaq.half` and `metaq.check-after`, which only concern its first delivery.
 
 A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log, so another
-record without a payload, behind it in the same partition, marks it as done:
+record without a payload, after it in the same partition, marks it as done:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
@@ -118,9 +119,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How handling a message has failed so far. attempts: from 1 on. failed_ms: Unix ms, of the last failure.
+    """The failures of a message's handling so far. attempts: their number, from 1 on. failed_ms: the time of the last
+    failure, Unix ms.
 
-    cause: type and text of the error; behind a line end the place in the program.
+    cause: type and text of the last error; after a line end, its place in the program.
     """
 
     origin: Origin
@@ -200,7 +202,7 @@ def payload_in(flag: int, body: bytes) -> bytes:
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
-    """Return a record's failures; None if it never failed. Raises RemoteProtocolError."""
+    """Return the failures that a record tells of; None if its message never failed. Raises RemoteProtocolError."""
     found = _read(flag, body)
     return found and found[0]
 
@@ -249,7 +251,7 @@ def _items(flag: int, body: bytes) -> list[bytes]:
 
 
 def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:
-    """Return the failure, the original's flag, and the property list."""
+    """Return the failure, the original's flag, and the property list; None if the record is no failed message."""
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     place = None if attribute is None else property_of(attribute, ORIGIN_PROPERTY.encode())
     if attribute is None or place is None:

@@ -1,7 +1,8 @@
 """SEND, SEND_BATCH and SEND_MANY of the framed protocol: extFields and bodies (docs/protocol.md).
 
-The plain forms are `encode_frame` of a SendRequest, and SendReply of a parsed frame. The most expensive steps of a
-single send have fast versions: `SendHeaders` writes the same bytes, `parse_sent_reply` reads the same values.
+The plain way is to pass a SendRequest to `encode_frame`, and to decode SendReply from a parsed frame. For the most
+expensive steps of a single send there are faster functions: `SendHeaders` writes the same bytes, and `parse_sent_reply`
+reads the same values.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ __all__ = [
 ]
 
 TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
-"""The transaction that a message belongs to (docs/transactions.md), None for none."""
+"""The transaction that a message belongs to (docs/transactions.md); None: no transaction."""
 
 AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 """-1: the broker chooses."""
 
 
 MAX_REPLICAS = 255
-"""An answer reports larger numbers of nodes as this one."""
+"""An answer reports a larger number of nodes as this number."""
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
 """Identifies the producer that numbers its sends: 63 random bits. 0, which is not written: no producer, and the send is
@@ -73,9 +74,10 @@ as the first time; a lower number is refused. The partition must be named.
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
 RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
-"""How long ago a repeated send was first sent, milliseconds. -1, which is not written: it is not repeated.
+"""How long ago a repeated send was first sent, milliseconds. -1, which is not written: the send is not repeated.
 
-A broker that has had to forget producers refuses such a send from an unknown producer: it may be stored already.
+A broker that has had to forget producers refuses a repeated send from an unknown producer, because it may be stored
+already.
 """
 
 
@@ -110,7 +112,7 @@ class SendRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """As ExtFields; `ext` may already hold the values (`parse_common_send`)."""
+        """Decode as ExtFields does; `ext` may already hold the decoded values (`parse_common_send`)."""
         return ext.request if type(ext) is _SendExt else super(SendRequest, cls).from_ext(ext)  # type: ignore[return-value]
 
 
@@ -131,9 +133,9 @@ class SendReply(ExtFields):
 class CopiedReply(SendReply):
     """SendReply of a broker set's leader.
 
-    replicas: nodes that had the message when this was answered, including the leader: on the disk with `ack=disk`,
-    otherwise in memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a set does
-    not write the field.
+    replicas: the number of nodes that had the message when the leader answered, including the leader: on the disk with
+    `ack=disk`, otherwise in memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a
+    set does not write the field.
     """
 
     replicas: Annotated[int, number("replicas", 1, MAX_REPLICAS, left_out=True)] = 0
@@ -177,7 +179,7 @@ def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], me
     return sizes, records
 
 
-# written by the codec into a template, so that the two cannot differ
+# the codec writes these numbers into a template as placeholders, so that codec and template cannot differ
 _OPAQUE, _FLAG, _CHECKSUM, _SEQUENCE = 1_900_000_001, 1_900_000_002, 1_900_000_003, 1_900_000_004
 _HOLES = (
     (b'"opaque":%d', _OPAQUE),
@@ -188,13 +190,14 @@ _HOLES = (
 
 
 class SendHeaders(dict[TopicPartition, bytes]):
-    """SEND headers by partition, written once, with %d for opaque, flag, checksum and, of a producer, the sequence.
+    """SEND headers by partition, written once, with %d for opaque, flag, checksum and, if the producer numbers its
+    sends, the sequence.
 
     Encoding the same JSON again would cost more than all other outgoing work of a blocking send.
     """
 
     def __init__(self, producer: int = 0) -> None:
-        """producer: of the sends, 0 if they are not numbered."""
+        """producer: the id of the producer; 0 if its sends are not numbered."""
         super().__init__()
         self._producer = producer
 
@@ -217,7 +220,7 @@ class SendHeaders(dict[TopicPartition, bytes]):
 
 
 class _SendExt(Mapping[str, str]):
-    """The extFields of a SEND without a transaction, whose values are known."""
+    """The extFields of a SEND without a transaction, whose values are already decoded."""
 
     __slots__ = ("request",)
 
@@ -249,7 +252,7 @@ _new_tuple = tuple.__new__
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
     """As parse_frame, for a SEND in our producers' form: one regular expression instead of JSON and a mapping of texts.
-    None for all other forms. `blocking-1`."""
+    None for all other forms. Its benchmark is `blocking-1`."""
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
         return None
@@ -292,7 +295,9 @@ _SENT_TEMPLATE, _COPIED_TEMPLATE = _sent_template(), _sent_template(1_900_000_00
 
 
 def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int, replicas: int = 0) -> bytes:
-    """Return the frame that answers a SEND or SEND_BATCH, equal to `encode_frame` of `send_reply`. `blocking-1`."""
+    """Return the frame that answers a SEND or SEND_BATCH, equal to `encode_frame` of `send_reply`. Its benchmark is
+    `blocking-1`.
+    """
     if replicas:
         json = _COPIED_TEMPLATE % (opaque, message_id, partition, offset, min(replicas, MAX_REPLICAS))
     else:
@@ -322,7 +327,7 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
 # --- many partitions in one frame -------------------------------------------------------------------------------------
 
 TOPIC_SEPARATOR = "/"
-"""No topic contains it: it would be a path (limits.check_topic)."""
+"""No topic contains this character, because the topic would be a path (limits.check_topic)."""
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
@@ -340,9 +345,10 @@ class SendManyRequest(ExtFields):
         answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32), of a broker set's
                        leader then parts × (replicas u8), as in CopiedReply                           all big-endian
 
-    Records lie as stored, with message id 0, those of a part together, parts in the order of the table. `topic` counts
-    the names in `topics` from 0. parts: rows of the table; records: of all parts together. repeats: rows of the parts
-    that were sent before, the first of them `repeat_ms` ago.
+    The records have their stored form, with message id 0. The records of a part lie together, and the parts are in the
+    order of the table. `topic` is an index, from 0, into the names in `topics`. parts: number of rows of the table;
+    records: number of records of all parts together. repeats: the row numbers of parts that were sent before, the first
+    of them `repeat_ms` ago.
     """
 
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
@@ -372,7 +378,9 @@ def announced_topics(ext: Ext) -> tuple[str | None, ...]:
 
 @dataclass(slots=True)
 class SendManyReply(ExtFields):
-    """parts: rows of the answer, as many as were sent. The frame's remark is the first refused part's."""
+    """parts: number of rows of the answer, as many as the request had. The frame's remark is the remark of the first
+    refused part.
+    """
 
     parts: Annotated[int, number("parts", 1, MAX_PARTS)]
 
@@ -390,8 +398,9 @@ class Parts(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """The results of the parts, one list per column: first message ids, byte offsets, the partitions (where the broker
-    chose them), response codes."""
+    """The results of the parts, one list per column: first message ids, byte offsets, partitions (the broker may have
+    chosen them), response codes.
+    """
 
     ids: list[int]
     offsets: list[int]
@@ -414,7 +423,9 @@ def encode_parts(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     sequences: Sequence[int] = (),
 ) -> bytes:
-    """Return the bytes in front of the records. parts: (number of the topic, partition or -1, records) of each."""
+    """Return the bytes before the records. parts: for each part (index of the topic, partition or -1, number of
+    records).
+    """
     numbers = np.array(sequences, ">i8").tobytes() if sequences else b""
     return np.array(parts, ">i4").tobytes() + numbers + np.asarray(sizes, dtype=">u4").tobytes()
 
@@ -450,7 +461,7 @@ def encode_rows(ids: list[int], offsets: list[int], partitions: list[int], codes
 
 
 def encode_replicas(replicas: Sequence[int]) -> bytes:
-    """Return the bytes behind the rows in the answer of a broker set's leader."""
+    """Return the bytes after the rows in the answer of a broker set's leader."""
     return np.minimum(replicas, MAX_REPLICAS).astype(np.uint8).tobytes()
 
 
@@ -461,7 +472,7 @@ def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
 
 
 def decode_rows(body: Buffer, parts: int) -> PartRows:
-    """Return the columns. Behind them are the replicas, and any fields of a newer broker.
+    """Return the columns of the answer's rows. After the rows follow the replicas, and any fields of a newer broker.
 
     Raises RemoteProtocolError if rows are missing.
     """

@@ -6,7 +6,7 @@
         a row           offset u64 | token u64 | milliseconds u32 | action u8
     answer to SETTLE    outcome u8 of each row
 
-All big-endian. token: of one lease, 63 random bits; another lease of the same message has another one.
+All big-endian. token: 63 random bits that identify one lease; another lease of the same message has another token.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease at most `max_records` messages of `max_bytes` bytes together (one may be larger) to `member` for
-    `lease_ms`. 0 messages: this member wants no more, and its waiting requests are to be answered at once.
+    `lease_ms`. max_records=0: this member wants no more messages, and the broker answers its waiting requests at once.
 
     wait_ms: as in PullRequest. start: where the group begins if it has never asked for this partition: one of STARTS.
     ordered: whether messages with one key are leased one at a time, in order. All members have to use the same value.
     where: a filter by content (docs/filters.md), "" = none: for the group, messages that do not match count as
-    acknowledged. tags: only messages with one of these (compared by hash; the member checks again), empty = all; others
-    as for `where`.
+    acknowledged. tags: only messages with one of these (compared by hash; the member checks again), empty = all; the
+    other messages count as acknowledged, as for `where`.
     """
 
     topic: TopicField
@@ -97,9 +97,10 @@ class AcquireReply(ExtFields):
     """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND.
 
     records: rows in the body. waiting: minimum number of messages that could be leased at once. damaged: bytes of the
-    partition that were skipped for this answer, because they hold no good record. suspect: 1 = a lease of this one
-    message has ended without a word, so it may have killed its worker; 2 = as 1, and it is the only message of the
-    group that the broker has leased to the member: if this lease ends in the same way, that counts as an attempt.
+    partition that were skipped for this answer, because they hold no good record. suspect: 1 = an earlier lease of this
+    one message has ended without an answer, so the message may have killed its worker; 2 = as 1, and it is the only
+    message of the group that the broker has leased to the member: if this lease ends in the same way, that counts as an
+    attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
@@ -141,13 +142,13 @@ class SettleAction(IntEnum):
     """The action on a leased message."""
 
     ACK = 1
-    """It is done, for good."""
+    """The message is done for good."""
     RELEASE = 2
-    """It may be leased again after the given milliseconds."""
+    """The message may be leased again after the given milliseconds."""
     EXTEND = 3
     """The lease ends the given milliseconds from now."""
     RETURN = 4
-    """It may be leased again, and nobody has worked on it: the attempt does not count."""
+    """The message may be leased again. Nobody has worked on it, so the attempt does not count."""
 
 
 class SettleOutcome(IntEnum):
@@ -155,14 +156,15 @@ class SettleOutcome(IntEnum):
 
     DONE = 0
     LOST = 1
-    """The lease had ended and the message has been leased again since, or it never was a lease of this message: nothing
-    was changed."""
+    """The lease had ended and the message has been leased again since, or the token never belonged to a lease of this
+    message. Nothing was changed.
+    """
     GONE = 2
     """The message is neither leased nor waiting: it was acknowledged, or retention has taken it."""
 
 
 class Settlement(NamedTuple):
-    """A row of SETTLE. ms: of RELEASE and EXTEND."""
+    """A row of SETTLE. ms: the milliseconds of RELEASE and EXTEND."""
 
     offset: int
     token: int
@@ -172,7 +174,7 @@ class Settlement(NamedTuple):
 
 @dataclass(slots=True)
 class SettleRequest(ExtFields):
-    """SETTLE: the actions on `records` leased messages, the rows of the body."""
+    """SETTLE: act on `records` leased messages, each with a row of the body."""
 
     topic: TopicField
     partition: PartitionField
@@ -197,7 +199,7 @@ def split_settlements(body: Buffer, count: int, most: int) -> list[Buffer]:
 
 
 def decode_settlements(body: Buffer) -> list[Settlement]:
-    """Return the rows of such a piece. Raises RemoteProtocolError."""
+    """Decode a piece that `split_settlements` returned. Raises RemoteProtocolError."""
     rows = [_new(Settlement, row) for row in _SETTLED.iter_unpack(body)]
     for offset, token, ms, action in rows:
         if action not in _ACTIONS:
@@ -224,13 +226,15 @@ def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
 
 @dataclass(slots=True)
 class SharedStatusRequest(ExtFields):
-    """SHARED_STATUS: the shared groups' state of this broker's partitions, as JSON. group: "" = all groups."""
+    """SHARED_STATUS: ask for the state of shared groups in this broker's partitions, as JSON. group: "" = all
+    groups.
+    """
 
     group: AnyGroupField = ""
 
 
 @dataclass(slots=True)
 class SharedForgetRequest(ExtFields):
-    """SHARED_FORGET: forget a shared group's state of this broker's partitions. It must have no members."""
+    """SHARED_FORGET: forget a shared group's state in this broker's partitions. The group must have no members."""
 
     group: GroupField

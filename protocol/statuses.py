@@ -24,7 +24,7 @@ class Status(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """The request of a frame."""
+    """Codes of the requests in frames."""
 
     SEND = 10
     PULL = 11
@@ -72,7 +72,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """The result of a frame's request."""
+    """Codes of the results of these requests."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

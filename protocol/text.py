@@ -50,7 +50,7 @@ __all__ = [
 
 CRLF = b"\r\n"
 NO_OPAQUE = INT32_MAX
-"""The opaque that answers a `version` or `stats` sent without one."""
+"""The opaque of the answer to a `version` or `stats` that was sent without an opaque."""
 NO_CHECKSUM = -1
 _UNPACKS = b"unpacks"
 
@@ -70,7 +70,8 @@ class Put(NamedTuple):
 class Get(NamedTuple):
     """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
 
-    unpacks: the client can read compressed messages. Our clients tell our broker so; all brokers ignore further tokens.
+    unpacks: whether the client can read compressed messages. Our clients send this token to our brokers; all brokers
+        ignore further tokens.
     """
 
     topic: str
@@ -83,7 +84,9 @@ class Get(NamedTuple):
 
 
 class OffsetQuery(NamedTuple):
-    """`offset topic group partition offset opaque`: the nearest earlier offset that surely begins a record."""
+    """`offset topic group partition offset opaque`: ask for the nearest earlier offset at which a record surely
+    begins.
+    """
 
     topic: str
     group: str
@@ -121,7 +124,7 @@ class TransactionCommand(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """`sync topic partition len flag msgId [checksum] opaque` CRLF body: a synchronous master to its slave."""
+    """`sync topic partition len flag msgId [checksum] opaque` CRLF body: sent by a synchronous master to its slave."""
 
     topic: str
     partition: int

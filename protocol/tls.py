@@ -1,8 +1,8 @@
-"""TLS without I/O: bytes of a connection in, plaintext out, and the reverse.
+"""TLS without I/O: turn a connection's bytes into plaintext, and plaintext into bytes.
 
-Both sides of metaq's connections use it; the standard library's OpenSSL does the work. It reads and writes memory, so
-one thread can hold a connection's socket and another the wait for it, and a broker decides by the first byte of a
-connection whether it is TLS.
+Both sides of metaq's connections use it; the standard library's OpenSSL does the work. OpenSSL reads and writes memory
+here. So one thread can hold a connection's socket while another waits for it, and a broker can decide by the first byte
+of a connection whether it is TLS.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .record import Buffer
 __all__ = ["FIRST_BYTE", "TlsStream"]
 
 FIRST_BYTE = 0x16
-"""The first byte of a TLS connection: a handshake record (RFC 8446, 5.1). No text command and no frame begins so: a
-text command begins with a letter, and a frame with the high byte of a length below 16 MiB, which is 0."""
+"""The first byte of a TLS connection: a handshake record (RFC 8446, 5.1). No text command and no frame begins with this
+byte: a text command begins with a letter, and a frame with the high byte of a length below 16 MiB, which is 0.
+"""
 
 _READ_BYTES = 16 << 10
-"""The most plaintext of one record."""
+"""Maximum bytes of plaintext in one TLS record."""
 _ALL_BYTES = 1 << 30
 _JOINED_BYTES = 64 << 10
 """Buffers below this size are encrypted together: a record costs more than a copy."""
@@ -41,11 +42,12 @@ class TlsStream:
         self.established = False
         """Whether the handshake is over: plaintext may go both ways."""
         self.ended = False
-        """Whether the other side has said that it sends nothing more."""
+        """Whether the other side has reported that it sends nothing more."""
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes from the connection; none: begin or continue the handshake. Raises TlsFailed; `take` then has the
-        alert for the other side."""
+        """Take bytes from the connection; without bytes, begin or continue the handshake. Raises TlsFailed; `take` then
+        has the alert for the other side.
+        """
         if data:
             self._incoming.write(data)
         if not self.established:
@@ -61,8 +63,10 @@ class TlsStream:
         self.established = True
 
     def read(self, size: int = _ALL_BYTES) -> bytes:
-        """Return the plaintext that has come, at most `size` bytes; none if no whole record has come, or after the end.
-        A record may complete earlier bytes, so it may be more than the last `receive` brought. Raises TlsFailed."""
+        """Return the plaintext that has come, at most `size` bytes; b"" if no whole record has come, or after the end.
+        The plaintext may be longer than the bytes of the last `receive`, because these may complete a record that began
+        earlier. Raises TlsFailed.
+        """
         parts: list[bytes] = []
         left = size
         while left > 0 and self.established and not self.ended:
@@ -82,7 +86,7 @@ class TlsStream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, buffers: Iterable[Buffer]) -> None:
-        """Encrypt plaintext for `take`. Only once `established`."""
+        """Encrypt plaintext for `take`. May only be called when `established`."""
         small: list[Buffer] = []
         size = 0
         for data in buffers:
@@ -105,7 +109,7 @@ class TlsStream:
         return self._outgoing.read()
 
     def end(self) -> None:
-        """Say that this side sends nothing more, in `take`."""
+        """End this side's stream: `take` then returns an alert that tells this to the other side."""
         with suppress(ssl.SSLError):  # the other side has not said so yet, or the handshake is not over
             self._tls.unwrap()
 

@@ -13,7 +13,9 @@ _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class TopicPartition(NamedTuple):
-    """One partition: `partition` counts from 0 within its topic and broker. str() is metaq's own `broker-partition`."""
+    """One partition: `partition` counts from 0 within its topic and broker. str() returns metaq's own form
+    `broker-partition`.
+    """
 
     topic: str
     broker: int
@@ -24,7 +26,7 @@ class TopicPartition(NamedTuple):
 
     @classmethod
     def parse(cls, topic: str, text: str) -> TopicPartition:
-        """Return the inverse of str(): `parse("trades", "0-3")`. Raises InvalidName."""
+        """Parse a text that str() returned: `parse("trades", "0-3")`. Raises InvalidName."""
         found = _NAME.fullmatch(text)
         if found is None:
             raise InvalidName(f"{text!r} is not a partition: write it as <broker>-<partition>, for example 0-3")

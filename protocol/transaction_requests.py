@@ -28,10 +28,10 @@ def _or_null(key: str | None) -> str:
 
 @dataclass(slots=True)
 class TransactionRequest(ExtFields):
-    """TRANSACTION: a verb of 1.x's `transaction` (wire.md §3), docs/transactions.md.
+    """TRANSACTION: a verb of 1.x's command `transaction` (wire.md §3, docs/transactions.md).
 
-    tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: 0 = none; for BEGIN. qualifier: for
-    RECOVER, "" = all.
+    tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: for BEGIN; 0 = no timeout. qualifier:
+    for RECOVER; "" = all.
     """
 
     tx_key: Annotated[str | None, Field(TX_KEY, parse_key, _or_null, missing=None)]
@@ -43,7 +43,7 @@ class TransactionRequest(ExtFields):
 
 @dataclass(slots=True)
 class TransactionOutcomeRequest(ExtFields):
-    """TRANSACTION_OUTCOME: whether a local transaction is committed; it is rolled back if it is open.
+    """TRANSACTION_OUTCOME: ask whether a local transaction is committed. If it is open, it is rolled back.
 
     first_id: id of its first message.
     """
@@ -54,7 +54,7 @@ class TransactionOutcomeRequest(ExtFields):
 
 @dataclass(slots=True)
 class TransactionOutcomeReply(ExtFields):
-    """committed: its messages can be read; otherwise none of them ever can."""
+    """committed: whether the transaction's messages can be read; if not, none of them ever can."""
 
     committed: Annotated[bool, flag("committed")]
 
@@ -64,7 +64,7 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
-    """PREPARED_TRANSACTIONS. active: also list open, unprepared transactions, those with most bytes."""
+    """PREPARED_TRANSACTIONS. active: whether to list also open, unprepared transactions: those with the most bytes."""
 
     active: Annotated[bool, flag("active", left_out=True)] = False
 
@@ -73,8 +73,8 @@ class PreparedTransactionsRequest(ExtFields):
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
 
-    action: commit, rollback (also of an open, unprepared transaction), complete (give it up without saying which) or
-    forget (drop the note of such a decision).
+    action: commit, rollback (also of an open, unprepared transaction), complete (give it up without choosing one of
+    these) or forget (drop the record of such a decision).
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

@@ -75,7 +75,7 @@ class XaCode(IntEnum):
 
 
 def parse_key(key: str) -> str | None:
-    """Return the key in the one form 1.x writes, None for `null`.
+    """Return the key in the only form that 1.x writes; None for `null`.
 
     `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
     case. Raises RemoteProtocolError for all other texts.

@@ -80,8 +80,9 @@ class _Said(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one topic, in order. keys: choose the rows' partitions; None if no row has a key. Either all rows have a
-    delivery time (deliver_at), or none."""
+    """Rows of one topic, in order. keys: the keys that choose the rows' partitions; None if no row has a key. Either
+    all rows have a delivery time (deliver_at), or none.
+    """
 
     topic: str
     keys: Sequence[str | None] | None

@@ -2,8 +2,8 @@
 
 All transactions of a query have the same qualifier, so that `recover` lists exactly these. The other parts are in the
 xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The
-query id and the batch are Spark's and the same after a restart. The random part differs, so that the names of a
-restarted driver's tasks cannot equal those of transactions left by an earlier run.
+query id and the batch are Spark's and the same after a restart. The random part differs, so that the transaction names
+of a restarted driver's tasks cannot equal the names of transactions left by an earlier run.
 
 Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: from then on
 the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision, nobody
@@ -65,7 +65,7 @@ class BatchWrite:
 
 
 class Verdicts(NamedTuple):
-    """The decisions on transactions in doubt; those of later batches stay as they are."""
+    """The decisions on transactions in doubt; transactions of later batches stay as they are."""
 
     commit: tuple[Xid, ...]
     roll_back: tuple[Xid, ...]
@@ -77,7 +77,9 @@ def qualifier(query_id: str) -> str:
 
 
 def branch_name(broker: int, partition: int, attempt: int, number: int, token: str) -> str:
-    """Return the name of a transaction within its batch. number: within its task; token: random, 8 characters."""
+    """Return the name of a transaction within its batch. number: its number within the task; token: 8 random
+    characters.
+    """
     return f"{broker}.{partition}.{attempt}.{number}.{token}"
 
 
@@ -111,7 +113,7 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""Errors of an unprepared transaction whose broker, or leader, is gone or silent."""
+"""Errors of an unprepared transaction whose broker, or leader, is gone or does not answer."""
 
 
 class TaskTransactions:
@@ -249,7 +251,7 @@ class DecisionStore(Protocol):
 
 
 class Coordinator:
-    """Coordinator that ends the batches of one query. One thread.
+    """Ends the batches of one query, on the driver. One thread.
 
     Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError. The query then fails, and
     `commit` of the same batch in its next run finds out the outcome.
@@ -310,8 +312,9 @@ class Coordinator:
         return self._replace(found, DecidedBatch(decided.batch, (), decided.topic))
 
     def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
-        """Commit the decided transactions on one broker. One that is no longer in doubt there was committed: nobody
-        rolls it back."""
+        """Commit the decided transactions on one broker. A decided transaction that is no longer in doubt there was
+        committed, because nobody rolls it back.
+        """
         names = [name for name in decided.pending if broker_of(name) == broker]
         wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
         backoff, deadline = Backoff(0.05, 2.0), self._clock() + COMMIT_SECONDS
@@ -348,7 +351,8 @@ class Coordinator:
 
     def _clear(self, found: Versioned, batch: int) -> None:
         """Roll back transactions that no decision will name, of attempts that failed or were killed. Later calls roll
-        back those of brokers that are silent now."""
+        back the transactions of brokers that do not answer now.
+        """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():
             log.warning("broker %d may keep transactions of query %s: %s", broker, self._query_id, failure)

@@ -122,7 +122,9 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Write each message to one file once: the checkpoint and the sink's own log record which batches are done."""
+    """Write each message exactly once, to one file: the checkpoint and the sink's own log record which batches are
+    done.
+    """
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
     checkpoint = chosen.checkpoint or f"{chosen.directory.rstrip('/')}/_checkpoint"
@@ -157,7 +159,7 @@ def _watch(query: StreamingQuery) -> dict[str, Any]:
 
 
 def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Return options of the sink. Raises as _drain_options."""
+    """Return options of the sink. Raises the errors of _drain_options."""
     options = {
         "zookeeper": chosen.zookeeper,
         "exactlyOnce": str(chosen.exactly_once).lower(),
@@ -194,8 +196,9 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 class WritingQuery(NamedTuple):
-    """A query that has written exactly once. batch: the last decided one; pending: its transactions that may be
-    uncommitted; topic: one of the written topics."""
+    """A query that has written exactly once. batch: the last decided batch; pending: the number of its transactions
+    that may be uncommitted; topic: one of the written topics.
+    """
 
     query: str
     batch: int

@@ -40,9 +40,9 @@ PartitionOffsets = dict[TopicPartition, int]
 class PartitionLag(NamedTuple):
     """A query's backlog in one partition.
 
-    position, end: byte offsets; bytes: of stored messages between them; messages: None if the broker cannot count them
-    (Java); seconds: age of the oldest of these messages since its broker stored it, 0.0 if there is none, None if its
-    id has no time (Java).
+    position, end: byte offsets; bytes: size of the stored messages between them; messages: their number, None if the
+    broker cannot count them (Java); seconds: age of the oldest of these messages since its broker stored it, 0.0 if
+    there is none, None if its id has no time (Java).
     """
 
     partition: TopicPartition
@@ -55,7 +55,9 @@ class PartitionLag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """The lag of one query after micro-batch `batch`. failures: why other partitions are not in `partitions`."""
+    """The lag of one query after micro-batch `batch`. failures: for each partition that is not in `partitions`, the
+    reason.
+    """
 
     query_id: str
     name: str | None
@@ -155,7 +157,7 @@ class LagListener(StreamingQueryListener):
             self._schedule(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Do nothing; the last report stays."""
+        """Forget the query's position; its last report stays."""
         self._known.pop(str(event.id), None)
 
     # --- on its own thread ------------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
     """Return a query's positions from the offsets of its sources in Spark's progress; other kinds of sources are
     ignored.
 
-    Spark reports only the offset of a Python source, and only metaq's look like `{"trades":{"0-1":4096}}`.
+    Spark reports only the offset of a Python source, and only metaq's offsets look like `{"trades":{"0-1":4096}}`.
     """
     positions: PartitionOffsets = {}
     for text in offsets:
@@ -217,7 +219,9 @@ def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
 
 
 def partition_lag(connection: Asked, partition: TopicPartition, position: int, now: float) -> PartitionLag:
-    """Return the backlog after byte `position` of a partition. now: seconds since 1970. Raises as `waiting_from`."""
+    """Return the backlog after byte `position` of a partition. now: seconds since 1970. Raises the errors of
+    `waiting_from`.
+    """
     waiting = waiting_from(connection, partition, position, now)
     end = waiting.bounds.end
     return PartitionLag(partition, position, end, waiting.bytes, waiting.messages, waiting.seconds)

@@ -43,7 +43,9 @@ __all__ = [
 ]
 
 _STARTED = ""
-"""Key in place of a topic's name; no topic has this name."""
+"""The key under which a position has the query's start time. It stands among the topics' names, and no topic has this
+name.
+"""
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
 """A stream's position, in checkpoints and in `startingOffsets`: byte offset by topic and `<brokerId>-<partition>`."""
@@ -113,9 +115,9 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """Return the non-empty range of each partition in `states`, sorted by partition. away: as in check_partitions.
 
-    Raises ConfigError if offsets given as JSON do not name exactly these partitions, or a range ends before it starts;
-    OffsetOutOfRange if an explicit or committed offset is outside the readable bytes and failOnDataLoss is true
-    (otherwise it is moved to the nearest bound).
+    Raises ConfigError if offsets given as JSON do not name exactly these partitions, or if a range ends before it
+    starts. Raises OffsetOutOfRange if an explicit or committed offset is outside the readable bytes and failOnDataLoss
+    is true; otherwise the offset is moved to the nearest bound.
     """
     ids = [state.id for state in states]
     check_partitions(options.starting_option, options.starting, ids, away)
@@ -140,7 +142,7 @@ def plan_ranges(
 
 
 def position(options: ReadOptions, state: PartitionState, *, ending: bool = False) -> int:
-    """Return where a query begins (or ends) in one partition. Raises as plan_ranges."""
+    """Return where a query begins (or ends) in one partition. Raises the errors of plan_ranges."""
     wanted = _ending(options, state) if ending else _starting(options, state)
     if wanted == EARLIEST:
         return state.first
@@ -213,8 +215,9 @@ def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
 
 
 class OffsetLost(OffsetOutOfRange):
-    """The query's offsets are outside the readable bytes: `lost` has each offset with its partition; `id` is the first
-    one."""
+    """The query's offsets are outside the readable bytes: `lost` has each offset with its partition; `id` is the
+    partition of the first one.
+    """
 
     def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
         state, wanted = lost[0]
@@ -255,8 +258,9 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Return the number of parts into which each range is cut, so that there are at least `min_partitions` in all, in
-    proportion to the ranges' bytes."""
+    """Return the number of parts into which each range is cut, so that there are at least `min_partitions` parts in
+    all. The numbers are in proportion to the ranges' bytes.
+    """
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
     total = sum(each.end - each.start for each in ranges)
@@ -264,8 +268,9 @@ def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[
 
 
 def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
-    """Return the parts of `whole`, cut at the byte offsets `boundaries` (message boundaries; those outside have no
-    effect)."""
+    """Return the parts of `whole`, cut at the byte offsets `boundaries` (message boundaries; boundaries outside have no
+    effect).
+    """
     inside = {each for each in boundaries if whole.start < each < whole.end}
     marks = [whole.start, *sorted(inside), whole.end]
     return [OffsetRange(whole.id, whole.endpoint, start, end) for start, end in pairwise(marks)]
@@ -346,8 +351,8 @@ def admit(
 ) -> dict[TopicPartition, int] | None:
     """Return where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
 
-    may_wait: minOffsetsPerTrigger applies (maxTriggerDelay has not passed). If there are messages, a batch has at least
-    one, even if that is larger than maxBytesPerTrigger.
+    may_wait: whether minOffsetsPerTrigger applies, that is, maxTriggerDelay has not passed. If there are messages, a
+    batch has at least one, even if that is larger than maxBytesPerTrigger.
     """
     spans = {each: span for each, span in waiting.items() if span[0] < span[1]}
     ends = {each: span[1] for each, span in waiting.items()}

@@ -58,9 +58,9 @@ WRITE_NAMES = (
     "metaq.transaction.bytes",
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
-"""Options of a streaming query that belong to Spark, and that it passes on."""
+"""Options of a streaming query that belong to Spark, and that Spark passes on."""
 PROVIDER = "provider"
-"""Passed by Spark when a table is made, `CREATE TABLE … USING metaq`."""
+"""Option that Spark passes when a table is made, `CREATE TABLE … USING metaq`."""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
 """Option that Spark sets for `load("trades")`, `start("trades")` and `save("trades")`."""
@@ -172,7 +172,7 @@ class OptionValues:
 
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
-    """Return `name` if `check` accepts it; `value` is the option's whole value, if that has more than this name."""
+    """Return `name` if `check` accepts it; `value` is the option's whole value, if it has more than this name."""
     try:
         return check(name)
     except InvalidName as error:
@@ -191,7 +191,7 @@ ones Spark's JVM."""
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
-"""Most tags of a read: every pull contains all of them."""
+"""Maximum tags of a read: every pull contains all of them."""
 
 COMMON_NAMES = (
     "zookeeper",
@@ -228,7 +228,7 @@ _LISTED = (
 )
 
 ReadMode = Literal["batch", "stream", "any"]
-"""The kind of a read. any: checks of load(), when the kind is not known yet."""
+"""The kind of a read. any: for the checks of load(), when the kind is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ RangeEnds = str | Explicit | Times | At
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The most that one micro-batch of a stream takes; None = no limit. max_delay_seconds: maxTriggerDelay."""
+    """The limits of one micro-batch of a stream; None = no limit. max_delay_seconds: maxTriggerDelay."""
 
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -423,8 +423,9 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
 def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
-    """Return the bounds that the option sets. never: an offset without meaning here; None: there is none. hint: an
-    error's remark about `words`."""
+    """Return the bounds that the option sets. never: EARLIEST or LATEST, whichever has no meaning here; None: both have
+    a meaning. hint: a remark about `words` for the error.
+    """
     text = values.get(option, default).strip()
     if text.lower() in words:
         return text.lower()

@@ -62,13 +62,16 @@ WARNING_SECONDS = 10.0
 """Seconds between two log lines while a query waits."""
 
 PLANNING_SECONDS = 10.0
-"""How long planning waits: until each broker set with a node has a leader with all its topics; for a topic that no live
-broker has while a set may change its leader; and for a partition that may be moving to another broker."""
+"""Maximum seconds that planning waits until each broker set with a node has a leader with all its topics. Planning also
+waits so long for a topic that no live broker has, while a set may change its leader, and for a partition that may be
+moving to another broker.
+"""
 
 FAILOVER_SECONDS = 60.0
-"""How long the planning driver waits for silent or absent brokers. Also how long a task waits for its broker to come
-back or to be replaced: a reading task continues after the last message, a writing task waits for a broker set's next
-leader."""
+"""Maximum seconds that the planning driver waits for silent or absent brokers. A task also waits so long for its broker
+to come back or to be replaced: a reading task continues after the last message, a writing task waits for a broker set's
+next leader.
+"""
 
 _T = TypeVar("_T")
 
@@ -81,9 +84,9 @@ def open_cluster(options: ReadOptions) -> Cluster:
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
     """Return the ranges of a batch query, cut as the options say; they end at the current ends.
 
-    Raises CoordinationUnavailable, NoPartition for a topic or partition that no live broker has, BrokerUnavailable
-    (also for partitions that a znode names while their broker is absent), RequestRefused if a Java broker cannot look
-    up a time or a count, and the errors of plan_ranges.
+    Raises CoordinationUnavailable and the errors of plan_ranges. Raises NoPartition for a topic or partition that no
+    live broker has; BrokerUnavailable, also for partitions that a znode names while their broker is absent; and
+    RequestRefused if a Java broker cannot look up a time or a count.
     """
     with open_cluster(options) as cluster:
         seen: set[TopicPartition] = set()
@@ -101,11 +104,13 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = False) -> _T:
-    """Return the result of `work`; retry it while brokers go and come, for FAILOVER_SECONDS from the first failure on.
+    """Return the result of `work`; retry it while brokers leave and come back, for FAILOVER_SECONDS from the first
+    failure on.
 
-    runs: the query has found its partitions before, so if no live broker has a topic, its broker has gone. Raises
-    BrokerUnavailable when the time is over, and as `work`: NoPartition at once, or after PLANNING_SECONDS if a broker
-    set may change its leader, or if partitions are just being handed over to another broker.
+    runs: whether the query is already running. A running query has found its partitions before, so if no live broker
+    has a topic, the topic's broker has gone. Raises BrokerUnavailable when the time is over, and the errors of `work`.
+    NoPartition is raised at once, or after PLANNING_SECONDS if a broker set may change its leader, or if partitions are
+    just being handed over to another broker.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -136,8 +141,9 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Return the same ranges with what tasks need: the nodes of broker sets, to find their leaders, and one time for
-    all, so that tasks agree on expired messages."""
+    """Return the same ranges with the data that tasks need: the nodes of broker sets, to find the sets' leaders, and
+    one planning time for all ranges, so that tasks agree on expired messages.
+    """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
     return [replace(each, nodes=nodes.get(each.id.broker, ()), planned_ms=planned_ms) for each in ranges]
@@ -146,7 +152,8 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """Return the `selected` partitions, and those that no live broker offers, as far as znodes or `seen` name them.
+    """Return the `selected` partitions, and the partitions that no live broker offers, as far as znodes or `seen` name
+    these.
 
     seen: the partitions that earlier calls for the same query found; this call extends it, because the session of an
     absent broker may end meanwhile. Raises BrokerUnavailable, which names the partitions, if a topic has no other
@@ -189,8 +196,9 @@ def _away(
 def left_out(
     cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
 ) -> list[LeftOut]:
-    """Return the partitions that the options select and a znode names, and that are not among those `offered`.
-    registered: ids of the brokers that were live before `offered` was read."""
+    """Return the partitions that the options select and a znode names, but that are not in `offered`. registered: the
+    ids of the brokers that were live before `offered` was read.
+    """
     if options.assigned:
         topics = {each.topic for each in options.assigned}
         found = cluster.left_out(topics.__contains__, registered, offered)
@@ -219,7 +227,9 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Log a warning about the partitions that a query leaves out. how: what happens to those that surely exist."""
+    """Log a warning about the partitions that a query leaves out. how: what happens to the partitions that surely
+    exist.
+    """
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
             log.warning("left out: %s (%s)", without(found), said)
@@ -276,9 +286,10 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Return the ranges with both ends between messages, for offsets given as JSON. Raises as check_begins if
-    failOnDataLoss is true. Otherwise an end inside a message moves to the end of the message, and tasks begin with the
-    next message."""
+    """Return the ranges with both ends between messages, for offsets given as JSON. Raises the errors of check_begins
+    if failOnDataLoss is true. Otherwise an end inside a message moves to the end of the message, and tasks begin with
+    the next message.
+    """
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
         ends = [(each.endpoint, each.id, each.end) for each in ranges]
@@ -319,7 +330,9 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return `found`, ended after the message that contains the byte before `offset`, if the broker can tell."""
+    """Return `found`, cut after the message that contains the byte before `offset`. If the broker does not speak
+    frames, it cannot find that message, and the range is not cut inside.
+    """
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
     return narrow(found, None, offset)

@@ -34,8 +34,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The messages that the pushed filters leave; None = all. offset and time in [low, high), bytes and milliseconds
-    since 1970."""
+    """The messages that the pushed filters leave; None = all. Offsets and times are in [min, max), in bytes and in
+    milliseconds since 1970.
+    """
 
     topics: frozenset[str] | None = None
     brokers: frozenset[int] | None = None
@@ -107,8 +108,9 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """Restrict by time. The column has milliseconds and `value` is rounded down to them: messages of its own
-    millisecond are always fetched."""
+    """Restrict by time. The column has milliseconds and `value` is rounded down to them: messages of the same
+    millisecond are always fetched.
+    """
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)
     elif isinstance(each, LessThan):

@@ -79,10 +79,11 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one range, in a task: read from the planned broker, and from another one if that broker
-    goes.
+    """Yield the messages of one range, in a task: read from the planned broker, and from another broker if the planned
+    one goes away.
 
-    Raises as RangeReader.batches, and BrokerUnavailable when no broker has served the partition for FAILOVER_SECONDS.
+    Raises the errors of RangeReader.batches, and BrokerUnavailable when no broker has served the partition for
+    FAILOVER_SECONDS.
     """
     planned: OffsetRange | None = partition.value
     if planned is None:  # the partition that Spark makes for a query without ranges
@@ -170,16 +171,18 @@ class RangeReader:
             self.position = following
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
-        """Send the next pull. The broker answers while this thread, and Spark, process the previous block. So no other
-        thread of this process need wait, which would compete for the interpreter's lock. most_bytes: by default the
-        option's."""
+        """Send the next pull. The broker answers while this thread, and Spark, process the previous block. So no second
+        thread of this process has to wait for the answer; it would compete for the interpreter's lock. most_bytes:
+        maximum size of the answer; None: the option's value.
+        """
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
         return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
         """Return the answer to a pull. Raises OffsetOutOfRange also if the partition ends before the range,
-        LeaderMoved, and as BegunPull.result."""
+        LeaderMoved, and the errors of BegunPull.result.
+        """
         if self._nodes:
             self._wait(connection, coming)
         pulled = coming.result()
@@ -220,8 +223,9 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the next message after a position inside one: the topic was recreated and has grown beyond the
-        position. Raises DataLoss."""
+        """Return the offset of the next message after a position inside a message. Such a position means that the topic
+        was recreated and has grown beyond it. Raises DataLoss.
+        """
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
         self._lose(Lost(self._planned.id, offset, following), partition_bounds(connection, self.place), inside)
@@ -234,7 +238,9 @@ class RangeReader:
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """Return the records before the first damaged one, and the error of that one, if any. Raises _CutOff."""
+        """Return the records before the first damaged one, and the error of the damaged record, if any. Raises
+        _CutOff.
+        """
         planned = self._planned
         runs = pulled.runs
         apart = len(runs) > 1  # the broker did not send records between the runs
@@ -262,8 +268,9 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """Yield the same blocks with decompressed payloads, if Spark wants them: in parts, so that memory stays
-        bounded. Raises CorruptRecord if a payload cannot be decompressed and that is data loss."""
+        """Yield the block, with decompressed payloads if Spark wants payloads: then in parts, so that memory stays
+        bounded. Raises CorruptRecord if a payload cannot be decompressed and that is data loss.
+        """
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
             return
@@ -292,7 +299,8 @@ class RangeReader:
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
         """Raise BrokerUnavailable if the broker is a slave that lacks planned bytes. The bytes existed at planning
-        time, so a broker other than the planned one that has fewer must be such a slave."""
+        time. So if a broker other than the planned one has fewer bytes, it must be such a slave.
+        """
         planned = self._planned
         if connection.endpoint != planned.endpoint and bounds.end < planned.end:
             raise BrokerUnavailable(
@@ -306,9 +314,10 @@ class _CutOff(Exception):
 
 
 class Failover:
-    """Search for a partition's new broker when the old one went away during a task: the master again, a slave, another
-    node of the broker set, or the broker to which the partition was moved with its offsets. place: the partition's name
-    there."""
+    """Searches for a partition's new broker when the old broker went away during a task. The new broker may be the
+    master again, a slave, another node of the broker set, or the broker to which the partition was moved with its
+    offsets. place: the partition's name at the new broker.
+    """
 
     def __init__(
         self,

@@ -98,7 +98,8 @@ def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.
     """Return a batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Only these are
     computed.
 
-    typed: headers are in the form of a record, so that types are kept, and include the payload's content type.
+    typed: header values have the form in which a record stores them, so that their types are kept; the headers then
+        include the payload's content type.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

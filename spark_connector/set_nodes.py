@@ -30,11 +30,11 @@ _FOUND_SECONDS = 30.0
 """Seconds for which the tasks of this process use a found leader without asking the silent node first."""
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
-"""By silent node: the leader that was found, and until when it is used."""
+"""For each silent node: the leader that was found, and until when it is used."""
 
 
 class SetNodes:
-    """The nodes of one broker set, as the driver has seen them. Other brokers have no nodes. One thread."""
+    """The nodes of one broker set, as the driver has seen them; none for a broker outside a set. One thread."""
 
     def __init__(self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig) -> None:
         """partition: one of the set's partitions."""
@@ -54,8 +54,9 @@ class SetNodes:
         return open_connection(endpoint, self._config, QUIET_SECONDS if self._nodes else None)
 
     def first(self, planned: Endpoint) -> Endpoint:
-        """Return where to begin. This is not `planned` if an earlier task of this process has found that another node
-        leads."""
+        """Return the node to ask first: `planned`, unless an earlier task of this process has found that another node
+        leads.
+        """
         leader, until = _found.pop(planned, (planned, 0.0))
         if time.monotonic() >= until:
             return planned
@@ -63,7 +64,7 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Return a node other than `silent` that leads, according to itself or to a third one; None if there is none
+        """Return a node other than `silent` that leads, according to itself or to a third node; None if there is none
         yet.
 
         Blocks at most two seconds per node.

@@ -75,8 +75,8 @@ class MetaqDataSource(DataSource):
 def _chosen_columns(schema: StructType) -> pa.Schema:
     """Return the columns that tasks give to Spark.
 
-    Raises ConfigError for a column that does not exist, or has another type, and for one that Spark would assume to
-    have no nulls.
+    Raises ConfigError for a column that does not exist or has another type, and for a column with nulls that Spark
+    would take as NOT NULL.
     """
     there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
     with_nulls = {field.name for field in SPARK_COLUMNS.fields if field.nullable}
@@ -95,8 +95,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("metaq")` known to `spark`, and make `spark` the active session of this thread.
 
     Call it once per session, and in each other thread that writes: when a thread writes, Spark 4.3 looks for a Python
-    data source in the thread's active session. It also does so to check whether a name is taken. The package metaq must
-    be installed on the executors.
+    data source in the thread's active session. Spark also looks there to check whether a name is taken. The package
+    metaq must be installed on the executors.
     """
     spark.createDataFrame([], "value BINARY")  # PySpark's only public call that activates a session
     spark.dataSource.register(MetaqDataSource)

@@ -92,7 +92,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
-        """Return where a query without a checkpoint begins. Raises as plan_ranges, NoPartition."""
+        """Return where a query without a checkpoint begins. Raises NoPartition, and the errors of plan_ranges."""
         cluster = self._open()
         seen: set[TopicPartition] = set()
 
@@ -110,7 +110,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(through_failover(cluster, begin), now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return one of Spark's kinds of limit except ReadAllAvailable; latestOffset applies all options."""
+        """Return ReadAllAvailable if the options set no limit, otherwise one of Spark's other kinds of limit;
+        latestOffset applies all options.
+        """
         limits = self.options.limits
         if limits.max_messages is None and limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
@@ -118,9 +120,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read the messages that are there now, and then end. Raises NoPartition, BrokerUnavailable; as in a batch
-        query also for partitions that a znode names while their broker is absent, because the next run may be much
-        later."""
+        """Let the query end at the ends that the partitions have now. Raises NoPartition and BrokerUnavailable. As in a
+        batch query, the latter is also raised for partitions that a znode names while their broker is absent, because
+        the next run may be much later.
+        """
         cluster = self._open()
         self._told_away = True
         seen: set[TopicPartition] = set()
@@ -207,8 +210,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two positions. Raises BrokerUnavailable if no broker has one of the partitions,
-        DataLoss."""
+        """Return the ranges between two positions. Raises DataLoss, and BrokerUnavailable if a partition has no
+        broker.
+        """
         return self._patiently(lambda: self._planned(from_json(start), from_json(end), started_of(end)))
 
     def _planned(self, before: Offsets, after: Offsets, started_ms: int | None) -> list[InputPartition]:
@@ -270,8 +274,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
-        """Return the `selected` partitions; but no new ones while a whole topic moves to another broker, for some
-        seconds."""
+        """Return the `selected` partitions; none while a whole topic moves to another broker, which takes some
+        seconds.
+        """
         try:
             found = selected(cluster, self.options)
         except NoPartition:

@@ -69,7 +69,7 @@ class MetaqWriter(DataSourceArrowWriter):
 
 
 class MetaqStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write. Spark makes one for the tasks of each batch, and another one for the batch's end."""
+    """A streaming write. Spark makes one writer for the tasks of each batch, and another one for the batch's end."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -110,7 +110,7 @@ def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
     """Send rows of one topic and wait until all are acknowledged.
 
     Rows with a key are sent in batches to the key's partition, in their order; rows without one in batches to each
-    partition in turn. Raises as Producer.send_batch.
+    partition in turn. Raises the errors of Producer.send_batch.
     """
     plain, keyed = by_partition(rows, producer.partitions(rows.topic))
     for batch in split_batches(plain, batch_messages, size_of=size_of):

@@ -1,4 +1,6 @@
-"""Operators' requests: where they may come from; closing and opening partitions, reloading, replication."""
+"""Admin requests of operators: which addresses may send them, and their actions (close and open partitions, reload,
+replication).
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ _NO_NODE = "this broker is not a node of a broker set: start it with --node"
 
 
 class HandsOver(Protocol):
-    """What this module needs from a node of a broker set."""
+    """The method of a broker set's node that this module uses."""
 
     def hand_over(self, target: str | None) -> Coroutine[Any, Any, str]: ...
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
-    """Whether a peer at this address (numeric, as the socket gives it) may make admin requests.
+    """Return whether a peer at this address (numeric, as the socket gives it) may make admin requests.
 
-    listen: the address on which the broker listens, if it is a single one: only this machine has it.
+    listen: the single address on which the broker listens, or "". A peer with this address is on this machine.
     """
     if admin_from == "any":
         return True
@@ -41,7 +43,7 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
 
 
 class Admin:
-    """The actions of operators' requests. Each gives the value of the answer's JSON."""
+    """The actions of operators' requests. Each returns the value that the answer has as JSON."""
 
     def __init__(
         self,
@@ -52,8 +54,9 @@ class Admin:
         member: Callable[[], HandsOver | None],
         seconds: Callable[[], float],
     ) -> None:
-        """status: of replication. replication: None for a plain master. member: the node of a broker set, or None.
-        seconds: of a monotonic clock."""
+        """status: returns the status of replication. replication: returns the broker's part in replication; None for a
+        plain master. member: returns the broker set's node, or None. seconds: returns the time of a monotonic clock.
+        """
         self._partitions = partitions
         self._reload_config = reload_config
         self._status = status
@@ -62,8 +65,9 @@ class Admin:
         self._seconds = seconds
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
-        """Close partitions. Raises TopicNotAccepted for a topic without a section, WrongPartition outside the topic's
-        count."""
+        """Close partitions. Raises TopicNotAccepted if the topic has no section, and WrongPartition for a number that
+        is not below the topic's number of partitions.
+        """
         self._partitions.close(request.topic, request.start, request.end)
         return {"topic": request.topic, "closed": self._partitions.closed(request.topic)}
 
@@ -82,14 +86,15 @@ class Admin:
         return self._status().to_json()
 
     def set_status(self) -> Any:
-        """Return the status of the broker set's node, as `replication_status`. Raises NotReplicating."""
+        """Return the replication status if this broker is a node of a broker set. Raises NotReplicating otherwise."""
         if self._member() is None:
             raise NotReplicating(_NO_NODE)
         return self._status().to_json()
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
-        """Have another node lead; the answer names it and the time taken. Raises NotReplicating. Fails with NotLeader,
-        and with CoordinationError if the hand-over did not happen."""
+        """Hand the leadership over to another node. The answer has this node's name and the time taken. Raises
+        NotReplicating. Fails with NotLeader, or with CoordinationError if the hand-over did not happen.
+        """
         member = self._member()
         if member is None:
             raise NotReplicating(_NO_NODE)
@@ -101,7 +106,9 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Connect anew and check everything again; the answer is the present status. Raises NotReplicating."""
+        """Restart replication: connect again and check everything again. Return the present status. Raises
+        NotReplicating.
+        """
         replication = self._replication()
         if replication is None:
             raise NotReplicating(

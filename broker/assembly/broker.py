@@ -1,4 +1,6 @@
-"""The parts of one running broker, put together. Each verb gets the parts that it needs (verbs.py)."""
+"""The object that creates and holds the parts of one running broker. verbs.py gives each verb the parts that it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -58,16 +60,17 @@ M = TypeVar("M", bound=Memory[Any])
 
 
 class Reloads(Protocol):
-    """What handlers need from reload.Reloader."""
+    """The method of reload.Reloader that handlers use."""
 
     def reload(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
 
 
 class WorkerThreads(NamedTuple):
-    """The threads in which a broker's work may wait. disk: syncs and searches. filters: users' filters, which may be
-    slow. cold: reads outside the page cache. None: the threads for the disk. pause(seconds): lets other threads have
-    the interpreter."""
+    """Run functions in worker threads, where they may block. disk: for syncs and searches. filters: for users' filters,
+    which may be slow. cold: for reads of data outside the page cache. None: use the threads of `disk`. pause(seconds):
+    sleeps in a worker thread, so that other threads get the interpreter.
+    """
 
     disk: RunInThread
     filters: RunInThread | None = None
@@ -91,8 +94,10 @@ class Broker:
         filters: FilterTable | None = None,
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
     ) -> None:
-        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
-        alone = config.node is None and options.node is None  # else only the leading node does these
+        """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic that has a
+        log.
+        """
+        alone = config.node is None and options.node is None  # otherwise only the leading node does this
         self.config = config
         self.store = store
         self.reactor = reactor
@@ -103,15 +108,17 @@ class Broker:
         """The listening port; the server sets it if the configured one is 0."""
         self.connections = 0
         self.reloader: Reloads | None = None
-        """Set by the process that knows the file; without a file nothing can be reloaded."""
+        """Set by the process that has read a file. None without a file; then nothing can be reloaded."""
         self.replication: ReplicationPart | None = None
         """This broker's part in replication; None for a plain master."""
         self.member: SetMember | None = None
         """This broker's node of its set; None for a single broker."""
         self.set_report: SetReport | None = None
-        """The node's report to operators, which is also `replication`."""
+        """The node's report to operators; `replication` is the same object."""
         self.moves: BrokerMoves | None = None
-        """This broker's part in moves of partitions; None if it registers nothing or is a slave."""
+        """This broker's part in moves of partitions to other brokers; None if the broker registers no topics or is a
+        slave.
+        """
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
@@ -121,7 +128,7 @@ class Broker:
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
-        """The log lines about connections that the broker ends."""
+        """Logs the connections that the broker ends, with a limited number of lines."""
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )
@@ -147,7 +154,7 @@ class Broker:
         self.run_in_thread = threads.disk
         self.options = options
         self.memories: list[Memory[Any]] = []
-        """Of all kinds, in the order in which they begin to lead."""
+        """The memories of all kinds of messages, in the order in which they begin to lead."""
         for kind in KINDS.values():
             self.memories.append(kind.memory_in(self))
         self.delays, self.halves = self.memory(Delays), self.memory(Halves)
@@ -158,7 +165,7 @@ class Broker:
             for memory in self.memories:
                 memory.lead()
         for log in store.logs():
-            for damaged in log.segments.damage:  # found at the start, before this listened
+            for damaged in log.segments.damage:  # found at the start, before the callback was set
                 self.metrics.damaged(damaged.end - damaged.start, new_range=True)
         self.transactions = Transactions(
             config.transactions,
@@ -178,17 +185,17 @@ class Broker:
             self.account,
             self.now_ms,
         )
-        """To be opened before the first request, and closed before the store."""
+        """Must be opened before the first request, and closed before the store is closed."""
         self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def memory(self, kind: type[M]) -> M:
-        """Return this broker's memory of a kind."""
+        """Return this broker's memory of one class."""
         return next(each for each in self.memories if type(each) is kind)
 
     @cached_property
     def writing(self) -> Writing:
-        """Made as soon as a memory needs it."""
+        """The object that stores messages. It is created when a memory first needs it."""
         sequences = self.memory(Sequences)
         delays, halves = self.memory(Delays), self.memory(Halves)
         return Writing(self.store, self.partitions, self.message_ids, self.metrics, sequences, delays, halves)
@@ -203,12 +210,12 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """`meta://host:port`, as registered in ZooKeeper."""
+        """The broker's address `meta://host:port`, as registered in ZooKeeper."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"meta://{host}:{self.port}"
 
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
-        """Use another configuration, in which only topics and filters may differ."""
+        """Use a new configuration, in which only topics and filters may differ from the old one."""
         self.config = config
         self.reading.filters = filters
         self.partitions.reconfigure(config)
@@ -217,7 +224,9 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """As Partitions.check_sections. A slave or a set's node may not have another broker's topics yet."""
+        """Like Partitions.check_sections, but check nothing on a slave or on a set's node, whose file may lack topics
+        of the broker that it copies.
+        """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)
 
@@ -228,15 +237,15 @@ class Broker:
         return self.reloader.reload()
 
     def replication_status(self) -> ReplicationStatus:
-        """Return the present status; a broker without a part in replication is a plain master."""
+        """Return the present status of replication; a broker that takes no part in replication is a plain master."""
         return ReplicationStatus("master") if self.replication is None else self.replication.status()
 
     def now_ms(self) -> int:
-        """Return the time by the wall clock, Unix milliseconds."""
+        """Return the wall-clock time in Unix milliseconds."""
         return int(self.clock() * 1000)
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """Run a function that may wait for the disk in a thread, and give its result."""
+        """Run a function that may wait for the disk in a worker thread; the Deferred gets its result."""
         return _deferred(self.run_in_thread, function)
 
 

@@ -1,4 +1,4 @@
-"""One row for each kind of message that has an internal log."""
+"""The table KINDS, with one row for each kind of message that has internal logs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["KINDS", "MessageKind"]
 
 @dataclass(frozen=True, kw_only=True)
 class MessageKind(InternalTopic):
-    """Where the records of a kind are stored, and what the broker remembers of them.
+    """One kind of message: where its records are stored, and the class of the memory that the broker keeps of them.
 
-    make: makes the memory, if its constructor needs more than a `Memory`'s does.
+    make: creates the memory, if its constructor needs more arguments than the constructor of `Memory`.
     """
 
     memory: type[Memory[Any]]
@@ -76,13 +76,13 @@ def _shared(broker: Broker) -> SharedGroups:
 KINDS: dict[str, MessageKind] = {
     kind.memory.topic: kind
     for kind in (
-        # a delivery without its mark would be repeated
+        # with_messages: a delivery whose mark is missing would be repeated
         MessageKind("metaqdelayed", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Delays, make=_delays),
         MessageKind("metaqhalves", DELAYED_SEGMENT_BYTES, with_messages=True, memory=Halves, make=_halves),
-        # behind those two: rows about their messages count only if these are there
+        # after the first two: a row about one of their messages counts only if this message exists
         MessageKind("metaqsequences", 1 << 30, recovered=cut_torn_writes, memory=Sequences, make=_sequences),
-        # behind those three, which `broker.writing` needs
+        # after the first three, which `broker.writing` needs
         MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
-"""By internal topic, in the order in which their memories are made and begin to lead."""
+"""All kinds by internal topic, in the order in which their memories are created and begin to lead."""

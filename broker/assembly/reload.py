@@ -1,4 +1,4 @@
-"""Read server.ini again while the broker runs, and apply it (reload_plan.py decides what changes)."""
+"""Read server.ini again while the broker runs, and apply the changes that reload_plan.py finds."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Reloader:
         use: Callable[[BrokerConfig], None],
         publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:
-        """path: for messages. read: gives the present files; fails with ConfigError.
+        """path: path of the file for messages. read: gives the present content of the files; fails with ConfigError.
 
-        use(config): called just before the broker and its store use it. publish(config, topics): publishes its checksum
-        and these topics in ZooKeeper; gives warnings.
+        use(config): called just before the broker and its store use the configuration. publish(config, topics):
+        publishes the configuration's checksum and these topics in ZooKeeper; gives warnings.
         """
         self._path = path
         self._broker = broker
@@ -47,7 +47,7 @@ class Reloader:
         self._lock = DeferredLock()
 
     def reload(self) -> Deferred[ReloadReport]:
-        """Load the file; fails with ConfigError or DirectoryInUse, and then nothing has changed."""
+        """Load the files again. If this fails with ConfigError or DirectoryInUse, nothing has changed."""
         deferred: Deferred[ReloadReport] = self._lock.run(lambda: ensureDeferred(self._reload()))
         return deferred
 
@@ -71,7 +71,9 @@ class Reloader:
         return report
 
     async def _change(self, config: BrokerConfig) -> None:
-        """Apply a configuration: first the steps that may fail, on other threads; then all others at once."""
+        """Apply a configuration. The steps that may fail run first, on other threads; then all other steps run without
+        a pause.
+        """
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))
         new_paths = store.unknown_paths(config.data_paths)
@@ -81,7 +83,7 @@ class Reloader:
         broker.reconfigure(config, filters)
 
     def _left_behind(self, data_paths: Sequence[str]) -> list[str]:
-        """Return the partitions whose directory the file no longer names."""
+        """Return a warning for each data directory that has partitions and that the file no longer names."""
         unnamed = self._broker.store.unknown_paths(self._broker.store.data_paths, known=data_paths)
         return [
             f"{path} is in no dataPath any more: its partitions will not be served after a restart"

@@ -1,4 +1,4 @@
-"""The port: listens, makes a session for each connection, limits their number and cuts idle ones."""
+"""The broker's port: accept connections, create a session for each, limit their number and close idle ones."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = ["IDLE_SECONDS", "SessionFactory", "listen"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 300
-"""Connections without traffic are cut after this long, as in 1.x."""
+"""Connections without traffic are closed after this many seconds, as in 1.x."""
 
 _IDLE_SCAN_SECONDS = 30
 _BACKLOG = 1000
 
 
 class SessionFactory(Factory):
-    """Makes a session for each connection, limits their number and cuts idle ones."""
+    """Creates a session for each connection, limits the number of connections and closes idle ones."""
 
     noisy = False
 
     def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
-        """http: whether some connections are reserved for the HTTP ports."""
+        """http: whether some of the connections are reserved for the HTTP ports."""
         self._broker = broker
         self._gate = gate
         broker.account.use_descriptors(max_connections, http=http)
-        self._sessions: dict[Session, str] = {}  # with the address that the account charges
+        self._sessions: dict[Session, str] = {}  # value: the address for whose limits the connection counts
         self._refused = 0
         self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
@@ -75,7 +75,7 @@ class SessionFactory(Factory):
         return session
 
     def close_all(self) -> None:
-        """Close every connection after its due answers."""
+        """Close every connection after it has sent its pending answers."""
         for session in list(self._sessions):
             session.close()
 
@@ -99,9 +99,11 @@ class SessionFactory(Factory):
 
 
 def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: Certificates | None = None) -> tcp.Port:
-    """Listen on the configured address and port (0: a free one, then in broker.port). Raises ConfigError if that fails.
+    """Listen on the configured address and port. With port 0 a free port is chosen; broker.port then has its number.
+    Raises ConfigError if that fails.
 
-    reactor: IReactorTime and IReactorFDSet. certificates: for connections with TLS; None: all are without.
+    reactor: IReactorTime and IReactorFDSet. certificates: for connections with TLS; None: all connections are without
+        TLS.
     """
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)

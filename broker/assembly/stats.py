@@ -1,4 +1,4 @@
-"""The answers to `stats` and STATS: the broker's figures in 1.x's words (wire.md §4)."""
+"""The answers to `stats` and STATS: the broker's figures in the format of metaq 1.x (wire.md §4)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
-    """Return the body of an answer. An item that is no known word is the name of a topic. Others may be served at each
-    `yield`: a line has the values at its making. Raises NotLeader."""
+    """Return the body of an answer. An item that is not a known word is taken as the name of a topic. Other requests
+    may be served at each `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
+    """
     if item == "config":
         return broker.config.source
     lines = yield from all_lines(stats_lines(broker, item))
@@ -38,7 +39,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
 
 
 def stats_lines(broker: Broker, item: str) -> Lines:
-    """Yield the lines of a topic or of any item but `config`. Raises NotLeader."""
+    """Yield the lines about a topic, or of any item except `config`. Raises NotLeader."""
     yield "STATS"
     if item in _ITEMS:
         yield from _ITEMS[item](broker)
@@ -50,7 +51,7 @@ def stats_lines(broker: Broker, item: str) -> Lines:
 
 
 def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
-    """Return all lines. Others may be served at each `yield`."""
+    """Return all lines as a list. Other requests may be served at each `yield`."""
     found = []
     for line in lines:
         if line is not None:
@@ -123,18 +124,22 @@ def _reset_lines(broker: Broker) -> Lines:
 
 
 def _replication_lines(broker: Broker) -> Lines:
-    """Yield the lines of `replication`. 1.x has no such item, so `help`, whose text is 1.x's, does not name it."""
+    """Yield the lines of the item `replication`. metaq 1.x does not have it, so `help`, which has the text of 1.x, does
+    not name it.
+    """
     yield from broker.replication_status().lines()
 
 
 def _disk_lines(broker: Broker) -> Lines:
-    """Yield lines about each data directory. An item of ours."""
+    """Yield a line about each data directory. metaq 1.x does not have this item."""
     for room in broker.store.space.rooms():
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
 def _journal_lines(broker: Broker) -> Lines:
-    """Yield lines on whether synchronous puts can be made safe, and the partitions that take none. An item of ours."""
+    """Yield lines that say whether the journal can make synchronous puts safe, and which partitions are read-only.
+    metaq 1.x does not have this item.
+    """
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"
     if status.cause:
@@ -177,7 +182,7 @@ def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
 
 
 def _sums(logs: Sequence[PartitionLog]) -> Generator[None, None, tuple[int, int]]:
-    """Return the sums of messages and bytes."""
+    """Return the total numbers of messages and of bytes in these logs. Other requests may be served at each `yield`."""
     messages = size = 0
     for number, log in enumerate(logs, 1):
         messages += log.segments.message_count

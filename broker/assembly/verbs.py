@@ -1,6 +1,7 @@
-"""The table of all verbs: of both protocols, for clients and for operators.
+"""The table of all verbs (kinds of requests) of both protocols, for clients and for operators.
 
-A verb is a decoder (protocol/), an action that gets what it needs, an encoder (answers.py) and a row here.
+A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table, which gives the
+action the parts of the broker that it needs.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ __all__ = ["make_gate"]
 
 
 def make_gate(broker: Broker, check: Check | None = None) -> Gate:
-    """Return the gate of a broker. It calls `check` for every request."""
+    """Return the gate of a broker, with all its verbs. The gate calls `check` for every request."""
     writing, reading = broker.writing, broker.reading
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
@@ -114,7 +115,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     def put_with_key(put: Put, caller: Caller | None) -> Answer:
         if writing.takes_all_kinds:
             return transactions.put(put, caller)
-        return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores it at once
+        return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores the message at once
 
     def stats(stats: Stats, caller: Caller | None) -> Work:
         body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may have any encoding
@@ -145,7 +146,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         held = 2 * WAITING_BYTES + sum(WAITING_BYTES // 4 + len(topic) for topic in request.topics or ())
         waiting = broker.account.waiting
         waiting.check(address, held)
-        checks = maybeDeferred(broker.halves.checks, request, caller)  # one refused at once must not count either
+        checks = maybeDeferred(broker.halves.checks, request, caller)  # a request refused at once must not count
         return _answer(frame, checks.addBoth(_given_back, waiting, address, held), checked_frame)
 
     def move(request: MoveRequest) -> Deferred[Any]:
@@ -266,7 +267,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 Encoder = Callable[[int, Any], Bytes]
-"""encoder(opaque, result of the action)."""
+"""encoder(opaque, result of the action) -> the answer's bytes."""
 
 
 def _framed(
@@ -278,7 +279,7 @@ def _framed(
     nodes: Nodes = Nodes.LEADER,
     repeatable: bool = False,
 ) -> Verb:
-    """Return the row of a frame whose request has only extFields. `act` may give its result later."""
+    """Return the verb for a frame whose request is only in its extFields. `act` may return a Deferred."""
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
         _body_bytes,
@@ -307,13 +308,13 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Give places back: the request has its answer."""
+    """Give the address's share back, because the request has its answer."""
     places.add(address, -amount)
     return result
 
 
 def _nothing(_: Ext) -> None:
-    """Decode a request without fields."""
+    """Decode a request that has no fields."""
 
 
 def _empty_frame(opaque: int, _: None) -> Bytes:

@@ -1,10 +1,10 @@
-"""filters.ini: the Python callables that stand for 1.x's Java filter classes. No I/O.
+"""filters.ini maps the Java filter classes of metaq 1.x to Python callables. This module does no I/O.
 
     [filters]
     com.acme.OnlyLargeOrders = acme_filters:only_large_orders
     com.acme.Everything = *
 
-server.ini keeps the Java names, so that a Java broker can use it again as it is.
+server.ini keeps the Java names, so that a Java broker can still use it without changes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""Stands for a callable: the group gets all messages."""
+"""The value in place of a callable: the group gets all messages."""
 
 FILTERS_FILE = "filters.ini"
-"""The file beside server.ini that is used if no other file is named."""
+"""Name of the file, in the directory of server.ini, that is used if no other file is named."""
 
 _SECTION = "filters"
 

@@ -1,4 +1,6 @@
-"""server.ini as text (storage.md §9): sections, keys with their lines, values and their types. No I/O."""
+"""Parse server.ini (storage.md §9): sections, keys with their lines, and values with their types. This module does no
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["Entry", "Section", "SectionValues", "check_keys", "evaluate_int32", 
 
 
 class Entry(NamedTuple):
-    """One `key=value`; the last one of a key counts. where: `<file>:<line>`."""
+    """One line `key=value`. Of several lines with the same key the last one counts. where: `<file>:<line>`."""
 
     key: str
     value: str
@@ -24,14 +26,16 @@ class Entry(NamedTuple):
 
 
 class Section(dict[str, Entry]):
-    """The entries of one section by key. Entries whose last value is blank count as unset, and are only in `blank`."""
+    """The entries of one section by key. A key whose last value is blank counts as unset, and its entry is only in
+    `blank`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.blank: dict[str, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        """Add an entry; it replaces an earlier one of its key."""
+        """Add an entry; it replaces an earlier entry with the same key."""
         self.pop(entry.key, None)
         self.blank.pop(entry.key, None)
         (self if entry.value else self.blank)[entry.key] = entry
@@ -42,10 +46,11 @@ _ASSIGNMENT = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
 
 
 def parse_ini(text: str, name: str) -> dict[str, Section]:
-    """Return the sections by name, in order. Repeated sections are merged; the last value of a key counts.
+    """Return the sections by name, in the order of the text. Repeated sections are merged; the last value of a key
+    counts.
 
-    Comments are lines that start with `;` or `#`. A blank value means: not set. Raises ConfigError with `name` and the
-    line for a line that is neither a section, a comment nor an assignment.
+    Comments are lines that start with `;` or `#`. A key with a blank value is not set. Raises ConfigError with `name`
+    and the line number for a line that is neither a section, a comment nor an assignment.
     """
     sections: dict[str, Section] = {}
     current: Section | None = None
@@ -109,15 +114,16 @@ _UNARY: dict[type[ast.unaryop], Callable[[int], int]] = {
 
 
 def evaluate_int32(text: str) -> int:
-    """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`, wrapped to 32 bits as in 1.x.
+    """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`. The result is wrapped to 32 bits, as
+    in 1.x.
 
-    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises ValueError with the mistake.
+    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises ValueError that names the mistake.
     """
     if _DECIMAL.fullmatch(text):
-        value = int(text)  # Python's grammar has no leading zeros
+        value = int(text)  # Python's grammar does not allow leading zeros
     elif len(text) > _MAX_TEXT:
         raise ValueError("is too long for a number")
-    elif not _EXPRESSION.fullmatch(text):  # Python's grammar has more numbers: 1_000, 0b1
+    elif not _EXPRESSION.fullmatch(text):  # Python's grammar allows more forms of numbers: 1_000, 0b1
         raise ValueError("is not an integer expression")
     else:
         try:
@@ -142,7 +148,9 @@ def _evaluate(node: ast.expr) -> int:
 
 
 def check_keys(section: Section, name: str, known: Set[str]) -> None:
-    """Raise ConfigError for a key of the section `name` that is not in `known`; the error names the closest one."""
+    """Raise ConfigError for a key of the section `name` that is not in `known`; the error names the most similar known
+    key.
+    """
     for entry in (*section.values(), *section.blank.values()):
         if entry.key in known:
             continue
@@ -152,12 +160,14 @@ def check_keys(section: Section, name: str, known: Set[str]) -> None:
 
 
 def wrong(entry: Entry, remedy: str) -> ConfigError:
-    """Return the error for an entry, with its line, key and value."""
+    """Return a ConfigError with the entry's line, key and value."""
     return ConfigError(f"{entry.where}: {entry.key}", entry.value, remedy)
 
 
 class SectionValues:
-    """Typed access to one section. An unset entry gives the default, or ConfigError if there is no default."""
+    """Typed access to one section. For an unset key a method returns the default, or raises ConfigError if there is no
+    default.
+    """
 
     def __init__(self, section: Section, name: str, file: str) -> None:
         self._section = section
@@ -168,7 +178,7 @@ class SectionValues:
         return self._section.get(key)
 
     def blank(self, key: str) -> Entry | None:
-        """Return the entry of a key that is there without a value."""
+        """Return the entry of a key whose value is blank; None if there is none."""
         return self._section.blank.get(key)
 
     def text(self, key: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""Decide what a reload of server.ini changes, without doing it (zookeeper.md §3, storage.md §9)."""
+"""Find out what a reload of server.ini changes, without applying the changes (zookeeper.md §3, storage.md §9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class ReloadReport:
     """The result of a reload of server.ini."""
 
     changed: bool
-    """Whether the bytes of server.ini or filters.ini differ from the loaded ones; if not, nothing was done."""
+    """Whether the bytes of server.ini or filters.ini differ from the loaded ones. If they do not differ, nothing was
+    done.
+    """
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
@@ -53,7 +55,9 @@ class ReloadReport:
 
 
 class Reloaded(NamedTuple):
-    """The consequences of new files: the configuration to use from now on, and the next start's data directories."""
+    """What new files change: the configuration to use from now on, the report, and the data directories of the next
+    start.
+    """
 
     config: BrokerConfig
     report: ReloadReport
@@ -61,10 +65,11 @@ class Reloaded(NamedTuple):
 
 
 def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
-    """Return the consequences of `source`, the new content of the files. Any thread: takes 0.1 ms a topic.
+    """Return what `source`, the new content of the files, changes. May run on any thread; takes 0.1 ms for each topic.
 
-    Only topics change; they inherit the running [system]. A topic that is now missing keeps its settings (1.x).
-    at_start: server.ini at the broker's start. Raises ConfigError for a file with which the broker would not start.
+    Only topics change. They inherit from the running [system], not from the new one. A topic that is now missing keeps
+    its settings, as in 1.x. at_start: content of server.ini at the broker's start. Raises ConfigError for a file with
+    which the broker would not start.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)
@@ -87,7 +92,7 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
-    """Return the keys that only a restart changes and that differ between two versions of a server.ini."""
+    """Return the keys that differ between two versions of a server.ini and that take effect only at a restart."""
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")

@@ -1,5 +1,5 @@
-"""security.ini: what protects the broker's port. It is a file of its own, because Java brokers, `stats config` and
-1.x's replication read server.ini.
+"""security.ini: the settings that protect the broker's port. It is a separate file, because server.ini is read by Java
+brokers and by 1.x's replication, and `stats config` shows it.
 
     [tls]
     certificate = broker.pem
@@ -8,7 +8,7 @@
     clientCertificates = optional
     plain = loopback
 
-Paths are relative to the file. docs/security.md describes the keys.
+Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Plain", "Security", "read_security"]
 
 ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
-"""Where connections without TLS may come from."""
+"""The addresses from which connections without TLS are accepted."""
 
 _KEYS = ("certificate", "key", "ca", "clientCertificates", "plain")
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The file's [tls]."""
+    """The settings of the file's section [tls]."""
 
     files: CertificateFiles
     client_certificates: ClientCertificates = "none"
@@ -41,7 +41,7 @@ class Security:
 
 
 def read_security(path: str) -> Security:
-    """Read the file, and check that its certificates can be used. Blocks. Raises ConfigError."""
+    """Read security.ini, and check that its certificates can be used. Blocks. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
@@ -76,8 +76,9 @@ def read_security(path: str) -> Security:
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that stands twice: in server.ini the last one counts, as in 1.x, but here it would
-    open what the first one closes."""
+    """Raise ConfigError for a key that occurs twice. In server.ini the last value counts, as in 1.x; here a second
+    value could allow what the first one forbids.
+    """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         key, assigned, value = line.partition("=")

@@ -1,6 +1,7 @@
-"""The settings that decide what clients are served and promised, for comparing the nodes of a broker set.
+"""The settings that decide how clients are served and what acknowledgements promise. The nodes of a broker set compare
+them.
 
-Left out are settings that may differ between nodes: directories and addresses, counters, sizes of segments.
+Settings that may differ between nodes are left out: directories and addresses, counters, sizes of segments.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ __all__ = ["served_settings"]
 
 
 def served_settings(config: BrokerConfig) -> dict[str, Any]:
-    """Return them as in SET_STATUS: {"system": {option: value}, "settings": [{option: value}, …], "topics": {name:
-    number}}.
+    """Return these settings in the form of SET_STATUS: {"system": {option: value}, "settings": [{option: value}, …],
+    "topics": {name: number}}.
 
-    settings: each combination of topic options once. topics: the index into `settings` for each section of the file.
-    O(topics): 1 µs for each.
+    settings: each different combination of topic options once. topics: for each topic section of the file, the index of
+    its options in `settings`. Takes 1 µs for each topic.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}
@@ -41,7 +42,7 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Return a value that is equal for topics with equal `_options`."""
+    """Return a hashable value that is equal for topics with equal `_options`."""
     return (
         topic.partitions,
         topic.ack,
@@ -59,7 +60,7 @@ def _kind(topic: TopicConfig) -> tuple[object, ...]:
 
 
 def _options(topic: TopicConfig, config: BrokerConfig) -> dict[str, Any]:
-    """Return the options by their names in server.ini."""
+    """Return a topic's options by their names in server.ini."""
     options: dict[str, Any] = {
         "numPartitions": topic.partitions,
         "ack": topic.promise.value,

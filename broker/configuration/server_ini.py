@@ -1,6 +1,8 @@
-"""From a server.ini of metaq 1.x (storage.md §9) to settings: all keys, defaults and checks.
+"""Read a server.ini in the format of metaq 1.x (storage.md §9), with all keys, defaults and checks, and return the
+settings.
 
-`read_config` is the only reader. Each key is in one table, with the field of settings.py that it sets.
+`read_config` is the only function that reads the file. Each key is in one table, together with the field of settings.py
+that it sets.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _MAX_PARTITIONS = 100_000
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 ReadValue = Callable[[SectionValues, str, Any], Any]
-"""read(section, key, default) -> value. A default of None: the key is required."""
+"""read(section, key, default) -> value. If the default is None, the key is required."""
 
 
 class _Key(NamedTuple):
@@ -186,11 +188,12 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Thread counts of the Java broker. Values with which it would not start are refused, so that it can use the file
-again."""
+"""Keys for the Java broker, mostly thread counts. Values with which it would not start are refused, so that it can
+still use the file.
+"""
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
-"""Fields of Java's configuration class that it accepts and ignores."""
+"""Keys that the Java broker accepts without effect, because its configuration class has such fields."""
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
 SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}
@@ -204,7 +207,7 @@ _TOPIC_PREFIX = "topic="
 
 
 def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a table; those without a default are required."""
+    """Return the values of a table's keys, by field. A key without a default is required."""
     return {field: key.read(values, key.name, defaults.get(field)) for field, key in table.items()}
 
 
@@ -212,9 +215,9 @@ def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[st
 
 
 def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
-    """Read a server.ini and its filters.ini (sources.py). listen: numeric address, "" = all.
+    """Read a server.ini and its filters.ini (sources.py). listen: numeric address to listen on, "" = all addresses.
 
-    Raises ConfigError for every mistake in them, with line, key, value and remedy.
+    Raises ConfigError for any mistake in the files, with line, key, value and remedy.
     """
     files = ConfigFiles(path, filters_path)
     config = parse_config(files.read(), path, listen=listen)
@@ -224,9 +227,10 @@ def read_config(path: str, filters_path: str | None = None, listen: str = "") ->
 def parse_config(
     source: bytes | ConfigTexts, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
 ) -> BrokerConfig:
-    """Return the configuration in the bytes of a server.ini and of a filters.ini. name: for errors.
+    """Parse the bytes of a server.ini and of a filters.ini. name: the file's name for errors.
 
-    inherited: topics inherit it instead of the file's own [system], when a running broker reads the file again.
+    inherited: settings that topics inherit instead of the file's own [system], for a running broker that reads the file
+        again.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
@@ -278,7 +282,7 @@ def _topics(sections: Mapping[str, Section], system: TopicConfig, file: str) -> 
         filters, settings = _split_filters(section)
         check_keys(settings, name, TOPIC_KEYS | TOPIC_KEYS_WITHOUT_EFFECT)
         values = SectionValues(settings, name, file)
-        stat = settings.pop("stat", None)  # 1.x does not check it in a topic's section: anything but true is false
+        stat = settings.pop("stat", None)  # not checked in a topic's section, as in 1.x: only true is true
         topics[topic] = TopicConfig(
             topic,
             **_read(_TOPIC, values, {field: getattr(system, field) for field in _TOPIC})
@@ -298,7 +302,7 @@ def _check_replicas(topic: TopicConfig, file: str, section: str) -> None:
 
 
 def _split_filters(section: Section) -> tuple[Section, Section]:
-    """Divide a topic's section into entries that name filters, and all others."""
+    """Split a topic's section into the entries that name filters and all other entries."""
     parts = Section(), Section()
     for entry in (*section.values(), *section.blank.values()):
         parts[0 if entry.key.startswith(_FILTER_PREFIX) else 1].put(entry)

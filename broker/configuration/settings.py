@@ -1,4 +1,4 @@
-"""A broker's settings as values; server_ini.py reads them from server.ini. Field names have the unit."""
+"""The settings of a broker, which server_ini.py reads from server.ini. The names of fields include the unit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AdminFrom = Literal["loopback", "any"]
-"""The origins from which admin requests are accepted: this machine, or every address that reaches the port."""
+"""Where admin requests are accepted from: only this machine, or every address that can reach the port."""
 
 DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
@@ -39,48 +39,56 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
-"""The directory, in the first data path of a set's node, for its knowledge of the set (sets/history.py)."""
+"""Name of the directory in the first data path of a set's node, where the node stores what it knows of the set
+(sets/history.py).
+"""
 
 
 class Promise(Enum):
     """When a message of a replicated topic is acknowledged."""
 
     LEADER = "leader"
-    """When the leader has it, as safe as its flush mode demands."""
+    """When the leader has stored the message as safely as its flush mode demands."""
     IN_SYNC = "in-sync"
-    """When every in-sync node has it, at least in memory."""
+    """When every in-sync node has the message, at least in memory."""
     DISK = "disk"
-    """When every in-sync node has it on the disk."""
+    """When every in-sync node has the message on its disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Options of the command that are not in server.ini, because a Java broker refuses unknown keys."""
+    """Options of the broker's command. They are not in server.ini, because a Java broker refuses unknown keys."""
 
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
-    """Puts are refused below so many free bytes on a data directory's disk; None: a part of it
-    (store/disk_space.py)."""
+    """Puts are refused if a data directory's disk has fewer free bytes than this; None: a fraction of the disk
+    (store/disk_space.py).
+    """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
-    """The bytes of all connections' puts waiting to be safe, above which no more are read (pending_puts.py)."""
+    """Limit of the bytes of all puts that wait until they are safe. Above it no more puts are read
+    (pending_puts.py).
+    """
     node: str | None = None
-    """Replaces BrokerConfig.node; None: as server.ini says."""
+    """Overrides BrokerConfig.node; None: use the value of server.ini."""
     zone: str | None = None
-    """Replaces BrokerConfig.zone; None: as server.ini says."""
+    """Overrides BrokerConfig.zone; None: use the value of server.ini."""
     half_check_seconds: float = 6.0
-    """The time from a half message's arrival to its first check, unless it has a time of its own. Later checks come
-    after pauses that begin with this and double up to an hour."""
+    """Seconds from a half message's arrival to its first check, unless the message has its own time. The pauses between
+    later checks begin with this value and double, up to an hour.
+    """
     security: str | None = None
     """The path of security.ini (security_ini.py); None: no TLS."""
     http_names: tuple[str, ...] = ()
-    """Host names besides hostName that requests to the HTTP ports may use (http/browsers.py)."""
+    """Additional host names, besides hostName, that requests to the HTTP ports may use (http/browsers.py)."""
     half_checks: int = 15
-    """How often a producer is asked for the outcome of a half message, before it is parked."""
+    """How often producers are asked for the outcome of a half message before it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperConfig:
-    """[zookeeper]. connect: `host:port,…[/chroot]`; root: the znode below which all others are."""
+    """The section [zookeeper]. connect: `host:port,…[/chroot]`; root: the znode below which metaq keeps all its
+    znodes.
+    """
 
     connect: str = "localhost:2181"
     root: str = "/meta"
@@ -88,17 +96,19 @@ class ZooKeeperConfig:
     session_timeout_ms: int = 30_000
     connection_timeout_ms: int = 30_000
     sync_time_ms: int = 5_000
-    """How long the broker still serves after it has unregistered."""
+    """For this many milliseconds, a stopping broker still serves after it has unregistered."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """[topic=<name>]; every key defaults to [system]'s. `name` may be a pattern (`wild*`)."""
+    """The section [topic=<name>]. Every key defaults to the value in [system]. `name` may be a pattern (`wild*`)."""
 
     name: str
     partitions: int
     unflush_threshold: int
-    """Data are synced after so many records; 0 and less: every put waits for the sync (group commit)."""
+    """The data are synced to the disk after this many records; 0 or less: every put waits for the sync (group
+    commit).
+    """
     unflush_interval_ms: int
     data_path: str
     delete_policy: DeletePolicy = field(default_factory=partial(parse_delete_policy, DEFAULT_DELETE_POLICY))
@@ -106,35 +116,44 @@ class TopicConfig:
     accept_publish: bool = True
     accept_subscribe: bool = True
     accept_compressed: bool = False
-    """Whether messages with compressed payloads are taken. If so, clients that cannot read them get no messages of the
-    topic."""
+    """Whether messages with compressed payloads are accepted. If so, clients that cannot read them get no messages of
+    this topic.
+    """
     stat: bool = False
     """Whether realtime counters are kept."""
     ack: Promise | None = None
     """See `promise`."""
     min_in_sync: int = 1
-    """With fewer in-sync nodes, the leader included, messages are refused."""
+    """The least number of in-sync nodes, including the leader. With fewer, messages are refused."""
     replicas: int | None = None
-    """With fewer in-sync nodes the topic counts as under-replicated; None: all nodes of the set."""
+    """With fewer in-sync nodes than this, the topic counts as under-replicated; None: all nodes of the set."""
     readable_partitions: int | None = None
-    """The number of partitions that consumers are offered; None: `partitions`. It may differ while partitions move."""
+    """The number of partitions that the broker registers for consumers; None: the same as `partitions`. The two may
+    differ while partitions move.
+    """
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Group -> the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps to one."""
+    """By consumer group, the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps
+    to one.
+    """
 
     @property
     def promise(self) -> Promise:
-        """When a message of a replicated topic is acknowledged. By default, group commit means on the disks of all."""
+        """When a message of a replicated topic is acknowledged. Without `ack`, a topic with group commit has DISK,
+        other topics have IN_SYNC.
+        """
         return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts wait for the disk (group commit)."""
+        """Whether puts wait until they are synced to the disk (group commit)."""
         return self.unflush_threshold <= 0 or self.ack is Promise.DISK
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """One broker: [system], [zookeeper] and all topics. `system` has the settings of topics without a section."""
+    """The configuration of one broker: [system], [zookeeper] and all topics. `system` has the settings of topics
+    without a section.
+    """
 
     broker_id: int
     host: str
@@ -147,25 +166,31 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The listening address, numeric; "": all IPv4 ones. An option of the command: a Java broker refuses the key."""
+    """The numeric address to listen on; "": all IPv4 addresses. It is an option of the command, because a Java broker
+    refuses such a key.
+    """
     dashboard_port: int | None = None
-    """dashboardHttpPort; None: no pages. (1.x then serves them on 8120, and a second broker on the host fails.)"""
+    """dashboardHttpPort; None: no dashboard. (Without the key, 1.x serves its dashboard on 8120, and a second broker on
+    the host fails.)
+    """
     move_consumers_past_end: bool = False
-    """updateConsumerOffsets: a get beyond the end is answered 301 <end>, not 404."""
+    """updateConsumerOffsets: whether a get beyond the end is answered with 301 <end> instead of 404."""
     node: str | None = None
     """The name of this node in its broker set; None for a single broker."""
     zone: str = ""
-    """The broker's zone; consumers of the same zone prefer it."""
+    """The broker's zone; consumers of the same zone prefer this broker."""
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
-    """copyBytesPerSecond: a leader does not slow a joining node's copy below this to spare producers."""
+    """copyBytesPerSecond: a leader slows the copy to a joining node for the sake of producers, but not below this
+    rate.
+    """
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only installed modules."""
     filter_classes: Mapping[str, str] = field(default_factory=dict)
-    """filters.ini: Java class -> Python callable."""
+    """The content of filters.ini: Java class -> Python callable."""
     source: bytes = b""
-    """The file as it was read, for `stats config`."""
+    """The bytes of server.ini as they were read, for `stats config`."""
     filter_source: bytes = b""
-    """filters.ini as it was read."""
+    """The bytes of filters.ini as they were read."""
     _names: _Names = field(init=False, repr=False, compare=False)
     _counted: _Names = field(init=False, repr=False, compare=False)
 
@@ -175,7 +200,7 @@ class BrokerConfig:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of the file, as registered in ZooKeeper."""
+        """The CRC-32 of server.ini, which the broker registers in ZooKeeper."""
         return crc32(self.source)
 
     @property
@@ -186,8 +211,9 @@ class BrokerConfig:
     def topic(self, name: str) -> TopicConfig | None:
         """Return the settings of a topic that puts may use; None if it is neither configured nor matched by a pattern.
 
-        A topic that only a pattern matches has [system]'s settings, not the pattern's (1.x). metaq's own topics
-        (own_topics.py) are always accepted; a pattern that begins like their names gives them its settings.
+        A topic that only a pattern matches has the settings of [system], not those of the pattern's section, as in 1.x.
+        metaq's own topics (own_topics.py) are always accepted. If a pattern begins with their mark and matches, they
+        have the settings of the pattern's section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -203,13 +229,16 @@ class BrokerConfig:
         return replace(self.system, partitions=OWN_PARTITIONS)
 
     def has_stat(self, name: str) -> bool:
-        """Whether realtime counters are kept: the name matches any section with stat=true, as in 1.x."""
+        """Return whether realtime counters are kept for a topic. They are kept if its name matches any section with
+        stat=true, as in 1.x.
+        """
         return self._counted.match(name)
 
 
 class _Names:
-    """Section names, for finding the topics that they match. Any name may be looked up, so the cost does not depend on
-    the number of sections without a pattern."""
+    """Section names, some of them patterns; finds out whether a topic matches any of them. Clients may ask for any
+    name, so the cost does not depend on the number of names without a pattern.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         chosen = set(names)
@@ -221,9 +250,10 @@ class _Names:
 
 
 _PLAIN = re.compile(r"[\w-]*")
-"""A name that matches nothing else."""
+"""Matches a name that is not a pattern, so it matches only itself."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    # every name is a regular expression with * for .*, even without * (`.` matches any character); re caches it
+    # every name is a regular expression in which * means .*; so a name without * may be a pattern, too (`.` matches any
+    # character). re caches compiled expressions
     return re.compile(name.replace("*", ".*"))

@@ -1,4 +1,4 @@
-"""The files that configure a broker: server.ini, and filters.ini beside it."""
+"""The files that configure a broker: server.ini, and filters.ini in the same directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ConfigFiles", "ConfigTexts"]
 
 
 class ConfigTexts(NamedTuple):
-    """Both files as they were read; filters is empty if there is none."""
+    """The bytes of both files; `filters` is empty if there is no such file."""
 
     ini: bytes
     filters: bytes = b""
@@ -22,19 +22,21 @@ class ConfigTexts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """The paths of the files. filters: None = `filters.ini` beside server.ini, if there is one."""
+    """The paths of the files. filters: None = `filters.ini` in the directory of server.ini, if it exists."""
 
     ini: str
     filters: str | None = None
 
     @property
     def filters_path(self) -> str:
-        """The path of the file that maps Java's filter classes to Python callables, even if it does not exist."""
+        """The path of the file that maps Java's filter classes to Python callables. The file may not exist."""
         return self.filters or os.path.join(os.path.dirname(os.path.abspath(self.ini)), FILTERS_FILE)
 
     @property
     def provided_path(self) -> str | None:
-        """1.x's default of appClassPath: the directory `provided` beside the directory of server.ini, if it exists."""
+        """The default of appClassPath, as in 1.x: the directory `provided` next to the directory of server.ini; None if
+        it does not exist.
+        """
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
         return path if os.path.isdir(path) else None
 

@@ -1,4 +1,4 @@
-"""Settings of the transactions (server.ini, storage.md §9)."""
+"""The settings of transactions in server.ini (storage.md §9)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ class FlushTxLog(IntEnum):
     """flushTxLogAtCommit: when the transaction log is synced."""
 
     NEVER = 0
-    """When the operating system does it: a crash of the machine may lose answered requests."""
+    """The operating system decides when to sync. A crash of the machine may lose requests that were already
+    answered.
+    """
     AT_COMMIT = 1
-    """Before a prepare, commit or rollback is answered."""
+    """The log is synced before a prepare, commit or rollback is answered."""
     EVERY_SECOND = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionConfig:
-    """log_path: dataLogPath; the log is in its folder `transactions`."""
+    """The settings of transactions. log_path: the key dataLogPath; the transaction log is in its subdirectory
+    `transactions`.
+    """
 
     log_path: str
     flush: FlushTxLog
     max_checkpoints: int
     checkpoint_interval_ms: int
     max_timeout_seconds: int
-    """The maximum timeout of a transaction; longer ones are cut to this."""
+    """The maximum timeout of a transaction; longer timeouts are reduced to it."""
     max_timeouts: int
     """How many transactions with a timeout may be open at once."""

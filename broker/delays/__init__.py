@@ -1,1 +1,1 @@
-"""Delayed messages: kept in the store's internal logs, delivered when they are due."""
+"""Delayed messages: the broker keeps them in the store's internal logs, and delivers them when they are due."""

@@ -1,7 +1,8 @@
-"""Write anew the messages that wait in the oldest segment of an internal log, so that the segment can go.
+"""Rewrite the waiting messages of an internal log's oldest segment at the log's end, so that the segment can be
+removed.
 
-All that waits may be gigabytes, so this is not done for the whole log at once. Ids stay, so that a message can still be
-cancelled.
+All waiting messages may be gigabytes, so this is not done for the whole log at once. The messages keep their ids, so
+that they can still be cancelled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ __all__ = ["write_oldest_anew"]
 
 
 async def write_oldest_anew(delays: Delays, contents: DelayedLog) -> None:
-    """Append the waiting messages of the oldest segment again, a few at a time. Raises OSError, StoreError."""
+    """Append the waiting messages of the oldest segment to the log's end, a few at a time. Raises OSError,
+    StoreError.
+    """
     log = contents.log
     end = log.segments[0].end if len(log.segments) > 1 else log.first_offset
     ids = np.concatenate([ids for table in contents.tables() for ids, _ in table.lying_before(end)])
@@ -45,7 +48,7 @@ async def write_oldest_anew(delays: Delays, contents: DelayedLog) -> None:
                 read = partial(read_records, log.segments.snapshot().read, offsets, most)
                 records = cast(list[bytes], await delays.in_thread(read))
             _rewrite(delays, contents, chosen[: len(records)], records)
-            left = np.concatenate((chosen[len(records) :], left))  # those beyond the size limit were not read
+            left = np.concatenate((chosen[len(records) :], left))  # records beyond the size limit were not read
         ids = left
         if len(ids):
             await deferLater(cast(Any, delays.reactor), tuning.DELAYED_CLEANING_PAUSE_SECONDS)

@@ -1,8 +1,9 @@
-"""The state in one internal log of delayed messages: which wait, and which were delivered or cancelled. Reactor thread.
+"""The state of one internal log of delayed messages: which messages wait, and which were delivered or cancelled.
+Reactor thread.
 
-It is derived from the log's index units and its marks (memory/delayed_records.py). A following node reads on as the log
-grows; a leading node knows its own appends. A delivery's mark counts only for the messages that are in their partition.
-Only a leader decides that (`lead`): until then the messages are in the table.
+The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads on as the
+log grows; a leader knows its own appends. The mark of a delivery counts only for those messages that are really in
+their partition. Only a leader checks this (in `lead`); until then the messages stay in the table.
 """
 
 from __future__ import annotations
@@ -49,19 +50,21 @@ __all__ = ["DelayedLog", "Late", "read_records"]
 _log = logging.getLogger(__name__)
 
 Find = Callable[[str, int], PartitionLog | None]
-"""Store.find."""
+"""Like Store.find: find(topic, partition) returns the partition's log; None if it does not exist."""
 
 
 class _Held(NamedTuple):
-    """Deliveries that a mark states, and that may not have happened. mark: its byte offset."""
+    """Deliveries for which there is a mark, but which may not have happened. mark: the byte offset of the mark."""
 
     mark: int
     group: Group
 
 
 class _Unsettled(NamedTuple):
-    """A delivery by this leader that a power cut may undo. mark: byte offset of the mark. end: where the messages end
-    in `target`. least: the first byte in this log of the records that are needed then."""
+    """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark. end: byte
+    offset in `target` where the messages end. least: byte offset of the first record in this log that is needed if the
+    delivery is undone.
+    """
 
     mark: int
     target: PartitionLog
@@ -70,7 +73,9 @@ class _Unsettled(NamedTuple):
 
 
 class Late:
-    """Due messages that their partition does not take now. retry_at: monotonic seconds."""
+    """Due messages of a partition that refuses them now. why: the reason; pause: seconds to wait after the next attempt
+    that fails; retry_at: time of the next attempt in monotonic seconds.
+    """
 
     def __init__(self, why: str, pause: float) -> None:
         self.table = WaitingTable()
@@ -80,26 +85,28 @@ class Late:
 
 
 class DelayedLog(LogReader):
-    """One of the two logs."""
+    """The state of one of the two internal logs (one is for partitions with group commit)."""
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log)
         self.table = WaitingTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
-        """How many messages wait for each partition, late ones included."""
+        """How many messages wait for each partition, including those in `late`."""
         self.live_bytes = 0
-        """The size of the waiting records."""
+        """The size of the waiting records in bytes."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
-        """The last cancelled ids: if an answer is lost with its broker, the next leader can repeat it."""
+        """The most recently cancelled ids. If a broker fails before it has answered, the next leader can answer the
+        repeated request.
+        """
         self.reading = False
-        """Whether a thread reads due messages now."""
+        """Whether a worker thread is reading due messages now."""
         self.table_unsafe = False
-        """Whether a due message is not safe yet."""
-        self._live: Counter[int] = Counter()  # waiting records, by their segment's first offset
+        """Whether the record of a due message is not safe yet, so that the message cannot be delivered yet."""
+        self._live: Counter[int] = Counter()  # number of waiting records, by the first offset of their segment
         self._places: dict[
             int, tuple[DelayTarget, bool]
-        ] = {}  # by tag: the partition, and whether they were written anew
+        ] = {}  # by tag: the partition, and whether the records are rewritten ones
         self._held: list[_Held] = []
         self._unsettled: deque[_Unsettled] = deque()
 
@@ -108,7 +115,7 @@ class DelayedLog(LogReader):
         return sum(map(len, self.tables()))
 
     def tables(self) -> Iterator[WaitingTable]:
-        """Yield all tables: first `table`, then those of partitions that take no messages now."""
+        """Yield all tables of waiting messages: first `table`, then those of `late`."""
         yield self.table
         for late in self.late.values():
             yield late.table
@@ -126,7 +133,7 @@ class DelayedLog(LogReader):
         self.live_bytes = 0
 
     def _read(self, most: int | None) -> None:
-        """Read on. most: records."""
+        """Read on from `_read_to`. most: about how many records to read; None: all."""
         left = most
         for units in self._units():
             self._take(units)
@@ -189,7 +196,7 @@ class DelayedLog(LogReader):
 
     def _take_pending(self, place: DelayTarget, anew: bool, units: UnitArray) -> None:
         ids, offsets = units["id"].astype(np.int64), units["offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int64) - anew  # the size before it was written anew
+        sizes = units["size"].astype(np.int64) - anew  # the size of the original record
         if anew:
             before = self.table.move(ids, offsets)
             known = before != NOWHERE
@@ -220,8 +227,9 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Read to the end, and decide which deliveries have happened. Return the others; the caller marks them as
-        returned. Raises StoreError."""
+        """Read to the log's end, and find out which marked deliveries have happened. Return those that have not; the
+        caller writes marks that they are returned. Raises StoreError.
+        """
         self.read_on()
         returned = []
         for mark, group in self._held:
@@ -239,22 +247,23 @@ class DelayedLog(LogReader):
         return returned
 
     def appended(self) -> None:
-        """Note that this leader has appended records, whose content it knows."""
+        """Note that this leader has appended records. It knows their content, so they need not be read."""
         self._read_to = self.log.end_offset
 
     def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
-        """Add messages that this leader has appended. size: of their records."""
+        """Add messages that this leader has appended. size: of their records in bytes."""
         self._add(place, ids, offsets, size)
         self.appended()
 
     def delivered(self, group: Group, target: PartitionLog, mark: int) -> None:
-        """Note that this leader has delivered a group to `target`, as the mark at byte offset `mark` says."""
+        """Note that this leader has delivered a group to `target`. mark: byte offset of the delivery's mark."""
         offsets = self.remove(group.place, group.ids, group.sizes)
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return the byte offset below which the marks' deliveries can no longer be lost. copied: deliveries must also
-        be visible, which means that every node of a set has them."""
+        """Return the byte offset before which the deliveries of all marks are certain. copied: a delivery must also be
+        visible to readers, which means that the nodes of the set have it.
+        """
         unsettled = self._unsettled
         while unsettled:
             _, target, end, _ = unsettled[0]
@@ -265,7 +274,9 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The end of the first segments in which nothing waits, and nothing can wait again after a power cut."""
+        """The byte offset where the first segments end that are no longer needed: no message in them waits, and none
+        can wait again after a power failure.
+        """
         end, unsettled = (
             self.log.first_offset,
             min((each.least for each in self._unsettled), default=self.log.end_offset),
@@ -277,7 +288,7 @@ class DelayedLog(LogReader):
         return end
 
     def rewritten(self, ids: Ids, offsets: Ids) -> None:
-        """Note that this leader has written records anew at `offsets`; ids that no longer wait are ignored."""
+        """Note that this leader has rewritten records at `offsets`. Ids that no longer wait are ignored."""
         for table in self.tables():
             before = table.move(ids, offsets)
             known = before != NOWHERE
@@ -285,7 +296,7 @@ class DelayedLog(LogReader):
             self._tally(offsets[known], 1)
 
     def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
-        """Note that the partition does not take these messages now."""
+        """Move these messages into `late`, because their partition refuses them now."""
         late = self.late.get(place)
         if late is None:
             late = self.late[place] = Late(why, pause)
@@ -297,14 +308,16 @@ class DelayedLog(LogReader):
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Ids:
-        """Return the records' byte offsets; NOWHERE for messages that do not wait."""
+        """Return the byte offsets of these messages' records; NOWHERE for messages that do not wait."""
         found = self.table.find(ids)
         for table in islice(self.tables(), 1, None):
             found = np.maximum(found, table.find(ids))
         return found
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        """Remove messages. Return the byte offsets of those that waited. sizes: of their records in the partition."""
+        """Remove messages. Return the byte offsets of the records of those that waited. sizes: of the messages' records
+        in the partition.
+        """
         found = self.table.remove(ids)
         if np.count_nonzero(found == NOWHERE):
             for table in islice(self.tables(), 1, None):
@@ -321,7 +334,7 @@ class DelayedLog(LogReader):
         return offsets
 
     def cancel(self, group: Group) -> None:
-        """Cancel the messages of `group`: a mark that was read in the log says so."""
+        """Remove the messages of `group`, because a mark says that they are cancelled."""
         self.remove(group.place, group.ids, group.sizes)
         self.cancelled.update(dict.fromkeys(group.ids.tolist(), group.place))
         while len(self.cancelled) > tuning.DELAYED_CANCELLED:
@@ -340,7 +353,7 @@ class DelayedLog(LogReader):
         least = most = int(offsets[0])
         if len(offsets) > 1:
             least, most = int(offsets.min()), int(offsets.max())
-        if least < segments.first_offset:  # a follower's segment may go before later ones are read
+        if least < segments.first_offset:  # a follower's segment may be removed before later segments are read
             self._tally(offsets[offsets >= segments.first_offset], sign)
             return
         first, last = segments.number_at(least), segments.number_at(most)
@@ -355,14 +368,17 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return the group without these ids. All sizes stay, so that the other messages keep their places."""
+    """Return the group with NOWHERE in place of these ids. All sizes stay, so that the other messages keep their
+    offsets.
+    """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
 
 
 def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
-    """Return which of the group's messages are in the partition. Messages count as delivered if retention has removed
-    them, if an operator has removed the whole partition, or if they cannot be read."""
+    """Return which of the group's messages are in the partition. Messages also count as delivered if retention has
+    removed them, if an operator has removed the whole partition, or if they cannot be read.
+    """
     everything = np.ones(len(group.ids), np.bool_)
     if target is None or group.base < target.first_offset:
         return everything
@@ -392,16 +408,17 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 # --- records ----------------------------------------------------------------------------------------------------------
 
 ReadBytes = Callable[[int, int], Buffer | None]
-"""read(byte offset, most bytes): None if the read would have to wait for the disk."""
+"""read(byte offset, most bytes) -> data; None if the read would have to wait for the disk."""
 
 _SPAN_BYTES = 64 << 10
 _FIRST_BYTES = 4096
 
 
 def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
-    """Return the whole records at the first of these offsets: as many as fit into `most_bytes`, and at least one.
+    """Return the whole records at these offsets, in their order: as many of the first ones as fit into `most_bytes`,
+    but at least one.
 
-    Neighbours are read together. Returns None if `read` does, and raises what it raises.
+    Records near each other are read together. Returns None if `read` returns None; errors of `read` are passed on.
     """
     order = offsets.argsort(kind="stable").tolist()
     starts = offsets.tolist()
@@ -421,7 +438,9 @@ def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] 
             data, base = got, start
         place = start - base
         length: int = HEADER.unpack_from(data, place)[0]
-        sizes[which] = size = HEADER_BYTES + (length if 0 <= length <= MAX_FRAME_BYTES else 0)  # else damaged
+        sizes[which] = size = HEADER_BYTES + (
+            length if 0 <= length <= MAX_FRAME_BYTES else 0
+        )  # otherwise it is damaged
         found[which] = bytes(data[place : place + size])
     total = 0
     for which, size in enumerate(sizes):

@@ -1,11 +1,13 @@
-"""Delayed messages: taken into an internal log, delivered into their partitions when they are due.
+"""Delayed messages. The broker stores them in an internal log, and delivers them to their partitions when they are due.
 
-A message is due by the wall clock. Timers run by the monotonic clock, sleep a second at most, and look at the wall
-clock again. If that steps forward, the messages then due are delivered at once; if it steps back, they come later.
+The wall clock decides when a message is due. Timers use the monotonic clock; they sleep at most a second, and then look
+at the wall clock again. If the wall clock is set forward, messages that are then due are delivered at once. If it is
+set back, messages are delivered later.
 
-A delivery is one append to the internal log, the mark, and then one append to each partition, in one turn of the
-reactor. The mark counts only for the messages that are in their partition (delayed_log.py). So no message is lost or
-delivered twice if the broker crashes in between, or a new leader has only a part of both.
+A delivery first appends one record to the internal log, the mark, and then the messages to each partition, all in one
+turn of the reactor. The mark counts only for those messages that are really in their partition (delayed_log.py). So no
+message is lost or delivered twice if the broker crashes between the two, or if a new leader has only a part of the mark
+and the messages.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ _log = logging.getLogger(__name__)
 
 
 class Pended(NamedTuple):
-    """Records of one partition's delayed messages, to be appended to `log`. Call `Delays.noted` afterwards."""
+    """The records of delayed messages for one partition, which the caller appends to `log`. The caller must call
+    `Delays.noted` afterwards.
+    """
 
     owner: Delays
     log: DelayedLog
@@ -81,12 +85,12 @@ class Pended(NamedTuple):
     now_ms: int
 
     def units(self, offset: int) -> bytes:
-        """Return the index units of the records, which begin at byte `offset`."""
+        """Return the index units of the records if the first record is at byte `offset` of the log."""
         return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
 
 class DelayedDelivery(NamedTuple):
-    """The messages that one turn delivers to one partition. wanted: when each was due, Unix ms."""
+    """The messages that one turn delivers to one partition. wanted: when each message was due, Unix ms."""
 
     group: Group
     write: DueWrite
@@ -103,7 +107,7 @@ class Delays(Memory[DelayedLog]):
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """How one ends, in the words of a move that waits for it."""
+    """What a move waits for before it can move a partition with such messages; part of its message to operators."""
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
 
@@ -115,21 +119,21 @@ class Delays(Memory[DelayedLog]):
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
     ) -> None:
-        """store: open. make_write: makes a DueWrite of an append. clock: seconds since 1970."""
+        """store: an open store. make_write: makes a DueWrite for an append. clock: returns seconds since 1970."""
         super().__init__(store, clock, reactor)
         self.writing: Deliverer
-        """To be set before the first request."""
+        """Must be set before the first request."""
         self.delivered = 0
-        """Messages delivered since the start."""
+        """Number of messages delivered since the start."""
         self.damaged = 0
-        """Messages since the start that could not be read when they were due."""
+        """Number of messages since the start that could not be read when they were due."""
         self._make_write = make_write
         self.in_thread = in_thread
         self.reactor = reactor
         self.seconds = reactor.seconds
         self.call_later = reactor.callLater
         self._counter = 0
-        self._crowded = False  # whether an id may be in use already
+        self._crowded = False  # whether a new id may be in use already
         self._timer: Timer | None = None
         self._wakes_at = _NEVER
         self._retry_at = 0.0  # when to deliver again after an error
@@ -139,25 +143,27 @@ class Delays(Memory[DelayedLog]):
 
     @property
     def turn_records(self) -> int:
-        """How many due messages are handled before others are served."""
+        """How many due messages are handled before other work gets a turn."""
         return tuning.DELAYED_TURN_RECORDS
 
     # --- messages come ------------------------------------------------------------------------------------------------
 
     def due(self, flag: int, body: Buffer) -> int:
-        """Return when a delayed message that arrives now is due, Unix ms. Raises RemoteProtocolError."""
+        """Return when a delayed message that arrives now will be due, Unix ms. Raises RemoteProtocolError."""
         return self._due(flag, body, self.now_ms())
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
         return due_of(flag, body, now_ms)
 
     def check(self, target: PartitionLog) -> None:
-        """Raise DiskFull or StoreError if no message can wait for this partition now, AccountSpent if too many wait."""
+        """Raise DiskFull or StoreError if no delayed message can be stored for this partition now, AccountSpent if too
+        many wait.
+        """
         self._check_room(1)
         self._contents(target.has_group_commit)
 
     def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if `count` more messages may not wait; in this class they always may."""
+        """Raise AccountSpent if `count` more messages would be too many. This class has no limit."""
 
     def pend(
         self,
@@ -168,8 +174,9 @@ class Delays(Memory[DelayedLog]):
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Pended:
-        """Make records of delayed messages for a partition that `check` has passed. dues: `due` of each. taken: an
-        ordinary id for each."""
+        """Make the records of delayed messages for a partition, for which `check` was called. dues: the result of `due`
+        for each message. taken: an ordinary message id for each.
+        """
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
             try:
@@ -186,7 +193,9 @@ class Delays(Memory[DelayedLog]):
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
-        """As `pend`, with pauses, for messages that were not checked before. Raises as `due` and `check`."""
+        """Like `pend`, but yield between slices, and check the messages, too. Raises the errors of `due` and
+        `check`.
+        """
         self._check_room(len(bodies))
         now_ms = self.now_ms()
         dues: list[int] = []
@@ -213,7 +222,7 @@ class Delays(Memory[DelayedLog]):
         ids = yield from self._ids(dues)
         place = target.topic, target.partition
         flags, checksums, bodies, taken = columns
-        if len(dues) <= FEW_PUTS:  # in tuples: a frame may have many parts, and the garbage collector follows lists
+        if len(dues) <= FEW_PUTS:  # in tuples: a frame may have many parts, and the garbage collector tracks lists
             few, widths = encode_pending(place, flags, checksums, bodies, taken, ids)
             size = sum(widths)
             data = (b"".join(few),) if size <= tuning.DELAYED_JOINED_BYTES else tuple(few)
@@ -250,7 +259,7 @@ class Delays(Memory[DelayedLog]):
             ids = pending_ids_of(dues, counter, later)
             if not (self._crowded and (yield from self._any_waits(np.array(ids, np.int64)))):
                 return ids
-            later += 1  # the ids of this millisecond are used up: four million wait
+            later += 1  # all four million ids of this millisecond are in use
 
     def _any_waits(self, ids: Ids) -> Generator[None, None, bool]:
         for start in range(0, len(ids), tuning.DELAYED_SLICE_RECORDS):
@@ -262,7 +271,9 @@ class Delays(Memory[DelayedLog]):
         return False
 
     def noted(self, pended: Pended, base: int) -> None:
-        """Note that these records were appended from byte `base` on, so that they are delivered."""
+        """Note that these records were appended at byte `base`, so that the messages are delivered when they are
+        due.
+        """
         ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
         pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
         self._wake_by(due_ms(int(ids.min())))
@@ -270,7 +281,7 @@ class Delays(Memory[DelayedLog]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def _wake_by(self, due: float) -> None:
-        """Wake at `due`, Unix ms, or earlier."""
+        """Set the timer so that the next turn is at `due`, Unix ms, or earlier."""
         if due < self._wakes_at and self.enabled:
             if self._timer is not None:
                 self._timer.cancel()
@@ -278,7 +289,9 @@ class Delays(Memory[DelayedLog]):
             self._timer = self.call_later(self._seconds_until(due), self._wake)
 
     def _seconds_until(self, due: float) -> float:
-        """Return the seconds until `due`; never 0 before it, because clocks and floats are inexact."""
+        """Return how many seconds to sleep for `due`. The result is never 0 before `due`, although clocks and floats
+        are inexact.
+        """
         if due <= self.now_ms():
             return 0.0
         return min(tuning.DELAYED_SLEEP_SECONDS, max(tuning.DELAYED_LEAST_SECONDS, due / 1000 - self._clock()))
@@ -301,7 +314,7 @@ class Delays(Memory[DelayedLog]):
             self._deliver_due(contents)
 
     def _sleep(self) -> None:
-        """Sleep until a message is due."""
+        """Set the timer for the next turn, which is when a message is due."""
         now_ms, seconds = self.now_ms(), self.seconds()
         wake_at = self._wanted_at(now_ms, seconds)
         if self._retry_at > seconds:
@@ -309,7 +322,9 @@ class Delays(Memory[DelayedLog]):
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        """Return when the next turn is due, Unix ms. The arguments are the present time by both clocks."""
+        """Return when the next turn should be, Unix ms. now_ms, seconds: the present time by the wall clock and by the
+        monotonic clock.
+        """
         least = tuning.DELAYED_LEAST_SECONDS
         wake_at = _NEVER
         for contents in self._logs.values():
@@ -328,7 +343,7 @@ class Delays(Memory[DelayedLog]):
     # --- delivering ---------------------------------------------------------------------------------------------------
 
     def _deliver_due(self, contents: DelayedLog) -> None:
-        """Deliver one turn's share of the due messages."""
+        """Deliver as many due messages as one turn may."""
         if contents.reading or self.seconds() < self._retry_at:
             return
         due_before = pending_id(self.now_ms() + 1, 0)
@@ -365,7 +380,9 @@ class Delays(Memory[DelayedLog]):
         late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
 
     def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
-        """Read and deliver messages: at once if the page cache has them, else after a thread has read them."""
+        """Read and deliver messages: at once if they are in the page cache, otherwise after a worker thread has read
+        them.
+        """
         most = tuning.DELAYED_TURN_BYTES
         records = read_records(contents.log.segments.read, offsets, most)
         if records is not None:
@@ -396,7 +413,9 @@ class Delays(Memory[DelayedLog]):
             self._sleep()
 
     def decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
-        """Return the readable messages; drop damaged ones. ids: of the records, and perhaps more after them."""
+        """Return the decoded messages; drop damaged ones. ids: the ids of the records; further ids at the end are
+        ignored.
+        """
         found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
             pending = decode_pending(record)
@@ -409,7 +428,9 @@ class Delays(Memory[DelayedLog]):
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append messages to their partitions, after a mark. ids: of the records, and perhaps more after them."""
+        """Append a mark, and then the messages to their partitions. ids: the ids of the records; further ids at the end
+        are ignored.
+        """
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self.decoded(contents, ids, records):
             groups[pending.place].append(pending)
@@ -427,7 +448,7 @@ class Delays(Memory[DelayedLog]):
             self._append(contents, deliveries)
 
     def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> DelayedDelivery:
-        """Make a delivery to one partition. Raises as a refused put."""
+        """Make the delivery of messages to one partition. Raises the error of a refused put."""
         log = self.writing.log(*place, place[1])
         count = len(messages)
         first_id = self.writing.message_ids.next(count)
@@ -455,10 +476,12 @@ class Delays(Memory[DelayedLog]):
     def _append_marked(
         self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]
     ) -> tuple[DueWrite, list[DueWrite]]:
-        """Append a mark, and behind it the deliveries. Return the mark, and the appended writes that are not safe yet.
+        """Append a mark, and after it the deliveries. Return the mark's write, and all appended writes that are not
+        safe yet.
 
-        If the mark fails, nothing else is appended. A delivery that its partition refuses gets an error, and its
-        messages wait as before."""
+        If the mark cannot be appended, nothing else is appended. If a partition refuses a delivery, its write has the
+        error, and its messages wait as before.
+        """
         log = contents.log
         mark_at = log.end_offset
         marks = Marks(MarkKind.DELIVERED, self._settled(contents), [each.group for each in deliveries])
@@ -494,7 +517,7 @@ class Delays(Memory[DelayedLog]):
         self._pause(late, str(error))
 
     def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        """Cancel unreadable messages for good; their partitions are unknown."""
+        """Cancel damaged messages permanently. Their partitions are unknown."""
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
             contents.log.directory,
@@ -513,7 +536,7 @@ class Delays(Memory[DelayedLog]):
         return self._make_write(log, (data,), unit)
 
     def _append_marks(self, contents: DelayedLog, marks: Marks) -> MetaqError | None:
-        """Append marks for which nobody waits. Return the error if that fails."""
+        """Append marks without waiting until they are safe. Return the error if the append fails."""
         data, unit = encode_marks(marks, self.now_ms(), contents.log.end_offset)
         append = Append(contents.log, (data,), unit)
         self.store.append_many((append,))
@@ -525,7 +548,9 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Mark failed deliveries as returned in the logs. Marks that cannot be written are tried again."""
+        """Write to the logs that failed deliveries are returned. Marks that cannot be written now are tried again
+        later.
+        """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
             if error is None:
@@ -536,7 +561,7 @@ class Delays(Memory[DelayedLog]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """As Memory. Due messages are delivered from now on."""
+        """Begin to lead, as in Memory. From now on, due messages are delivered."""
         for log in self.store.internal_logs(self.topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
@@ -569,7 +594,7 @@ class Delays(Memory[DelayedLog]):
         super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """Mark in an idle log that all its deliveries have happened."""
+        """Write to a log without new deliveries a mark that says that all its deliveries are certain."""
         written = self._last_settled.get(contents.log)
         if written is None:
             return
@@ -589,7 +614,9 @@ class Delays(Memory[DelayedLog]):
         return self.needed_from(log)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called when records were written anew, and so lie behind the marks about them."""
+        """Called after records were rewritten, so that they now lie after the marks about them. Subclasses may write
+        these marks again.
+        """
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -644,7 +671,7 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.counts[place] for contents in self._logs.values())
 
     def late(self) -> dict[DelayTarget, tuple[int, str]]:
-        """Return how many messages are due for partitions that do not take them now, and why not."""
+        """Return by partition how many due messages the partition refuses now, and why."""
         found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():
@@ -654,22 +681,25 @@ class Delays(Memory[DelayedLog]):
 
     @property
     def live_bytes(self) -> int:
-        """The size of the waiting records."""
+        """The size of the waiting records in bytes."""
         return sum(contents.live_bytes for contents in self._logs.values())
 
     def lateness_ms(self, part: float) -> int:
-        """Return a quantile of the last deliveries' lateness; 0 without any. part: 0.0 … 1.0."""
+        """Return a quantile of the last deliveries' lateness in ms; 0 if there were no deliveries. part: the quantile,
+        0.0 … 1.0.
+        """
         if not self._lateness:
             return 0
         return int(np.quantile(np.array(self._lateness), part, method="higher"))
 
     def contents(self) -> Sequence[DelayedLog]:
-        """Return the contents of all existing logs."""
+        """Return the states of all existing logs."""
         return tuple(self._logs.values())
 
     def cancel(self, request: CancelDelayedRequest) -> Deferred[CancelDelayedReply]:
-        """Cancel a message. Fires when the cancellation is as safe as the messages. Fails as a refused put, or with
-        StoreError."""
+        """Cancel a delayed message. The Deferred fires when the cancellation is stored as safely as the messages. It
+        fails with the error of a refused put or with StoreError.
+        """
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
     async def _cancel(self, place: DelayTarget, message_id: int) -> CancelDelayedReply:
@@ -698,8 +728,9 @@ class Delays(Memory[DelayedLog]):
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, DueWrite, list[DueWrite]]:
-        """Cancel messages of one partition by a mark. Return the group, the mark, and the writes that are not safe yet.
-        Raises the mark's error."""
+        """Cancel messages of one partition by a mark. Return the group, the mark's write, and the writes that are not
+        safe yet. Raises the error if the mark cannot be appended.
+        """
         place = messages[0].place
         group = Group(place, _ids_of(messages), _sizes_of(messages))
         write = self._mark_write(contents.log, Marks(MarkKind.CANCELLED, 0, [group]))

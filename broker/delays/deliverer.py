@@ -1,4 +1,6 @@
-"""What delays need from the room that stores messages (writing/), which stands above this one."""
+"""Protocols for what this package needs from the package writing/, which stores messages. This package may not import
+writing/.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ __all__ = ["Delayed", "Deliverer", "DueWrite"]
 
 @dataclass(slots=True, eq=False)
 class Delayed:
-    """What a write to a log of delayed messages is about.
+    """Describes a write to an internal log of delayed messages.
 
-    target: the partition that its messages wait for, or that its marks are about. pending_id: of the first message; 0
-    if unknown, as it may be for a repeated write. pended: the messages, until they are appended.
+    target: the partition for which the messages wait, or which the marks concern. pending_id: the pending id of the
+    first message; 0 if unknown, which is possible for a repeated write. pended: the messages, until they are appended.
     """
 
     target: PartitionLog
@@ -32,7 +34,9 @@ class Delayed:
 
 
 class DueWrite(Protocol):
-    """Records to append, and the result: a Write, as `make_write` makes it. [base, end): byte offsets."""
+    """Records to append, and the result of the append. `make_write` makes a Write, which has these attributes. [base,
+    end): byte offsets of the records.
+    """
 
     log: PartitionLog
     base: int
@@ -42,11 +46,11 @@ class DueWrite(Protocol):
 
     @property
     def failure(self) -> MetaqError | None:
-        """Why the records are not all safe; None if they are."""
+        """The error because of which the records are not all safe; None if they are safe."""
 
 
 class Deliverer(Protocol):
-    """Stores due messages, and the marks about them."""
+    """Stores due messages and the marks about them."""
 
     @property
     def message_ids(self) -> MessageIds: ...
@@ -54,13 +58,13 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """None unless appends also go to other nodes of a set."""
+        """None unless appends are also copied to other nodes of a set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the log to append to. Raises as a refused put."""
+        """Return the log to append to. Raises the error of a refused put if the partition takes no messages."""
 
     def append(self, writes: Iterable[Any]) -> list[Any]:
         """Append each DueWrite in order. Return those that are not safe yet."""
 
     def when_safe(self, waiting: Sequence[Any], done: Callable[[], None]) -> None:
-        """Call `done` once each of these is safe, or has an error."""
+        """Call `done` when each of these writes is safe or has an error."""

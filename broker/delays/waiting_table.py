@@ -1,11 +1,13 @@
-"""Waiting delayed or half messages in the order of their times: the id of each with a number, 16 bytes in all.
+"""A table of waiting delayed or half messages in the order of their times. It has an id and a number for each message,
+16 bytes in total.
 
-The number is the byte offset of the message's record in its internal log, or the number of its sender (senders.py).
+The number is the byte offset of the message's record in its internal log. (In senders.py it is the number of the
+message's sender.)
 
-An id begins with the time (protocol/delays.py), so the order of ids is the order of times. The newest ids are in one
-leaf, `_recent`. When it is full, it is dealt out to the other leaves, each with its own range of ids. A leaf is two
-sorted arrays, and additions since they were sorted. So no step moves more than one leaf, and a message costs O(log n),
-with numpy for a whole batch.
+The highest bits of an id are the time (protocol/delays.py), so the order of ids is the order of times. The newest ids
+are in one leaf, `_recent`. When `_recent` is full, its ids are distributed to the other leaves, each of which has its
+own range of ids. A leaf consists of two sorted arrays and of the additions since they were sorted. So a step never
+moves more than one leaf, and a message costs O(log n). Whole batches are handled with numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Places = npt.NDArray[np.intp]
 
 NOWHERE = -1
 _LEAF = 4096
-"""A leaf with more ids is divided. 32 KiB of ids: an insertion costs 20 µs."""
+"""The most ids of a leaf; a leaf with more is divided. The ids of a full leaf take 32 KiB, and an insertion takes 20
+µs.
+"""
 
 _RECENT = 1 << 14
 _UNSORTED = 512
@@ -38,7 +42,9 @@ _NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
-    """Sorted ids with the byte offsets of their records, and later additions in arrays of their own."""
+    """Sorted ids with the byte offsets of their records. Later additions are in separate arrays until they are sorted
+    in.
+    """
 
     __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
 
@@ -56,7 +62,7 @@ class _Leaf:
         self.added_offsets.frombytes(offsets.tobytes())
 
     def sort(self) -> None:
-        """Sort the additions in; `added_ids` is empty afterwards."""
+        """Merge the additions into the sorted arrays. `added_ids` is empty afterwards."""
         if not self.added_ids:
             return
         ids, offsets = np.array(self.added_ids, np.int64), np.array(self.added_offsets, np.int64)
@@ -74,7 +80,7 @@ class _Leaf:
         self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return which of these ids are here, and their places. ids: sorted."""
+        """Return which of these ids are in this leaf, and their indexes in `self.ids`. ids: must be sorted."""
         self.sort()
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_), _NOWHERE
@@ -91,13 +97,15 @@ _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
 class WaitingTable:
-    """For one thread. Each id is there once. Arrays of ids may have any order; results have the same order."""
+    """The table; only one thread may use it. It has each id at most once. Arrays of ids in arguments may have any
+    order, and results have the same order.
+    """
 
     def __init__(self) -> None:
         self._recent = _Leaf()
         self._leaves = [_Leaf()]
         self._firsts: list[int] = []
-        """The lowest id that belongs to each leaf but the first one."""
+        """The lowest id of the range of each leaf except the first one."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -106,7 +114,7 @@ class WaitingTable:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def insert(self, ids: Ids, offsets: Ids) -> None:
-        """Insert ids that are not there yet."""
+        """Insert ids that are not in the table yet."""
         self._count += len(ids)
         recent = self._recent
         recent.add(ids, offsets)
@@ -116,15 +124,17 @@ class WaitingTable:
             self._deal(recent.ids, recent.offsets)
 
     def remove(self, ids: Ids) -> Ids:
-        """Remove ids. Return their records' offsets; NOWHERE for ids that are not there."""
+        """Remove ids. Return the offsets of their records; NOWHERE for ids that are not in the table."""
         return self._each(ids, self._take)
 
     def find(self, ids: Ids) -> Ids:
-        """As `remove`, but the ids stay."""
+        """Like `remove`, but keep the ids."""
         return self._each(ids, lambda leaf, here, places: leaf.offsets[places])
 
     def move(self, ids: Ids, offsets: Ids) -> Ids:
-        """Set the records' offsets. Return the old ones; NOWHERE for ids that are not there, which are not added."""
+        """Set new offsets for these ids. Return the old offsets; NOWHERE for ids that are not in the table. Such ids
+        are not added.
+        """
         order = ids.argsort(kind="stable")
         wanted = offsets[order]
 
@@ -143,21 +153,22 @@ class WaitingTable:
 
     @property
     def first(self) -> int | None:
-        """The lowest id; None if there is none."""
+        """The lowest id; None if the table is empty."""
         found = [least for least in (self._recent.least(), self._first_leaf().least()) if least is not None]
         return min(found, default=None)
 
     def until(self, end: int, most: int) -> tuple[Ids, Ids]:
-        """Return the first ids below `end`, sorted, at most `most`, and their records' offsets."""
+        """Return the lowest ids below `end`, sorted and at most `most`, and the offsets of their records."""
         return self._range(0, 0, end, most)
 
     def after(self, start: int, most: int) -> tuple[Ids, Ids]:
-        """The first ids above `start`, likewise."""
+        """Return the lowest ids above `start`, sorted and at most `most`, and the offsets of their records."""
         return self._range(bisect_right(self._firsts, start), start + 1, None, most)
 
     def lying_before(self, offset: int) -> Iterator[tuple[Ids, Ids]]:
-        """Yield, leaf by leaf and unsorted, the ids whose records lie before byte `offset`. Meanwhile only removals and
-        changes of offsets are allowed."""
+        """Yield for each leaf the ids whose records lie before byte `offset`, and these records' offsets. During the
+        iteration only removals and changes of offsets are allowed.
+        """
         for leaf in [self._recent, *self._leaves]:
             leaf.sort()
             chosen = leaf.offsets < offset
@@ -172,7 +183,7 @@ class WaitingTable:
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def _first_leaf(self) -> _Leaf:
-        """Return the first leaf that is not empty, if there is one. Empty leaves before it go."""
+        """Return the first leaf that is not empty, if there is one. Empty leaves before it are removed."""
         while not len(self._leaves[0]) and len(self._leaves) > 1:
             del self._leaves[0], self._firsts[0]
         return self._leaves[0]
@@ -202,8 +213,8 @@ class WaitingTable:
         return shares
 
     def _deal(self, ids: Ids, offsets: Ids) -> None:
-        """Give sorted ids to the leaves that they belong to."""
-        for number, start, end in reversed(self._shares(ids)):  # dividing a leaf renumbers the leaves behind it
+        """Add sorted ids to the leaves to which they belong."""
+        for number, start, end in reversed(self._shares(ids)):  # dividing a leaf renumbers the leaves after it
             leaf = self._leaves[number]
             leaf.add(ids[start:end], offsets[start:end])
             if len(leaf.added_ids) > _UNSORTED or len(leaf) > _LEAF:
@@ -213,15 +224,16 @@ class WaitingTable:
 
     def _divide(self, number: int) -> None:
         leaf = self._leaves[number]
-        pieces = max(2, -(-len(leaf) * 4 // (_LEAF * 3)))  # each three quarters full
+        pieces = max(2, -(-len(leaf) * 4 // (_LEAF * 3)))  # each piece is three quarters full
         bounds = [len(leaf) * piece // pieces for piece in range(pieces + 1)]
         parts = [_Leaf(leaf.ids[start:end].copy(), leaf.offsets[start:end].copy()) for start, end in pairwise(bounds)]
         self._leaves[number : number + 1] = parts
         self._firsts[number:number] = [int(part.ids[0]) for part in parts[1:]]
 
     def _each(self, ids: Ids, use: _Use) -> Ids:
-        """Call use(leaf, which of the sorted ids are there, their places) for each leaf that has any. Return the
-        offsets that `use` gives."""
+        """Call use(leaf, indexes among the sorted ids, indexes in the leaf) for each leaf that has some of the ids.
+        Return the offsets that `use` returns; NOWHERE for ids that no leaf has.
+        """
         if len(ids) == 1:
             return self._one(ids, use)
         if not self._count:
@@ -246,7 +258,7 @@ class WaitingTable:
         return found
 
     def _one(self, ids: Ids, use: _Use) -> Ids:
-        """As `_each`, for a single id. Its benchmark: `transactions-1`."""
+        """Like `_each`, but fast for a single id. The benchmark `transactions-1` measures this."""
         if self._count:
             for leaf in (self._recent, self._leaves[bisect_right(self._firsts, ids[0])]):
                 leaf.sort()
@@ -267,7 +279,7 @@ class WaitingTable:
 
 
 def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
-    """Return copies of the first ids in [start, end) and of their offsets."""
+    """Return copies of at most `most` lowest ids in [start, end) and of their offsets."""
     leaf.sort()
     first = int(leaf.ids.searchsorted(start)) if start else 0
     last = len(leaf.ids) if end is None else int(leaf.ids.searchsorted(end))

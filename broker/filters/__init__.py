@@ -1,1 +1,3 @@
-"""Filters that the broker applies for a consumer group: Python callables instead of 1.x's Java classes."""
+"""Filters that the broker applies for a consumer group. They are Python callables in place of the Java classes of metaq
+1.x.
+"""

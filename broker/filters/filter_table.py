@@ -1,4 +1,4 @@
-"""Finds the callables of the filters that server.ini names."""
+"""Load and find the callables of the filters that server.ini names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ __all__ = ["Filter", "FilterTable", "load_filters"]
 _log = logging.getLogger(__name__)
 
 GroupAccept = Callable[[str, FilteredMessage], object]
-"""accept(group, message): true if the group gets the message."""
+"""accept(group, message) -> a true value if the group gets the message."""
 
 
 class Filter:
-    """A user's callable. Any thread. `failures` is for people and may miss one."""
+    """A user's callable. May be used on any thread. `failures` is the number of exceptions; it is only shown to people
+    and may be too low.
+    """
 
     def __init__(self, name: str, accept: GroupAccept) -> None:
         """name: `package.module:callable`."""
@@ -31,7 +33,9 @@ class Filter:
         self._accept = accept
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
-        """Whether the group gets the message. An exception of the callable means no, as in 1.x, and is logged once."""
+        """Return whether the group gets the message. If the callable raises, the group does not get it, as in 1.x; only
+        the first exception is logged.
+        """
         try:
             return bool(self._accept(group, message))
         except Exception:
@@ -47,10 +51,12 @@ class Filter:
 
 
 class FilterTable:
-    """Filters by topic and group. Immutable: a reload of server.ini makes a new table."""
+    """The filters by topic and group. The table is immutable; a reload of server.ini makes a new one."""
 
     def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
-        """filters: a name instead of a filter is a Java class without a Python callable."""
+        """filters: by topic and group. A string instead of a Filter is the name of a Java class without a Python
+        callable.
+        """
         self._filters = dict(filters or {})
 
     def find(self, topic: str, group: str) -> Filter | None:
@@ -61,16 +67,17 @@ class FilterTable:
         return found
 
     def filters(self) -> list[Filter]:
-        """Return all callable filters."""
+        """Return all filters that have a callable."""
         return list({id(each): each for each in self._filters.values() if isinstance(each, Filter)}.values())
 
 
 def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> FilterTable:
-    """Import every callable that the configuration names. Runs users' code: not on a running reactor's thread.
+    """Import every callable that the configuration names. This runs users' code, so it must not be called on the thread
+    of a running reactor.
 
-    known: the table of an earlier configuration; its filters are kept. Raises ConfigError if an import fails. A Java
-    class without a callable is logged, and the group's requests are refused: the group must neither get unwanted
-    messages nor lose any.
+    known: the table of an earlier configuration; its filters are used again. Raises ConfigError if an import fails. A
+    Java class without a callable is logged, and the group's requests will be refused, so that the group neither gets
+    unwanted messages nor loses any.
     """
     _extend_path(config.app_class_path)
     filters = {each.name: each for each in (known.filters() if known else ())}

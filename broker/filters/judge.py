@@ -1,4 +1,6 @@
-"""Applies a filter to stored records, within bounds. Worker thread, because filters are users' code."""
+"""Apply a filter to stored records, with limits on time and bytes. Runs in a worker thread, because filters are users'
+code.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from .message import FilteredMessage
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
-"""A request's filter calls end after this time; earlier decisions count. A single call is never interrupted."""
+"""After this many seconds no further filter call of a request is made. Decisions that were made earlier count. A single
+call is never interrupted.
+"""
 
 SCAN_BYTES = 16 << 20
-"""How many rejected bytes one `get` looks through for an accepted record before it reports its progress."""
+"""After this many rejected bytes without an accepted record, a `get` is answered with its progress."""
 
 
 class Verdict(NamedTuple):
-    """One record's bytes [start, end) in its buffer, and whether the group gets it."""
+    """The decision about one record: its bytes [start, end) in the buffer, and whether the group gets it."""
 
     start: int
     end: int
@@ -32,7 +36,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """The filter of one request: of one group, for one partition."""
+    """Applies a filter for one request of one group to records of one partition."""
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class Judge:
         partition: int,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The request's time begins with the first record."""
+        """The time limit of BUDGET_SECONDS begins with the first record."""
         self._filter = filter_
         self._group = group
         self._topic = topic
@@ -53,13 +57,15 @@ class Judge:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether no further record may be judged."""
+        """Whether the time limit has passed, so that no further record may be judged."""
         return self._deadline is not None and self._seconds() >= self._deadline
 
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
-        """Judge the whole records in `data`, which was read from `offset`. Ends early when the time is over.
+        """Yield a verdict for each whole record in `data`, which was read from byte `offset`. Ends early when the time
+        limit has passed.
 
-        A request's first record is always judged. A record that fails its check also ends it: the client finds it.
+        The first record of a request is always judged. A record whose checksum is wrong also ends the iteration; the
+        client finds the damage itself.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -79,9 +85,10 @@ class Judge:
 
 
 class Chosen(NamedTuple):
-    """The answer to a `get`: the accepted records of a stretch, and the stored offset after all judged records.
+    """The answer to a `get`: the accepted records, and the stored offset after all judged records.
 
-    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, counted from the start.
+    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, relative to the offset of the
+        request.
     """
 
     data: bytes
@@ -91,7 +98,7 @@ class Chosen(NamedTuple):
 
     @property
     def leading(self) -> int:
-        """The bytes of the records before which none was rejected."""
+        """The number of bytes in `data` of the accepted records that precede the first rejected one."""
         apart = np.flatnonzero(self.client_ends != self.stored_ends)
         if not len(apart):
             return len(self.data)
@@ -101,12 +108,13 @@ class Chosen(NamedTuple):
 def choose_records(
     judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int, gap: int
 ) -> Chosen:
-    """Return the accepted records from `offset` on, at most `size` bytes, without the rejected ones between them.
+    """Return the accepted records from `offset` on, at most `size` bytes. Rejected records between them are left out.
 
-    read(offset, bytes): stored bytes of one segment, b"" at the end. size: also of each read. largest: the limit of a
-    longer first record. gap: how many rejected bytes may be left out. With more of them before the first accepted
-    record no record is given, and next_offset is where that record begins, or SCAN_BYTES away. If no whole record
-    begins at `offset`, the bytes there are given as they are, and next_offset is `offset`: the client can handle them.
+    read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: also the size of each read. largest:
+    a first record that is longer than `size` is returned up to this size. gap: how many rejected bytes may be left out.
+    If there are more before the first accepted record, no record is returned, and next_offset is where that record
+    begins, or is SCAN_BYTES away. If no whole record begins at `offset`, the bytes there are returned unchanged, and
+    next_offset is `offset`; the client can handle this.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

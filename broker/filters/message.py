@@ -1,4 +1,4 @@
-"""A stored message as a filter sees it."""
+"""A stored message in the form that filters get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FilteredMessage"]
 
 
 class FilteredMessage:
-    """One message of a partition, read-only. Parts that a filter does not use are not decoded.
+    """One message of a partition, read-only. Parts of it that a filter does not use are not decoded.
 
     topic, partition, offset (byte position of the record), id and flag are as stored.
     """
@@ -17,7 +17,7 @@ class FilteredMessage:
     __slots__ = ("_attributes", "_body", "_payload", "flag", "id", "offset", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, offset: int, message_id: int, flag: int, body: bytes) -> None:
-        """body: of the record, attribute included."""
+        """body: the body of the record, including the attribute."""
         self.topic = topic
         self.partition = partition
         self.offset = offset
@@ -30,7 +30,7 @@ class FilteredMessage:
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.topic}-{self.partition} at {self.offset}>"
 
-    @property  # a cached_property takes a lock, which costs more than this property
+    @property  # a cached_property needs a lock, which takes longer than this property
     def payload(self) -> bytes:
         """The producer's payload, without the attribute. Raises PayloadUnreadable if it is compressed and damaged."""
         if self._payload is None:
@@ -46,10 +46,10 @@ class FilteredMessage:
 
     @property
     def attribute(self) -> str | None:
-        """1.x's attribute, None if there is none."""
+        """The attribute of metaq 1.x; None if there is none."""
         return self.attributes.attribute
 
     @property
     def tag(self) -> str | None:
-        """The tag, None if there is none; the attribute is one."""
+        """The tag; None if there is none. An attribute of 1.x is a tag."""
         return self.attributes.tag

@@ -1,21 +1,24 @@
-"""The true places of 1.x clients' requests after a filter has left out records. No I/O. Reactor thread.
+"""Find the stored offset that a request of a 1.x client means after a filter has left out records. No I/O. Reactor
+thread.
 
-A 1.x client adds the bytes that it got to its offset. If an answer leaves out rejected records, the client's offset
-falls behind the stored one: 300 stored bytes with 100 accepted ones move it by 100. For each connection, topic,
-partition and group, `RememberedPlaces` keeps the places of the last answers' bytes, and so the meaning of the next
-request's offset.
+A 1.x client adds the number of received bytes to its offset. If an answer leaves out rejected records, the client's
+offset falls behind the stored offset: 300 stored bytes of which 100 were accepted move the client's offset by 100. For
+each connection, topic, partition and group, `RememberedPlaces` keeps the stored offsets of the bytes in the last
+answers. With them it finds the stored offset that the next request means.
 
 Why no message is lost, even if a client restarts or reconnects:
-- A client starts where a record begins, at offset = stored offset. It then processes disjoint accepted records of the
-  log, so its offset grows by at most as much as the stored one: offset <= stored offset. So it has processed all
-  accepted records that begin before its offset.
-- An offset is unknown if another connection or consumer sends it, after a restart of the broker, and after this module
-  has dropped the answer to save memory. The broker then takes it as a stored offset and reads from the start of the
-  record that contains this byte: some messages come again, none is missed.
-- The repeated messages are bounded. A 301 sets the client's offset to the stored one as soon as the client is
-  `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has got all messages.
-Places are forgotten when another connection asks for the same group and partition, because later offsets may come from
-the answers of that connection. If several answers may have led to an offset, the smallest of their places counts.
+- A client starts at the beginning of a record, where its offset equals the stored offset. Then it processes accepted
+  records, each once, so its offset grows by at most as much as the stored offset: offset <= stored offset. So it has
+  processed all accepted records that begin before its offset.
+- An offset is unknown if another connection or consumer sends it, if the broker was restarted, or if this module has
+  dropped the answer to save memory. The broker then takes it as a stored offset, and reads from the start of the record
+  that contains this byte. Some messages are delivered again, and none is missed.
+- The number of repeated messages is limited. An answer 301 sets the client's offset to the stored offset as soon as the
+  client is `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has received all messages.
+
+The kept answers are dropped when another connection asks for the same group and partition, because later offsets may
+come from that connection's answers. If several answers may have led to an offset, the smallest of their stored offsets
+is used.
 """
 
 from __future__ import annotations
@@ -30,19 +33,25 @@ import numpy.typing as npt
 __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key", "RememberedPlaces"]
 
 MAX_GAP_BYTES = 8 << 20
-"""How many rejected bytes a client's offset may fall behind before it is corrected; the last record may exceed this."""
+"""A client's offset may fall behind by this many rejected bytes before it is corrected; the last record may exceed
+this.
+"""
 
 PUT_RIGHT_SECONDS = 5.0
-"""How long an offset may stay behind. Java clients commit every 5 s by default, and pause for 0.5 s after a 301."""
+"""An offset may stay behind for this many seconds. Java clients commit every 5 s by default, and pause for 0.5 s after
+a 301.
+"""
 
 _MAX_ANSWERS = 4
-"""How many answers are kept for one connection and partition: to a request that timed out and the next one, or to an
-application's own gets."""
+"""The most answers that are kept for one connection and partition. Several are needed after a request has timed out, or
+if an application sends its own gets.
+"""
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
-"""The most bytes, for all connections, of the ends of records within answers, 8 bytes each. The oldest are given up
-first."""
+"""The most bytes that the ends of records within answers may take for all connections, at 8 bytes for each record. The
+oldest are dropped first.
+"""
 
 Key = tuple[str, int, str]
 """topic, partition, group."""
@@ -52,11 +61,11 @@ _NOTHING: Ends = np.empty(0, np.uint32)
 
 
 class Answered(NamedTuple):
-    """One answer: `size` accepted bytes for the client's offsets [offset, offset + size].
+    """One answer with `size` accepted bytes, which cover the client's offsets [offset, offset + size].
 
-    stored, stored_end: the stored offsets for which `offset` and `offset + size` stand. client_ends, stored_ends: the
-    end of each record, relative to `offset` and to `stored`; empty if dropped to save memory. behind_since: when this
-    client's offset fell behind the stored one (reactor seconds); None if it has not.
+    stored, stored_end: the stored offsets that `offset` and `offset + size` mean. client_ends, stored_ends: the end of
+    each record, relative to `offset` and to `stored`; empty if they were dropped to save memory. behind_since: when
+    this client's offset fell behind the stored offset (reactor seconds); None if it has not.
     """
 
     offset: int
@@ -69,16 +78,18 @@ class Answered(NamedTuple):
 
     @property
     def detail_bytes(self) -> int:
-        """The memory that the ends take."""
+        """The bytes of memory that the ends of records take."""
         return self.client_ends.nbytes + self.stored_ends.nbytes
 
     @property
     def is_exact(self) -> bool:
-        """Whether no record was left out, in this answer or before."""
+        """Whether client offsets equal stored offsets, because no record was left out in this answer or before."""
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
     def place_of(self, offset: int) -> int | None:
-        """Return the stored offset for the start or for the end of a record; None for any other offset."""
+        """Return the stored offset for a client's offset that is the start or the end of a record; None for any other
+        offset.
+        """
         if offset == self.offset + self.size:
             return self.stored_end
         if offset == self.offset:
@@ -92,8 +103,9 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """A request's offset and its stored place. answers: those that may have led the client to this offset; if none
-    did, the offset is taken as a stored one."""
+    """The offset of a request and the stored offset that it means. answers: the answers that may have led the client to
+    this offset. Without any, the offset is taken as a stored offset.
+    """
 
     offset: int
     stored: int
@@ -101,17 +113,17 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """How many bytes the client's offset is behind."""
+        """How many bytes the client's offset is behind the stored offset."""
         return self.stored - self.offset
 
     @property
     def behind_since(self) -> float | None:
-        """When the offset fell behind."""
+        """When the client's offset fell behind, in reactor seconds; None if it has not."""
         return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
 
 
 class _Holder:
-    """The connection that asked last for a key, and the broker's last answers to it."""
+    """The connection that last asked for a key, and the broker's last answers to it."""
 
     __slots__ = ("answers", "owner")
 
@@ -121,22 +133,26 @@ class _Holder:
 
 
 class RememberedPlaces:
-    """All remembered answers. An owner stands for a connection and is compared by identity."""
+    """All remembered answers. An `owner` represents a connection and is compared by identity."""
 
     def __init__(self) -> None:
         self.filtered: set[tuple[str, str]] = set()
-        """(topic, group) of all groups with a filter since the broker's start: as many as configurations name."""
-        self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # last answered ones at the end
+        """(topic, group) of all groups that have had a filter since the broker's start. There are only as many as the
+        configurations name.
+        """
+        self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last are at the end
         self._owned: dict[object, set[Key]] = {}
         self._detailed: OrderedDict[Key, None] = OrderedDict()  # holders whose answers have details, in the same order
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """The number of groups and partitions for which a holder is known."""
+        """The number of keys for which a holder is known."""
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
-        """Return the stored place of a request's offset. If another connection holds the key, forget its answers."""
+        """Return the stored offset that a request's offset means. If another connection holds the key, drop its
+        answers.
+        """
         holder = self._holders.get(key)
         if holder is None:
             return FoundOffset(offset, offset)
@@ -150,8 +166,9 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """Make the owner the holder of the key while its request is under way: `answered` remembers only the answers
-        to the holder, and another connection's request takes the key away."""
+        """Make the owner the holder of the key before its request is answered. `answered` remembers only answers to the
+        holder, and a request of another connection takes the key away.
+        """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             self.forget(key)
@@ -161,13 +178,14 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """Remember the answer to the owner's request at `found`, and forget the answers that led the client there: it
-        will not ask at their offsets again."""
+        """Remember the answer to the owner's request at `found`. Drop the answers that led the client there, because it
+        will not ask at their offsets again.
+        """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
             return
         self._remove(holder, found.answers)
-        if holder.answers or not answer.is_exact:  # exact offsets would be taken as they are anyway
+        if holder.answers or not answer.is_exact:  # unknown offsets are taken as stored ones anyway
             holder.answers.append(answer)
             self._detail_bytes += answer.detail_bytes
             self._remove(holder, holder.answers[:-_MAX_ANSWERS])
@@ -178,11 +196,11 @@ class RememberedPlaces:
                 self._give_up_details(self._detailed.popitem(last=False)[0])
 
     def moved(self, owner: object, key: Key, found: FoundOffset, offset: int) -> None:
-        """Note that the broker told the owner's client to go on at `offset`, which is a stored offset."""
+        """Note that the broker told the owner's client to continue at `offset`, which is a stored offset."""
         self.answered(owner, key, found, Answered(offset, 0, offset, offset))
 
     def forget(self, key: Key) -> None:
-        """Forget a key: the next request's offset is then taken as a stored offset."""
+        """Forget a key and its answers. The next request's offset is then taken as a stored offset."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
@@ -194,7 +212,7 @@ class RememberedPlaces:
             del self._owned[holder.owner]
 
     def connection_lost(self, owner: object) -> None:
-        """Forget a lost connection. O(its keys)."""
+        """Forget all keys of a lost connection. The time is proportional to their number."""
         for key in list(self._owned.get(owner, ())):
             self.forget(key)
 

@@ -1,1 +1,1 @@
-"""Half messages: kept until the outcome of their transaction is known; producers are asked for it."""
+"""Half messages. The broker keeps them until it knows the outcome of their transaction, and asks producers for it."""

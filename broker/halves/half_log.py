@@ -1,4 +1,6 @@
-"""The state in one internal log of half messages: which wait, how often each was asked for, and decided outcomes."""
+"""The state of one internal log of half messages: which messages wait, how often producers were asked for each, and the
+decided outcomes.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,24 @@ __all__ = ["Decision", "HalfLog", "Questions"]
 
 
 class Questions(NamedTuple):
-    """asked: how often producers were asked for a half message. last: the last time, Unix ms."""
+    """The questions to producers about one half message. asked: how often its outcome was asked for. last: the time of
+    the last question, Unix ms.
+    """
 
     asked: int
     last: int
 
 
 class Decision(NamedTuple):
-    """The outcome of a group's half messages. If it is commit, the group's base and first id say where they are."""
+    """The outcome of the half messages of a group. If they were committed, the group's base and first id tell their
+    offsets and ids in the partition.
+    """
 
     outcome: HalfOutcome
     group: Group
 
     def replies(self) -> list[EndHalfReply]:
-        """Return the answers for the group's ids, in their order."""
+        """Return the answers for the group's ids, in the order of the ids."""
         _, ids, sizes, base, first_id = self.group
         if self.outcome is HalfOutcome.ROLLED_BACK:
             return [EndHalfReply(self.outcome)] * len(ids)
@@ -46,17 +52,19 @@ class Decision(NamedTuple):
 
 
 class HalfLog(DelayedLog):
-    """One of the two logs. Reactor thread. `table` has the half messages whose first check is not due yet."""
+    """The state of one of the two internal logs of half messages. Reactor thread. `table` has the half messages whose
+    first check is not due yet.
+    """
 
     def __init__(self, log: PartitionLog, places: Shares) -> None:
-        """places: charged for waiting half messages."""
+        """places: the account that counts waiting half messages by address."""
         self.senders = Senders(places)
         self.asked = WaitingTable()
-        """The half messages whose first check is or was due."""
+        """The half messages whose first check is due or was made."""
         self.questions: dict[int, Questions] = {}
-        """The questions for half messages that were asked for, by id."""
+        """By id, the questions about half messages that producers were asked for."""
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The last decisions, by id; the ids of one mark share one."""
+        """The most recent decisions, by id. All ids of one group share a Decision."""
         super().__init__(log)
 
     def tables(self) -> Iterator[WaitingTable]:
@@ -71,7 +79,7 @@ class HalfLog(DelayedLog):
         self.senders.clear()
 
     def set_due(self, ids: Ids) -> None:
-        """Note that the first check of these is due."""
+        """Note that the first check of these half messages is due."""
         self.asked.insert(ids, self.table.remove(ids))
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
@@ -106,12 +114,12 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """Note questions, as a mark says."""
+        """Store how often producers were asked, as the group of a mark says."""
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
 
     def decide(self, group: Group, *, committed: bool) -> Decision:
-        """Note an outcome, as a mark says."""
+        """Store the outcome of a group's half messages, as a mark says."""
         decision = Decision(HalfOutcome.COMMITTED if committed else HalfOutcome.ROLLED_BACK, group)
         self.decided.update(dict.fromkeys(group.ids.tolist(), decision))
         while len(self.decided) > tuning.HALVES_DECIDED:
@@ -119,13 +127,13 @@ class HalfLog(DelayedLog):
         return decision
 
     def reply(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message, if it is known."""
+        """Return the outcome of a half message of this partition; None if it is not known."""
         decision = self.decided.get(half_id)
         if decision is None or decision.group.place != place:
             return None
         return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
-        """Take back an outcome that did not take place."""
+        """Remove the decisions for these ids, because their delivery did not happen."""
         for half_id in ids.tolist():
             self.decided.pop(half_id, None)

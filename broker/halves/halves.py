@@ -1,9 +1,10 @@
-"""Half messages: taken into an internal log, and delivered to their partitions when their transaction is committed.
+"""Half messages. The broker stores them in an internal log, and delivers them to their partitions when their
+transaction is committed.
 
-They are a kind of delayed messages (broker/delays). When one is due, a producer of its group that waits with
-CHECK_HALVES is asked for the outcome; it is the sender, as long as the sender asks (producer_groups.py). A commit is a
-delivery at once, after a mark; a rollback is a cancellation. Each question also leaves a mark, so that a new leader or
-a restarted broker continues the count.
+They are implemented as a kind of delayed messages (broker/delays). When a half message is due, the broker asks a
+producer of its group that waits with CHECK_HALVES for the outcome. As long as the sender itself asks, only the sender
+is asked (producer_groups.py). A commit delivers the message at once, after a mark; a rollback cancels it. Each question
+is also written as a mark, so that a new leader or a restarted broker continues to count.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """Counts for one group. Of half messages whose first check is or was due: asked are asked for, parked are no longer
-    asked for. askers: producers that wait for questions."""
+    """The figures of one producer group, about half messages whose first check is due or was made. asked: half messages
+    for which producers are asked; parked: half messages for which they are no longer asked; askers: producers that wait
+    for questions.
+    """
 
     asked: int
     parked: int
@@ -73,7 +76,7 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 
 
 class Halves(Delays):
-    """The half messages of one broker. Reactor thread. Leads and follows as Delays."""
+    """The half messages of one broker. Reactor thread. It leads and follows like Delays."""
 
     topic = HALVES_TOPIC
     name = "half messages"
@@ -92,20 +95,23 @@ class Halves(Delays):
         first_seconds: float,
         checks: int,
     ) -> None:
-        """first_seconds: from a half message to its first check. checks: questions for each half message. Otherwise as
-        Delays."""
+        """first_seconds: time from a half message's arrival to its first check. checks: the most questions about each
+        half message. The other arguments are those of Delays.
+        """
         super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
         self._account = account
         self._groups: ProducerGroups[Checked] = ProducerGroups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
-        self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group, since its last question
-        self._lost: deque[tuple[list[Half], float]] = deque()  # of lost callers, and when others get them
-        self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # polls for which a worker thread reads
+        self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group: what its last answer contained
+        self._lost: deque[tuple[list[Half], float]] = deque()  # half messages of lost callers, and when others get them
+        self._reading: dict[tuple[object, str], Poll[Checked]] = {}  # polls for which a thread is reading
         self._ran, self._seen_at = 0.0, reactor.seconds()
-        self._works = SlicedWork(reactor)  # drops the state after another node has taken the lead
-        self._ending: dict[int, list[Deferred[None]]] = {}  # who else waits for an outcome that is not safe yet
+        self._works = SlicedWork(reactor)  # drops the state after another node has begun to lead
+        self._ending: dict[int, list[Deferred[None]]] = {}  # by id: other requests that wait until an outcome is safe
         self.committed = self.rolled_back = self.questions = 0
-        """Half messages decided, and questions asked for half messages, since the start."""
+        """Numbers since the start: half messages committed, half messages rolled back, and questions about half
+        messages.
+        """
 
     @property
     def turn_records(self) -> int:
@@ -137,8 +143,9 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return the seconds for which this broker has run, the clock of producer_groups.py. Time in which the process
-        stood still does not count, because no producer could ask then."""
+        """Return the seconds for which this broker has run. This is the clock of producer_groups.py. Time in which the
+        process was stopped does not count, because no producer could ask then.
+        """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
             self._ran += now - self._seen_at
@@ -168,7 +175,7 @@ class Halves(Delays):
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Have producers asked for half messages whose first check is due."""
+        """Register half messages whose first check is due, so that producers are asked for them."""
         found = self.decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
@@ -182,15 +189,19 @@ class Halves(Delays):
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
-        """Return the seconds from a question to the next one. asked: questions so far."""
+        """Return the seconds from the last question about a half message to the next. asked: number of questions so
+        far.
+        """
         pause: float = self.first_seconds * 2 ** (asked - 1)
         return min(pause, max(self.first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
 
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
-        """Give the half messages for which to ask this producer, once there are any or its time is over. Fails with
-        NotLeader when the broker leads no longer. Raises HalfRefused."""
+        """Give the half messages whose outcome this producer should tell. The Deferred fires as soon as there are any,
+        or when the request's waiting time is over. Fails with NotLeader when the broker no longer leads. Raises
+        HalfRefused.
+        """
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
             raise HalfRefused(
@@ -215,7 +226,7 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """Forget what the caller was given before: it has handled those half messages."""
+        """Forget which half messages the caller was given before, because it has handled them."""
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
             del self._given[caller]
@@ -227,7 +238,9 @@ class Halves(Delays):
             poll.answer.callback(checked)
 
     def connection_lost(self, caller: object) -> None:
-        """Have other producers asked for the half messages that this caller was given."""
+        """Note that a connection was lost, so that other producers are asked for the half messages that it was
+        given.
+        """
         now = self._running()
         groups = self._given.pop(caller, {})
         reading = [each for each in self._reading.values() if each.caller is caller]
@@ -239,7 +252,9 @@ class Halves(Delays):
             self._sleep()
 
     def _read_for(self, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll with half messages, whose records may have to be read from the disk first."""
+        """Answer a poll with these half messages. If their records are not in the page cache, read them in a worker
+        thread first.
+        """
         ids = np.array([half.id for half in halves], np.int64)
         for contents in self._half_logs():
             offsets = contents.asked.find(ids)
@@ -262,12 +277,14 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll. result: the records of the half messages, or of only the first ones, or a failure to read."""
+        """Answer a poll. result: the records of the half messages, perhaps only of the first ones, or a Failure of the
+        read.
+        """
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
         waiting = [half if self._groups.get(half.id) is half else None for half in halves]
         if not isinstance(result, list):
-            if self.enabled:  # else another node leads, and the log may have been cut during the read
+            if self.enabled:  # otherwise another node leads, and the log may have been cut during the read
                 _log.error("half messages cannot be read, trying again: %s", result.value)
             later = self._running() + tuning.DELAYED_RETRY_SECONDS[1]
             for half in filter(None, waiting):
@@ -316,7 +333,9 @@ class Halves(Delays):
         self._end_poll(poll, checked)
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
-        """Write to the log how often producers were asked. If that fails, a restart forgets these questions."""
+        """Write to the log how often producers were asked for these half messages. If that fails, these questions are
+        not counted after a restart.
+        """
         groups = []
         for pending in messages:
             half = self._groups.get(pending.id)
@@ -345,8 +364,9 @@ class Halves(Delays):
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
-        """Decide a half message. Fires when the outcome is as safe as the messages. Fails as a refused put, or with
-        StoreError."""
+        """Commit or roll back a half message. The Deferred fires when the outcome is stored as safely as the messages.
+        It fails with the error of a refused put or with StoreError.
+        """
         place = request.topic, request.partition
         return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
 
@@ -362,8 +382,9 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """As `end` for several ids; the replies have their order. Committed ones go behind one mark, in one write, and
-        another mark names those that are rolled back."""
+        """Like `end`, for several ids; the replies have the order of `outcomes`. The committed messages are written
+        together after one mark, and another mark names those that are rolled back.
+        """
         return ensureDeferred(self._end_many(place, outcomes))
 
     async def _end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> list[EndHalfReply]:
@@ -384,8 +405,9 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """Read as many half messages of this log as may be read at once. Return the ids that are left, and the
-        messages. If the read would have to wait for the disk, both are empty."""
+        """Read as many of these half messages from this log as one turn may read. Return the ids that are left, and the
+        messages. If the read would have to wait for the disk, both are empty.
+        """
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
         ids, offsets = ids[here], offsets[here]
@@ -397,7 +419,7 @@ class Halves(Delays):
         return ids[len(records) :], self.decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message, once it is safe."""
+        """Return the outcome of a half message; None if it is unknown or not safe yet."""
         if half_id in self._ending:
             return None
         for contents in self._half_logs():
@@ -406,7 +428,7 @@ class Halves(Delays):
         return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
-        """Return the log and the record of a half message that waits for this partition; else None."""
+        """Return the log and the record of a half message that waits for this partition; None if there is none."""
         ids = np.array([half_id], np.int64)
         for contents in self._half_logs():
             offsets = contents.find(ids)
@@ -424,8 +446,9 @@ class Halves(Delays):
         return None
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
-        """Decide half messages of one partition. Returns when the outcome is safe. If it is refused, raises the error,
-        and they wait as before."""
+        """Commit or roll back half messages of one partition, and return when the outcome is safe. If it is refused,
+        the error is raised, and the messages wait as before.
+        """
         if outcome is HalfOutcome.COMMITTED:
             decision, write, waiting = self._commit(contents, halves)
         else:
@@ -465,7 +488,7 @@ class Halves(Delays):
 
     def lead(self) -> None:
         super().lead()
-        if self._logs:  # else nobody has sent a half message before
+        if self._logs:  # otherwise nobody has sent a half message before
             self._groups.presumed_until = self._running() + tuning.HALVES_SILENT_SECONDS
 
     def _stop(self) -> None:
@@ -480,7 +503,7 @@ class Halves(Delays):
         super()._stop()
 
     def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
-        """Tell waiting producers that another node leads."""
+        """Fail the polls of waiting producers with NotLeader. Yields at the end of each slice of time."""
         for poll in left:
             if poll is not None:
                 poll.answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
@@ -488,7 +511,7 @@ class Halves(Delays):
                 yield
 
     def _drop(self, *known: dict[Any, Any]) -> Iterator[None]:
-        """Empty dictionaries, which may be very large."""
+        """Empty dictionaries, which may be very large. Yields at the end of each slice of time."""
         for each in known:
             while each:
                 each.popitem()
@@ -525,12 +548,13 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int) -> dict[str, HalfFigures]:
-        """Return figures by group, of at most `most` groups, the longest known ones."""
+        """Return the figures of at most `most` groups by name, of those that have been known for the longest time."""
         return {name: _figures(group) for name, group in self._groups.first(most)}
 
     def largest(self, most: int) -> Generator[None, None, dict[str, HalfFigures]]:
-        """Return figures by group, sorted by name: of the `most` groups with most half messages, and under OTHERS the
-        sum of all other groups. Others may be served at each `yield`."""
+        """Return the figures of the `most` groups that have most half messages, sorted by name. The key OTHERS has the
+        sum of all other groups. Other requests may be served at each `yield`.
+        """
         largest: list[tuple[str, HalfFigures]] = []
         others = HalfFigures(0, 0, 0)
         for groups in self._groups.slices(tuning.HALVES_COUNTED):
@@ -550,12 +574,14 @@ class Halves(Delays):
         return counts
 
     def state(self, half_id: int) -> tuple[HalfState, Half | None]:
-        """Return the state of a waiting half message, and its Half if there is one."""
+        """Return the state of a waiting half message, and its Half object; None instead of the Half if its first check
+        is not due.
+        """
         half = self._groups.get(half_id)
         if half is None:
             return HalfState.WAITING, None
         return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
 
     def next_check_ms(self, half: Half) -> int | None:
-        """Return when a producer may be asked for it again, Unix ms; None if never."""
+        """Return when a producer may be asked for this half message again, Unix ms; None if never."""
         return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

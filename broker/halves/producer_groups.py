@@ -1,12 +1,15 @@
-"""Producer groups: their half messages whose first check was due, in the order of their next checks, and who asks.
+"""Producer groups. For each group: the half messages whose first check was due, in the order of their next checks, and
+the producers that ask for them.
 
-A half message that was handed out comes again, after longer and longer pauses. While the producer that sent it asks,
-no other producer gets it: the sender knows whether its local work is under way. So the half messages of a group and
-topic lie in one *lane* for each producer that asks, and in one lane for everybody. When a producer falls silent, its
-half messages move to the lanes for everybody.
+"To ask" means that a producer sends CHECK_HALVES; the broker then hands out half messages, whose outcomes the producer
+should tell. A half message that was handed out is handed out again later, after longer and longer pauses. While the
+producer that sent a half message asks, no other producer gets it, because only the sender knows whether its local work
+is under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that asks, and one
+lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
 
-Each timed event (a lane's next half message, the end of a poll, the silence of a producer) has an *alarm* in one heap,
-so that no request looks at all polls, lanes or producers. Reactor thread; times are seconds of one clock.
+Each timed event (a lane's next half message, the end of a poll, a producer that has not asked for too long) has an
+*alarm* in one heap, so that no request must look at all polls, lanes or producers. Reactor thread; times are seconds of
+one clock.
 """
 
 from __future__ import annotations
@@ -28,15 +31,18 @@ T = TypeVar("T")
 NEVER = float("inf")
 _GONE = -NEVER
 _ANYBODY = ""
-"""Stands for a producer in the lane from which every asker may take."""
+"""The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""How many entries one poll looks at before others are served: some 3 ms. One answer takes fewer."""
+"""How many entries one poll looks at before other work gets a turn; this takes some 3 ms. One answer needs fewer
+entries.
+"""
 
 
 class Half:
-    """A half message whose first check was due. at: when it may be handed out next, NEVER if it is parked. asked: how
-    often it was asked for. producer: its sender, "" if unknown."""
+    """A half message whose first check was due. at: when it may be handed out next; NEVER if it is parked. asked: how
+    often it was handed out. producer: the name of its sender; "" if unknown.
+    """
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
 
@@ -49,14 +55,15 @@ class Half:
         self.asked = asked
         self.at = at
         self.last_ms = last_ms
-        """When it was last handed out, Unix ms; 0 = never."""
+        """When the half message was last handed out, Unix ms; 0 = never."""
         self.producer = producer
         self.lane: _Lane | None = None
 
 
 class Poll(NamedTuple, Generic[T]):
-    """A producer that waits for half messages until `ends_at`. topics: None = all. producer: its name, "" if it names
-    none."""
+    """A request of a producer that waits for half messages until `ends_at`. topics: None = all topics. producer: the
+    producer's name; "" if the request names none.
+    """
 
     caller: object
     group: str
@@ -68,8 +75,10 @@ class Poll(NamedTuple, Generic[T]):
 
 
 class _Lane:
-    """The half messages of a group and topic for which this producer, or anybody, is asked. due: (at, id); stale
-    entries stay in it. count: of the half messages in the lane. alarm_at: of its alarm; NEVER without one."""
+    """The half messages of a group and topic that only this producer, or everybody, gets. due: entries (at, id), some
+    of which may be stale. count: number of half messages in the lane. alarm_at: time of the lane's alarm; NEVER if it
+    has none.
+    """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
 
@@ -87,8 +96,10 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: when it counts as gone; NEVER while its poll waits; _GONE while its half messages
-    move to everybody's lanes. caller: the connection of its last poll. topics: of that poll; None: all."""
+    """A producer that asks. until: when the producer counts as gone; NEVER while its poll waits; _GONE while its half
+    messages are moved to the lanes for everybody. caller: the connection of its last poll. topics: the topics of this
+    poll; None: all.
+    """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
 
@@ -101,11 +112,13 @@ class _Asker:
 
 
 _NONE: dict[Any, Any] = {}
-"""Shared by groups without askers, and never changed: with very many groups, most have none."""
+"""An empty dictionary that is never changed. All groups without askers share it, because most of very many groups have
+none.
+"""
 
 
 class AskedGroup(Generic[T]):
-    """One producer group. It takes a kilobyte with its first half message."""
+    """One producer group. With one half message it takes a kilobyte of memory."""
 
     __slots__ = ("_askers", "_by_producer", "_by_topic", "_lanes", "asked", "parked", "polls")
 
@@ -115,9 +128,9 @@ class AskedGroup(Generic[T]):
         self._by_topic: dict[str | None, dict[object, Poll[T]]] = _NONE
         self._by_producer: dict[str, Poll[T]] = _NONE
         self._askers: dict[str, _Asker] = _NONE
-        self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer and topic
+        self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer, then by topic
         self.asked = 0
-        """The number of half messages that may be handed out, now or later."""
+        """The number of half messages that may still be handed out, now or later."""
         self.parked = 0
 
     def _put(self, poll: Poll[T]) -> None:
@@ -142,7 +155,9 @@ class AskedGroup(Generic[T]):
             self.polls = self._by_topic = self._by_producer = _NONE
 
     def _taker(self, lane: _Lane) -> Poll[T] | None:
-        """Return a waiting poll that may take from this lane; the longest waiting one of several."""
+        """Return a waiting poll that may get half messages of this lane; of several, the one that has waited
+        longest.
+        """
         if lane.producer:
             poll = self._by_producer.get(lane.producer)
             return poll if poll is not None and (poll.topics is None or lane.topic in poll.topics) else None
@@ -163,9 +178,10 @@ _Alarm = tuple[float, int, object]
 
 
 class ProducerGroups(Generic[T]):
-    """All producer groups of a broker. most: how often each half message is handed out. silent: seconds after its last
-    question at which a producer counts as gone. grace: the same after its connection was lost, and for a producer that
-    has not asked at all."""
+    """All producer groups of a broker. most: how often each half message is handed out at most. silent: a producer
+    counts as gone this many seconds after its last poll was answered. grace: the same after its connection was lost,
+    and for a producer that has not asked yet.
+    """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
         self._most = most
@@ -173,21 +189,22 @@ class ProducerGroups(Generic[T]):
         self._grace = grace
         self._groups: dict[str, AskedGroup[T]] = {}
         self._halves: dict[int, Half] = {}
-        self._callers: dict[object, dict[str, str]] = {}  # group → producer of the caller's last polls
+        self._callers: dict[object, dict[str, str]] = {}  # by caller: group → producer in its last poll
         self._alarms: TimedEntries[_Alarm] = TimedEntries()
         self._numbers = count()
-        self._timed = 0  # polls, lanes and askers: each has at most one alarm
+        self._timed = 0  # number of polls, lanes and askers; each has at most one alarm
         self.asked = self.parked = 0
-        """The sums of all groups."""
+        """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """Until then a producer that has not asked yet counts as asking."""
+        """Until this time, a producer that has not asked yet counts as asking."""
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> Iterator[Poll[T] | None]:
-        """Forget all groups, and yield the waiting polls. Each None is a place to serve others: dropping very many
-        groups takes long."""
+        """Forget all groups. The returned iterator yields the polls that waited. It also yields None where other work
+        may run, because dropping very many groups takes long.
+        """
         left = _left(self._groups, self._halves, self._callers, self._alarms)
         self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
         self._timed = self.asked = self.parked = 0
@@ -196,7 +213,7 @@ class ProducerGroups(Generic[T]):
     # --- half messages ------------------------------------------------------------------------------------------------
 
     def add(self, half: Half, now: float) -> None:
-        """Add a half message whose first check is or was due."""
+        """Add a half message whose first check is due or was made."""
         self._halves[half.id] = half
         group = self._group(half.group)
         group.asked += 1
@@ -208,7 +225,7 @@ class ProducerGroups(Generic[T]):
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
-        """Return the half message; None if it is decided or its first check is not due."""
+        """Return a half message by id; None if it is decided, or if its first check is not due yet."""
         return self._halves.get(half_id)
 
     def discard(self, half_id: int) -> None:
@@ -226,7 +243,9 @@ class ProducerGroups(Generic[T]):
             self._drop_empty(half.group)
 
     def put_off(self, half: Half, at: float) -> None:
-        """Hand a half message out again at `at`, not before; never if it was handed out for the last time."""
+        """Let a half message be handed out again at `at` or later. If it was handed out as often as allowed, park it
+        instead.
+        """
         group = self._groups[half.group]
         if half.asked < self._most:
             half.at = at
@@ -240,12 +259,14 @@ class ProducerGroups(Generic[T]):
             self._leave(half)
 
     def is_parked(self, half: Half) -> bool:
-        """Whether a half message is no longer handed out."""
+        """Return whether a half message is no longer handed out."""
         return half.at == NEVER
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
-        """Return the half messages due for a poll, at most its limit. The caller must `put_off` each that is not
-        decided first. None: there are too many entries for one look; the poll must `wait`, and a turn goes on."""
+        """Return the due half messages for a poll, at most as many as its limit. The caller must later call `put_off`
+        for each that is not decided by then. Return None if there are too many entries to look at in one step; then the
+        poll must `wait`, and a later turn continues.
+        """
         group = self._group(poll.group)
         found: list[Half] = []
         lanes = [(lane.first_at, number, lane) for number, lane in enumerate(group._lanes_for(poll))]
@@ -272,11 +293,11 @@ class ProducerGroups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """Return at most `most` groups, the longest known ones, sorted by name."""
+        """Return at most `most` groups, those that have been known for the longest time, sorted by name."""
         return sorted(islice(self._groups.items(), most))
 
     def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:
-        """Yield the groups, `size` at a time; groups that come meanwhile are left out."""
+        """Yield the groups, `size` at a time. Groups that are added during the iteration are left out."""
         names = list(self._groups)
         for start in range(0, len(names), size):
             chosen = names[start : start + size]
@@ -319,17 +340,17 @@ class ProducerGroups(Generic[T]):
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def asked_for(self, caller: object, group: str) -> int:
-        """Return for how many groups other than this one the connection asks."""
+        """Return the number of groups, apart from this one, for which the connection asks."""
         groups = self._callers.get(caller, {})
         return len(groups) - (group in groups)
 
     def arrive(self, poll: Poll[T]) -> None:
-        """Note that a producer asks. Its poll does not wait yet."""
+        """Note that a producer has asked with this poll. The poll does not wait yet."""
         producers = self._callers.setdefault(poll.caller, {})
         before = producers.get(poll.group)
         producers[poll.group] = poll.producer
         if before and before != poll.producer and (asker := self._group(poll.group)._askers.get(before)) is not None:
-            asker.caller = None  # that connection now names another producer
+            asker.caller = None  # the connection now names another producer
             self._goes(asker)
         group = self._group(poll.group)
         if poll.producer:
@@ -337,7 +358,7 @@ class ProducerGroups(Generic[T]):
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
-        """Note that a poll was answered: its producer should ask again."""
+        """Note that a poll was answered. Its producer should ask again soon."""
         group = self._groups.get(poll.group)
         asker = None if group is None else group._askers.get(poll.producer)
         if asker is not None and asker.caller is poll.caller:
@@ -348,7 +369,7 @@ class ProducerGroups(Generic[T]):
         self._drop_empty(poll.group)
 
     def lost(self, caller: object, now: float) -> list[Poll[T]]:
-        """Note that a connection is lost. Return its polls that waited."""
+        """Note that a connection is lost. Return the polls that waited on it."""
         found = []
         for name, producer in self._callers.pop(caller, {}).items():
             group = self._groups.get(name)
@@ -382,7 +403,9 @@ class ProducerGroups(Generic[T]):
         return asker.topics is None or half.place[0] in asker.topics
 
     def _goes(self, asker: _Asker) -> None:
-        """Take a producer as gone: anybody may answer for it. Turns move its half messages to everybody's lanes."""
+        """Note that a producer is gone, so that every producer of its group may answer for it. Later turns move its
+        half messages to the lanes for everybody.
+        """
         self._leaves(asker.caller, asker.group)
         if asker.producer in self._groups[asker.group]._lanes:
             asker.until = _GONE
@@ -392,7 +415,7 @@ class ProducerGroups(Generic[T]):
 
     def _give_away(self, asker: _Asker, goes_on: Callable[[], bool]) -> None:
         for lane in list(self._groups[asker.group]._lanes.get(asker.producer, {}).values()):
-            while lane.count and lane.due:  # one being read has no entry; it moves later
+            while lane.count and lane.due:  # a half message that is being read has no entry; it moves later
                 at, half_id = lane.due.pop()
                 if self._is_current(lane, at, half_id):
                     self._enter(self._halves[half_id], _ANYBODY)
@@ -407,7 +430,7 @@ class ProducerGroups(Generic[T]):
         self._drop_empty(asker.group)
 
     def _leaves(self, caller: object, group: str) -> None:
-        """Forget that the connection asks for this group."""
+        """Note that the connection no longer asks for this group."""
         groups = self._callers.get(caller)
         if groups is not None:
             groups.pop(group, None)
@@ -415,13 +438,13 @@ class ProducerGroups(Generic[T]):
                 del self._callers[caller]
 
     def wait(self, poll: Poll[T]) -> None:
-        """Have a poll wait for half messages."""
+        """Let a poll wait for half messages."""
         self._group(poll.group)._put(poll)
         self._timed += 1
         self._alarm(poll.ends_at, poll)
 
     def end_poll(self, caller: object, group: str) -> Poll[T] | None:
-        """Stop the caller's waiting poll for this group, and return it."""
+        """Remove the caller's waiting poll for this group, and return it; None if there is none."""
         found = self._groups.get(group)
         poll = None if found is None else found.polls.get(caller)
         if poll is not None:
@@ -441,8 +464,10 @@ class ProducerGroups(Generic[T]):
         end: Callable[[Poll[T]], None],
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Handle due alarms: give waiting polls their half messages, and end polls whose time is over. A poll that
-        `give` or `end` gets waits no more. goes_on: whether there is time for another step; the rest stays due."""
+        """Handle the due alarms: call `give` with half messages for waiting polls, and `end` for polls whose time is
+        over. A poll that is passed to `give` or `end` no longer waits. goes_on: returns whether there is time for
+        another step; the remaining alarms stay due.
+        """
         while self._alarms and self._alarms.first[0] <= now and goes_on():
             at, _, what = self._alarms.pop()
             if not self._is_set(at, what):
@@ -464,7 +489,9 @@ class ProducerGroups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give the due half messages of a lane to waiting polls. Those that no poll takes wait for the next one."""
+        """Give the due half messages of a lane to waiting polls. Half messages that no poll takes wait for the next
+        poll.
+        """
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
             if halves := self.take(poll, now):
@@ -476,7 +503,7 @@ class ProducerGroups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """Return when the next alarm is due, which may be stale; infinite if there is none."""
+        """Return when the next alarm is due; infinity if there is none. The alarm may be stale."""
         for _ in range(_LOOKED_AT):
             if not self._alarms or self._is_set_still(self._alarms.first):
                 break
@@ -517,7 +544,7 @@ def _left(
     callers: dict[object, dict[str, str]],
     alarms: TimedEntries[_Alarm],
 ) -> Iterator[Poll[T] | None]:
-    """As ProducerGroups.clear."""
+    """Empty these dictionaries and alarms; yield as ProducerGroups.clear says."""
     while groups:
         yield from groups.popitem()[1].polls.values()
         yield None

@@ -1,4 +1,4 @@
-"""The addresses that have sent the half messages of one internal log. Reactor thread."""
+"""Counts how many half messages of one internal log each address has sent. Reactor thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """An address. number: stands for it in the table. count: of its waiting half messages."""
+    """An address that has sent half messages. number: identifies the address in the table. count: number of its waiting
+    half messages.
+    """
 
     __slots__ = ("address", "count", "number")
 
@@ -23,12 +25,13 @@ class _Sender:
 
 
 class Senders:
-    """Counts each waiting half message in `places`: for its address, or for nobody if it was taken by another leader or
-    before a restart. 16 bytes for each with an address."""
+    """Counts each waiting half message in the account `places`. It counts for the address that sent it, or for NOBODY
+    if another leader took it or if it came before a restart. Each half message with an address takes 16 bytes.
+    """
 
     def __init__(self, places: Shares) -> None:
         self._places = places
-        self._numbers = WaitingTable()  # the sender's number, by id
+        self._numbers = WaitingTable()  # by id: the sender's number
         self._by_address: dict[str, _Sender] = {}
         self._by_number: dict[int, _Sender] = {}
         self._last = 0
@@ -49,7 +52,7 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Count off half messages. count: how many of the ids have waited until now."""
+        """Subtract half messages that no longer wait. count: how many of the ids have waited until now."""
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):
             if number != NOWHERE:
@@ -58,7 +61,7 @@ class Senders:
         self.found(-count)
 
     def clear(self) -> None:
-        """Count off all half messages."""
+        """Subtract all half messages."""
         for sender in list(self._by_address.values()):
             self._count(sender, -sender.count)
         self.found(-self._nobodys)

@@ -1,1 +1,3 @@
-"""The broker over HTTP: 1.x's put/get/offset plugin, the operator's dashboard, and the metrics page."""
+"""The broker's HTTP interfaces: the plugin of metaq 1.x for put, get and offset; the operators' dashboard; and the
+metrics page.
+"""

@@ -1,8 +1,9 @@
-"""Detects requests that a foreign web page has made a browser send here, without its user knowing.
+"""Detect requests that a foreign web page makes a browser send to this broker without the user's knowledge.
 
-Such a page can send the requests of forms and images; the browser then names the page in Origin. By DNS rebinding,
-which points the page's own domain to this machine, it can send all requests of our own pages; Host is then that domain.
-Programs other than browsers send no Origin, and as Host the name to which they connect.
+Such a page can send requests as forms and images do; the browser then names the page in the header Origin. With DNS
+rebinding, which points the page's own domain to this machine, it can send every request that our own pages can send;
+the header Host then has that domain. Programs other than browsers send no Origin, and their Host is the name to which
+they connect.
 """
 
 from __future__ import annotations
@@ -18,25 +19,30 @@ from twisted.web.server import Request
 __all__ = ["OwnNames", "header_of"]
 
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?", re.ASCII)
-"""An IPv6 address in brackets, or a name or another address; then a port (RFC 9112)."""
+"""An IPv6 address in brackets, or a name or an IPv4 address; then an optional port (RFC 9112)."""
 
 
 def header_of(request: Request, name: str) -> str | None:
-    """Return the last header with this name. Invalid UTF-8 is replaced, where twisted's `getHeader` of a str raises."""
+    """Return the last header with this name. Invalid UTF-8 is replaced; Twisted's `getHeader` with a str would
+    raise.
+    """
     value: bytes | None = request.getHeader(name.encode())
     return None if value is None else value.decode("utf-8", "replace")
 
 
 class OwnNames:
-    """The names that requests to the broker's HTTP ports may use: addresses, names without a dot (no foreign domain is
-    one), the machine's name, and the given names."""
+    """The host names that requests to the broker's HTTP ports may use: addresses, names without a dot (foreign domains
+    have one), the machine's name, and the given names.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         """names: host names; case does not matter."""
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Return why the request is not answered; None if it is. A missing header is no reason."""
+        """Return why the request must be refused; None if it may be answered. A missing header is no reason to
+        refuse.
+        """
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:
                 return f"the request has more than one {name}"
@@ -60,7 +66,7 @@ class OwnNames:
 
 
 def _place(origin: str) -> str | None:
-    """Return the host of an origin; None if it is no address."""
+    """Return the host and port in an Origin header; None if it is not a valid URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

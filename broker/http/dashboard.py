@@ -1,4 +1,4 @@
-"""The operator's pages on dashboardHttpPort (semantics.md §7), each as HTML and, on request, as JSON."""
+"""The operators' pages on dashboardHttpPort (semantics.md §7). Each page is HTML or, on request, JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
-"""The id of the last message that 1.x's dashboard writes when it skips."""
+"""The message id that 1.x's dashboard writes together with the new offset when it skips messages."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
-    """Keeps the last lines of the process's log. Any thread."""
+    """Keeps the last lines of the process's log. May be used on any thread."""
 
     def __init__(self, lines: int = _KEPT_LINES) -> None:
         super().__init__()
@@ -68,9 +68,10 @@ class RecentLog(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Makes the content of the pages. Reactor thread.
+    """Creates the content of the pages. Reactor thread.
 
-    session: gives the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the last lines.
+    session: returns the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the log's last
+        lines.
     """
 
     broker: Broker
@@ -79,7 +80,7 @@ class Dashboard:
     log: RecentLog
 
     def resource(self) -> Resource:
-        """The root of the site."""
+        """Return the root resource of the site."""
         return _Root(self)
 
     # --- pages --------------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Dashboard:
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
-        """Return this node's report about itself, and about the set's other nodes if it leads."""
+        """Return tables with this node's report about itself and, if it leads, about the set's other nodes."""
         report = self.broker.set_report
         if report is None:
             return []
@@ -194,7 +195,9 @@ class Dashboard:
         return Page("Threads", stacks)
 
     def properties(self) -> Page:
-        """Return 1.x's /java-properties: the run time, without the environment, which may have secrets."""
+        """Return the page for 1.x's /java-properties. It shows Python and the machine, but not the environment
+        variables, which may contain secrets.
+        """
         rows = [
             ("python", sys.version.split()[0]),
             ("implementation", platform.python_implementation()),
@@ -229,7 +232,7 @@ class Dashboard:
         return sorted(logs, key=lambda log: log.partition)
 
     async def _in_turns(self, work: Generator[None, None, T]) -> T:
-        """Do work in turns, and return its result. Others may be served at each `yield`."""
+        """Run a generator in turns, and return its result. Other requests may be served at each of its `yield`s."""
         while True:
             try:
                 next(work)
@@ -238,8 +241,9 @@ class Dashboard:
             await self.broker.turns.turn(NOBODY)
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
-        """Run a function that asks ZooKeeper, and return its result. Raises AccountSpent while too many pages wait for
-        ZooKeeper: while it is silent they would keep the threads from syncing messages."""
+        """Run a function that asks ZooKeeper in a worker thread, and return its result. Raises AccountSpent while too
+        many pages wait for ZooKeeper: if it does not answer, they would occupy the threads that sync messages.
+        """
         pages = self.broker.account.pages
         pages.check(NOBODY)
         try:
@@ -255,7 +259,7 @@ class Dashboard:
 
 
 class _Root(Resource):
-    """Finds the page of an address."""
+    """The root resource; it finds the page for a URL."""
 
     isLeaf = True  # noqa: N815
 
@@ -285,7 +289,9 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Show a page through the gate; the number of pages at once is limited."""
+        """Make and write a page, if the gate admits the request. The number of pages that are shown at the same time is
+        limited.
+        """
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
         shown_pages = self._dashboard.broker.account.shown_pages
@@ -308,7 +314,7 @@ class _Root(Resource):
         return NOT_DONE_YET
 
     def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
-        if not gone.called:  # else the browser has left, and its page is dropped
+        if not gone.called:  # otherwise the browser has left, and its page is dropped
             sheet = view if isinstance(view, Sheet) else _sheet(view, request)
             turns = self._dashboard.broker.turns
             write_sheet(turns, address, request, sheet, lambda failure: _sheet(_failed(failure), request))
@@ -341,7 +347,7 @@ def _not_found() -> Page:
 
 
 def _argument(request: Request, name: bytes) -> str:
-    """Return an argument of the address; "" without it."""
+    """Return an argument in the URL's query; "" if it is missing."""
     return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
 
 
@@ -363,7 +369,7 @@ def _failed(failure: Failure) -> Page:
 
 
 def _sheet(page: Page, request: Request) -> Sheet:
-    """Return the page in the requested form."""
+    """Return the page as HTML, or as JSON if the request asks for it."""
     wanted = (header_of(request, "accept") or "") + (header_of(request, "content-type") or "")
     if "application/json" in wanted:
         return Sheet("application/json; charset=utf-8", to_json(page), page.status)
@@ -376,7 +382,9 @@ def _sheet(page: Page, request: Request) -> Sheet:
 
 
 class _PartitionProgress(NamedTuple):
-    """committed: a byte offset; None if the group never committed one. owner: a consumer id; "" for none."""
+    """A group's progress in one partition. committed: the committed byte offset; None if the group has never committed
+    one. owner: the id of the consumer that owns the partition; "" if none does.
+    """
 
     partition: int
     committed: int | None
@@ -384,11 +392,11 @@ class _PartitionProgress(NamedTuple):
 
 
 class _PartitionOwned(CoordinationError):
-    """The group is reading the partition now."""
+    """A consumer of the group owns the partition now, so the group's offset must not be changed."""
 
 
 def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
-    """Return (broker id, master or slave<n>, host:port) of every live process."""
+    """Return (broker id, "master" or "slave<n>", host:port) for every live broker process."""
     found = []
     for broker_id, nodes in ClusterView(session).brokers().items():
         for address in ([nodes.master] if nodes.master else []) + list(nodes.slaves):
@@ -400,7 +408,7 @@ def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
 def _group_progress(
     session: ZkSession, group: str, topic: str, broker_id: int, partitions: Sequence[int]
 ) -> list[_PartitionProgress]:
-    """Return one entry for each partition of this broker. Raises CoordinationError."""
+    """Return the group's progress in each of these partitions of this broker. Raises CoordinationError."""
     names = [f"{broker_id}-{partition}" for partition in partitions]
     offsets = ZooKeeperOffsetStore(session).load_many(group, [(topic, name) for name in names])
     owners = ClusterView(session).owners(group, topic)
@@ -411,7 +419,9 @@ def _group_progress(
 
 
 def _skip_pending(session: ZkSession, group: str, topic: str, broker_id: int, partition: int, end: int) -> None:
-    """Set the group's offset to `end`. Raises _PartitionOwned while a consumer has the partition, CoordinationError."""
+    """Set the group's offset to `end`. Raises _PartitionOwned while a consumer owns the partition, and
+    CoordinationError.
+    """
     name = f"{broker_id}-{partition}"
     if owner := ClusterView(session).owners(group, topic).get(name):
         raise _PartitionOwned(f"partition {name} of {topic} is owned by {owner}: stop the consumers of {group} first")

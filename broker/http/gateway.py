@@ -1,7 +1,7 @@
-"""1.x's jettyBroker plugin: get, put and offset by HTTP (semantics.md §7).
+"""The jettyBroker plugin of metaq 1.x: get, put and offset by HTTP (semantics.md §7).
 
-`GET /get/…`, `POST /put/…`, `GET /offset/…`: only the first letter of the path counts. The HTTP status is metaq's code;
-the body is the answer of the text protocol.
+The requests are `GET /get/…`, `POST /put/…` and `GET /offset/…`; only the first letter of the path matters. The HTTP
+status of an answer is the status code of metaq's text protocol, and the body is the body of that answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Command: TypeAlias = Get | OffsetQuery | Put
 
 
 class Gateway(Resource):
-    """The plugin's only resource. Reactor thread. Puts and gets are handled as in the text protocol."""
+    """The plugin's only resource. Reactor thread. Puts and gets are handled like those of the text protocol."""
 
     isLeaf = True  # noqa: N815
 
@@ -58,9 +58,9 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve a request at once, or in a turn of its address."""
+        """Serve a request now, or in a later turn of its address."""
         lost = request.notifyFinish()
-        lost.addErrback(lambda _: None)  # the client is gone; its answer is dropped
+        lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         self._turns.do(partial(self._render, request, peer, lost), peer.address)
         return NOT_DONE_YET
@@ -99,7 +99,7 @@ class Gateway(Resource):
     def _ask(self, command: _Command, peer: HttpPeer) -> Answer:
         verb = self._gate.admit(command, peer)
         pending = self._pending_puts
-        if verb.stores and pending.full:  # a request is one put, so there is no more to stop reading
+        if verb.stores and pending.full:  # a request is a single put, so it does not help to stop reading
             busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
             return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
         self._account.asker = peer.address
@@ -113,7 +113,7 @@ class Gateway(Resource):
         return answer
 
     def _put(self, request: Request) -> Put:
-        body = cast(BytesIO, request.content).getvalue()  # no copy of a whole body
+        body = cast(BytesIO, request.content).getvalue()  # does not copy the body
         length = _integer(request, "length")
         if length != len(body):
             raise RemoteProtocolError(f"length={length}, but the body has {len(body)} bytes")
@@ -134,7 +134,7 @@ def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
 
 
 def _failed(failure: Failure) -> Bytes:
-    """Answer a bug: the log gets everything, the client only the name of the error."""
+    """Return the answer after a bug. The log gets the whole error, the client only the name of its type."""
     error = failure.value
     _log.error("a request by HTTP failed", exc_info=cast(Any, error))
     return encode_result(Status.ERROR, f"internal error: {type(error).__name__}", _OPAQUE)
@@ -160,7 +160,7 @@ def _integer(request: Request, name: str, default: int | None = None, limit: int
 
 
 def _status_and_body(answer: Bytes) -> tuple[int, Buffer]:
-    """Decode a text answer."""
+    """Decode an answer of the text protocol. Return its status code and body."""
     (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
     if isinstance(parsed, Result):
         return parsed.code, parsed.text.encode()

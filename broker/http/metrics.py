@@ -1,4 +1,6 @@
-"""`/metrics`: the broker's figures in Prometheus's text format, gathered while they are written."""
+"""The page `/metrics`: the broker's figures in Prometheus's text format. They are gathered while the page is
+written.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _COMMANDS = ("cmd_put", "cmd_get", "cmd_offset", "get_miss", "put_failed")
 
 @dataclass(slots=True)
 class TopicTotals:
-    """A topic's stored messages and bytes, partitions with a log, and partitions closed by a failed write or sync."""
+    """A topic's numbers of stored messages and bytes, of partitions with a log, and of partitions that are read-only
+    after a failed write or sync.
+    """
 
     messages: int = 0
     size: int = 0
@@ -39,7 +43,7 @@ class TopicTotals:
 
 
 def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTotals]]:
-    """Return the totals by topic. Others may be served at each `yield`."""
+    """Return the totals by topic. Other requests may be served at each `yield`."""
     totals: defaultdict[str, TopicTotals] = defaultdict(TopicTotals)
     for number, log in enumerate(list(broker.store.logs()), 1):
         total = totals[log.topic]
@@ -53,7 +57,9 @@ def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTota
 
 
 def exposition(broker: Broker) -> Pieces:
-    """Yield all metrics, each with its values at the time of gathering. Reactor thread; O(partitions + groups)."""
+    """Yield the text of all metrics. Each metric has its values of the time when it is gathered. Reactor thread. The
+    time is proportional to the number of partitions and groups.
+    """
     for metric in _metrics(broker):
         if metric is None:
             yield None
@@ -65,8 +71,9 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """Return a label. Invalid UTF-8 is escaped: a path in another encoding, or a name from a message that an earlier
-    version took, must not break all metrics."""
+    """Return a label with its value. Invalid UTF-8 is escaped, because a path in another encoding, or a name from a
+    message that an earlier version took, must not make the whole page invalid.
+    """
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return f'{label}="{escaped}"'
@@ -164,8 +171,10 @@ def _topics(broker: Broker) -> Metrics:
 
 
 def _replication(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker in replication; only an asynchronous slave knows partitions."""
-    if status.role != "sync-slave":  # it does not follow its master's connection
+    """Yield the metrics of a broker that takes part in 1.x's replication. Only an asynchronous slave has figures of
+    partitions.
+    """
+    if status.role != "sync-slave":  # it does not know whether its master is connected
         text = "1 while connected to the other broker"
         yield gauges("metaq_replication_connected", text, "role", [(status.role, status.connected)])
     if not status.partitions:
@@ -184,7 +193,7 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics of moves that this broker drives, or for which it closes its partitions."""
+    """Yield the metrics of the moves that this broker drives, and of those for which it has closed its partitions."""
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")
     states = [((*names, each.move.state.value), each.state_seconds) for names, each in named]
@@ -199,7 +208,7 @@ def _moves(moves: Sequence[MoveFigures]) -> Metrics:
 
 
 def _broker_set(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker set's node; only the leader knows the other nodes."""
+    """Yield the metrics of a broker set's node. Only the leader has figures of the other nodes."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
     topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
     yield gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])

@@ -1,4 +1,4 @@
-"""Pages as values, and their two forms, made in pieces: HTML that escapes everything, and JSON."""
+"""Pages as data, and their output in pieces as HTML, with all texts escaped, or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["Button", "Cell", "Page", "Pieces", "Table", "Text", "to_html", "to_j
 Cell: TypeAlias = str | int | float | bool | None
 
 Pieces: TypeAlias = Iterator[str | None]
-"""A text, made piece by piece while it is written. None: others may be served."""
+"""Yields a text in pieces, which are made while they are written. None is yielded where other requests may be
+served.
+"""
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0; color: #1c2733; background: #f6f7f9; }
@@ -47,7 +49,7 @@ _MENU = (
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A button that posts to `path`."""
+    """A button that sends a POST request to `path`."""
 
     label: str
     path: str
@@ -59,8 +61,10 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, made one by one when they are written. cells: gives the cells of a row. links: column name ->
-    prefix of its cells' links. action: gives the action of a row, or None. HTML has PAGE_ROWS of the rows, JSON all."""
+    """A table whose cells are made row by row when they are written. cells: returns the cells of a row. links: column
+    name -> prefix of the links in its cells. action: returns the button of a row, or None. HTML shows PAGE_ROWS of the
+    rows; JSON has all rows.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Any]
@@ -72,7 +76,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Plain text. lines: with their line ends, made when they are written; None as in Pieces."""
+    """A plain text. lines: the lines including their line ends; they are made when they are written, and may be None as
+    in Pieces.
+    """
 
     lines: Iterable[str | None]
     title: str = ""
@@ -80,7 +86,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page of one address. status: of HTTP. query: of the address; links to other rows keep it."""
+    """The page for one URL. status: the HTTP status. query: the URL's query, which links to other rows keep."""
 
     title: str
     parts: Sequence[Table | Text]
@@ -91,8 +97,9 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Yield the page as one JSON object. Each key is the title of a part, or of the page for a part without a title; a
-    table is a list of objects, and a text is a string."""
+    """Yield the page as one JSON object. Each key is the title of a part; a part without a title has the title of the
+    page. A table becomes a list of objects, and a text becomes a string.
+    """
     yield "{"
     between = ""
     for part in page.parts:
@@ -124,7 +131,7 @@ def _json(value: object) -> str:
 
 
 def to_html(page: Page, first: int = 0) -> Pieces:
-    """Yield the whole document. first: the number, from 0, of the first row in its tables."""
+    """Yield the page as an HTML document. first: index of the first row that its tables show."""
     menu = "".join(f'<a href="{path}">{name}</a>' for path, name in _MENU)
     yield (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>metaq: {escape(page.title)}</title>'
@@ -165,7 +172,7 @@ def _table(page: Page, table: Table, first: int) -> Pieces:
 
 
 def _other_rows(page: Page, count: int, first: int, shown: int) -> str:
-    """Say which rows of how many are shown, with links to the rows before and after them."""
+    """Return a note that says which of the rows are shown, with links to the previous and the next rows."""
     links = "".join(
         f' <a href="?{escape(urlencode({**page.query, "from": start}))}">{name}</a>'
         for name, start, there in (

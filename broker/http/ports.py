@@ -1,4 +1,6 @@
-"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if configured; requests are bounded."""
+"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if it is configured. The size and number
+of requests are limited.
+"""
 
 from __future__ import annotations
 
@@ -37,39 +39,43 @@ __all__ = ["GuardedSite", "HttpPorts"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60
-"""A connection is closed if it sends nothing, or takes nothing of an answer, for this long."""
+"""A connection is closed if it sends nothing, or receives nothing of an answer, for this many seconds."""
 
 _LENGTH_DIGITS = 19
-"""The most digits of a Content-Length. Python refuses to convert thousands of digits; Twisted does not expect that."""
+"""The most digits of a Content-Length. Python raises an error for thousands of digits, which Twisted does not
+expect.
+"""
 
 _TOLD_FRAMES = 4
 _TOLD_CHARACTERS = 200
 
 
 class _Services(Protocol):
-    """The services that the connections of both ports share."""
+    """The services of the broker that the connections of both ports use."""
 
     account: Account
     closed_lines: FewLines
 
 
 class _Channel(HTTPChannel):
-    """A connection. It is counted, with the body of its request, and cut when its answers are not taken."""
+    """An HTTP connection. The account counts the connection and the body of its request. It is closed if its client
+    does not receive its answers.
+    """
 
     address: str
     shared: _Services
     transport: Any
     _cut: Any = None
     _unsent = _last_size = 0
-    _crowded = False  # its address, or all together, have too many bytes of unfinished requests
-    _whole = False  # the request is complete and under way
+    _crowded = False  # its address, or all addresses together, have too many bytes of unfinished requests
+    _whole = False  # the request is complete and is being answered
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle errors here, so that a peer's bytes do not end in Twisted's log with a traceback each."""
+        """Handle errors here. Otherwise a peer could fill Twisted's log with tracebacks."""
         try:
             super().dataReceived(data)
         except Exception as error:
@@ -80,7 +86,7 @@ class _Channel(HTTPChannel):
                 self._respondToBadRequestAndDisconnect()
 
     def failed(self, error: BaseException) -> None:
-        """Log a bug in a few lines: a peer can send the same request again."""
+        """Log a bug in one line without a traceback, because a peer can send the same request again and again."""
         frames = reversed(traceback.extract_tb(error.__traceback__)[-_TOLD_FRAMES:])
         places = ", ".join(f"{os.path.basename(each.filename)}:{each.lineno} {each.name}" for each in frames)
         self._tell(f"failed: {type(error).__name__}: {str(error)[:_TOLD_CHARACTERS]!r} in {places}")
@@ -103,7 +109,7 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """Count the received part of the request's body until the request is done."""
+        """Count the received bytes of the request's body among the unfinished requests; 0 when the request is done."""
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
             self._crowded = self._crowded and body_bytes > 0
@@ -120,14 +126,14 @@ class _Channel(HTTPChannel):
             self.transport.resumeProducing()
 
     def timeoutConnection(self) -> None:  # noqa: N802
-        """End an idle connection, unless it is not being read."""
+        """End an idle connection, unless the broker itself has stopped reading it."""
         if self._crowded:
             self.setTimeout(IDLE_SECONDS)
         else:
             super().timeoutConnection()
 
     def _cut_slow(self, why: str) -> bool:
-        if self._whole or self._cut is not None:  # it is not being read
+        if self._whole or self._cut is not None:  # the connection is not being read
             return False
         self._tell(f"closed: {why}")
         self.transport.abortConnection()
@@ -152,7 +158,7 @@ class _Channel(HTTPChannel):
         super().writeSequence(data)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Stop writing: the client does not take its answer."""
+        """Stop writing, because the client does not receive its answer."""
         self._wait()
         super().pauseProducing()
 
@@ -163,7 +169,9 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close once the rest is taken, with a time limit: nobody reports its progress."""
+        """Close the connection when the client has received the rest, or after a time limit, because nothing reports
+        the progress.
+        """
         self._wait()
         super().loseConnection()
 
@@ -182,7 +190,7 @@ class _Channel(HTTPChannel):
 
 
 class GuardedSite(Site):
-    """Serves bounded requests that no page of another site has made a browser send."""
+    """Serves requests of limited size, except those that a page of another site has made a browser send."""
 
     noisy = False
     protocol = cast(Any, _Channel)
@@ -193,7 +201,7 @@ class GuardedSite(Site):
         self._shared = shared
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
-        """Return a connection's protocol, or None to close it at once."""
+        """Return the protocol of a new connection, or None to close it at once."""
         address = account_address(getattr(addr, "host", "?"))
         connections = self._shared.account.http
         if not connections.take(address):
@@ -206,13 +214,16 @@ class GuardedSite(Site):
 
 
 class _GuardedRequest(Request):
-    """A request whose body has at most MAX_BODY_BYTES; a larger body closes the connection before it is kept."""
+    """A request whose body has at most MAX_BODY_BYTES. For a larger body the connection is closed before the body is
+    stored.
+    """
 
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        """Keep the body in memory, because the account bounds it. Twisted would make a file for a large body, whose
-        descriptor nobody counts."""
+        """Keep the body in memory, because the account limits its size. Twisted would store a large body in a file, and
+        nothing would count the file's descriptor.
+        """
         self.content = BytesIO()
         self._check(length or 0)
 
@@ -224,9 +235,10 @@ class _GuardedRequest(Request):
             cast(_Channel, self.channel).holds(body_bytes)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
-        """Take parameters only from the address. Twisted would parse a body with the type of a form, which many
-        programs send by default: that takes seconds for 8 MiB, and a message's content would change its destination.
-        Twisted does so if the body's file is at its end."""
+        """Take parameters only from the URL. Twisted would also parse a body with the content type of a form, which
+        many programs send by default. That would take seconds for 8 MiB, and a message's content could change its
+        destination. Twisted parses the body only if the position in its file is the end, so the position is set to 0.
+        """
         cast(Any, self.content).seek(0)
         super().requestReceived(command, path, version)
 
@@ -244,7 +256,7 @@ class _GuardedRequest(Request):
         self.finish()
 
     def processingFailed(self, reason: Failure) -> Failure:  # noqa: N802
-        """Handle a page that raises, which is a bug."""
+        """Answer a request whose page has raised an exception, which is a bug."""
         error = cast(BaseException, reason.value)
         cast(_Channel, self.channel).failed(error)
         self.setResponseCode(INTERNAL_SERVER_ERROR)
@@ -260,7 +272,7 @@ class _GuardedRequest(Request):
 
 
 def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: str) -> Any:
-    """Listen, and return the port. Raises ConfigError, which names `option`, if that fails."""
+    """Listen, and return the port object. If that fails, raise a ConfigError that names `option`."""
     try:
         return reactor.listenTCP(port, site, interface=interface)
     except CannotListenError as error:
@@ -270,12 +282,12 @@ def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: st
 
 
 class HttpPorts:
-    """Reactor thread.
+    """The open HTTP ports of a broker. Reactor thread.
 
-    If the dashboard's port is taken, one line is logged: pages must not keep messages from being served. The gateway
-    serves messages itself, so it raises ConfigError then. The dashboard can make changes, so it listens where admin
-    requests may come from. The gateway sends and reads messages like the broker's own port, so it listens on the same
-    interface.
+    If the dashboard's port is in use, only one line is logged, because the broker must serve messages even without
+    pages. The gateway itself serves messages, so a ConfigError is raised if its port is in use. The dashboard can make
+    changes, so it listens where admin requests may come from. The gateway sends and reads messages like the broker's
+    own port, so it listens on the same interface.
     """
 
     def __init__(
@@ -291,8 +303,9 @@ class HttpPorts:
         names: Iterable[str] = (),
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """Ports: None = not at all, 0 = a free one. Interfaces: numeric, "" = all IPv4 ones. names: that browsers may
-        use besides the broker's hostName (OwnNames). session: as in Dashboard.
+        """Ports: None = do not listen, 0 = choose a free port. Interfaces: numeric addresses, "" = all IPv4 addresses.
+        names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). session: as in
+        Dashboard.
         """
         self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))
@@ -321,7 +334,7 @@ class HttpPorts:
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
-        """Stop listening; connections finish the answers under way."""
+        """Stop listening. Connections still finish their present answers."""
         logging.getLogger().removeHandler(self._recent)
         ports, self._ports = self._ports, []
         return gatherResults([port.stopListening() for port in ports])

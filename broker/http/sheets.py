@@ -1,4 +1,4 @@
-"""Write a page in turns of the reactor, no faster than its reader takes it."""
+"""Write a page in turns of the reactor, not faster than its reader receives it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 
 class Sheet(NamedTuple):
-    """A page as it is written. status: of HTTP."""
+    """A page in the form in which it is written. status: the HTTP status."""
 
     content_type: str
     pieces: Pieces
@@ -31,14 +31,15 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write a sheet in turns of the asking address, and finish the request. failed: gives the sheet to show if a piece
-    fails before anything is written. If one fails later, the connection is ended, so that the reader does not take a
-    part for the whole. Reactor thread."""
+    """Write a sheet in turns of the address that asked, and finish the request. failed: returns the sheet to show if
+    making a piece fails before anything is written. If a later piece fails, the connection is closed, so that the
+    reader does not take a part for the whole page. Reactor thread.
+    """
     _Writer(turns, address, request, sheet, failed).begin()
 
 
 class _Writer:
-    """Twisted's IPushProducer."""
+    """Writes one sheet. Implements Twisted's IPushProducer."""
 
     def __init__(
         self, turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
@@ -80,7 +81,7 @@ class _Writer:
         self._write(text, more)
 
     def _some(self) -> tuple[bytes, bool]:
-        """Return the bytes made in one turn of the reactor, and whether there are more."""
+        """Make the bytes for one turn of the reactor. Return them, and whether there are more."""
         seconds = self._turns.seconds
         until = seconds() + tuning.TURN_SECONDS
         texts: list[str] = []
@@ -120,12 +121,13 @@ class _Writer:
             self._plan()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The reader has left."""
+        """Stop, because the reader has left."""
         self._ended = True
         self._sheet = self._sheet._replace(pieces=iter(()))
 
 
 def encoded(pieces: Iterable[str | None]) -> bytes:
-    """Encode pieces. Invalid UTF-8 is escaped: a path in another encoding, or a name from a message that an earlier
-    version took, must not break the whole page."""
+    """Join and encode pieces. Characters that UTF-8 cannot encode are escaped, because a path in another encoding, or a
+    name from a message that an earlier version took, must not break the whole page.
+    """
     return "".join(piece for piece in pieces if piece).encode("utf-8", "backslashreplace")

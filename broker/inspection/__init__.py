@@ -1,7 +1,8 @@
-"""The content of a data directory of the Java broker or of ours, without a broker: the public way to its files.
+"""Inspect the data directory of a Java broker or of a metaq broker without running a broker. Other packages access
+these files through this package.
 
 `inspect_directory` reads everything and changes nothing. `stopped` deletes and renames partitions of a stopped broker.
-Both take and give values; only `store` and `transactions` know the format of the files.
+The formats of the files are known only to `store` and `transactions`.
 """
 
 from .data_directory import (

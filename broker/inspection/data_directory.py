@@ -1,4 +1,6 @@
-"""A whole data directory: partitions, journal, transaction log, lock, and possible trouble for a Java broker."""
+"""Inspect a whole data directory: partitions, journal, transaction log, lock, and possible problems for a Java
+broker.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of an inspection. max_record_bytes: the Java brokers' maxTransferSize. processors: of the Java broker's
-    machine."""
+    """Options of an inspection. max_record_bytes: the maxTransferSize of the Java brokers. processors: number of
+    processors of the machine on which a Java broker will run.
+    """
 
     fast: bool = False
     max_record_bytes: int = 1 << 20
@@ -49,7 +52,7 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """All results. in_use: whether a broker of ours holds the lock (None: unknown)."""
+    """All results of an inspection. in_use: whether a metaq broker holds the lock (None: unknown)."""
 
     path: str
     in_use: bool | None
@@ -69,7 +72,7 @@ class DirectoryReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether messages are lost, or a broker would not start."""
+        """Whether messages are lost or cannot be read, or a broker would not start."""
         return any(found.level is Level.DAMAGE for found in self.all_findings)
 
 
@@ -82,10 +85,11 @@ def inspect_directory(
     total: Callable[[int], None] = lambda count: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> DirectoryReport:
-    """Read `path` (a dataPath) and the transaction log below `log_path` (default: the same). Changes nothing.
+    """Inspect `path` (a dataPath) and the transaction log below `log_path` (default: the same directory). Changes
+    nothing.
 
-    total: called once with the most bytes to read. advance: called with the bytes read. Raises OSError if the directory
-    itself cannot be listed.
+    total: called once with the largest number of bytes that may be read. advance: called with numbers of bytes that
+    were read. Raises OSError if the directory itself cannot be listed.
     """
     in_use = is_in_use(path)
     findings: list[Finding] = []
@@ -116,23 +120,27 @@ def inspect_directory(
 
 
 def is_data_directory(path: Path) -> bool:
-    """Whether a broker has ever used `path` as its dataPath."""
+    """Return whether a broker has ever used `path` as its dataPath."""
     return (path / LOCK_NAME).exists() or any(path.glob(f"*-*/*{DATA_SUFFIX}"))
 
 
 def data_directories_near(path: Path) -> list[Path]:
-    """Return the sorted directories, up to two levels below `path`, that a broker of ours has used."""
+    """Return the directories up to two levels below `path` that a metaq broker has used, sorted."""
     return sorted(lock.parent for depth in ("*", "*/*") for lock in path.glob(f"{depth}/{LOCK_NAME}"))
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """Return the highest partition number in `path` + 1, by topic. Raises as a broker's start."""
+    """Return by topic the highest partition number in `path` + 1. Raises the errors that a broker's start would
+    raise.
+    """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
 
 class StoredNode(NamedTuple):
-    """A broker set's node according to its data directory. instance: the identity of its data. epoch: the highest one
-    seen. copied: whether the directory is a copy, whose data do not belong to the instance."""
+    """What a data directory says about the broker set's node that has used it. instance: the identity of its data.
+    epoch: the highest epoch that it has seen. copied: whether the directory is a copy, so that its data do not belong
+    to the instance.
+    """
 
     instance: str
     epoch: int
@@ -140,17 +148,18 @@ class StoredNode(NamedTuple):
 
 
 def stored_node(path: Path) -> StoredNode | None:
-    """Return the node whose data are in `path`; None if no set's node has used it. Raises StoreError for a
-    damaged file."""
+    """Return the node that has used `path`; None if no broker set's node has used it. Raises StoreError for a damaged
+    file.
+    """
     file = NodeFile(REAL_FILES, str(path))
     file.read()
     return StoredNode(file.instance, file.epoch, file.copied) if file.history.epochs else None
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether a broker of ours holds the lock; None if unknown.
+    """Return whether a metaq broker holds the directory's lock; None if unknown.
 
-    This takes a shared lock and releases it at once: a broker holds an exclusive one. Java brokers hold none.
+    This takes a shared lock and releases it at once. A metaq broker holds an exclusive lock; Java brokers hold no lock.
     """
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -204,7 +213,7 @@ def _java_traps(path: Path, listed: list[SegmentList], processors: int) -> Itera
 
 
 def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
-    """Check the file in which a broker set's node remembers its epochs."""
+    """Check the file in which a broker set's node stores its epochs."""
     file = NodeFile(files, str(path))
     if not os.path.exists(file.path):
         return
@@ -222,7 +231,9 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class JournalReport:
-    """files: of the journal. returning: bytes by partition that the next start appends after its last good record."""
+    """The content of the journal. files: number of its files. returning: by partition, the bytes that the next start
+    appends after the partition's last good record.
+    """
 
     path: str
     files: int = 0
@@ -234,7 +245,7 @@ class JournalReport:
 def _inspect_journal(
     files: Files, data_path: Path, logs: Mapping[str, Sequence[SegmentFile]], *, in_use: bool
 ) -> JournalReport:
-    """Compare the journal with the partitions' own files. logs: the partitions' segments, in order, by name."""
+    """Compare the journal with the partitions' own files. logs: by partition name, its segments in order."""
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
         journal = read_journal(files, str(data_path))

@@ -1,4 +1,4 @@
-"""The findings of an inspection, and their levels."""
+"""The findings of an inspection and their severity levels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Finding", "Level"]
 
 
 class Level(StrEnum):
-    """The levels, worst first."""
+    """The severity levels, worst first."""
 
     DAMAGE = "damage"
     """Messages are lost or cannot be read, or a broker would not start."""
     WARNING = "warning"
-    """A start makes changes: a tail is cut, messages are written again."""
+    """The next start of a broker changes something, for example it cuts a tail or writes messages again."""
     NOTE = "note"
-    """Good to know, above all before a Java broker uses the directory again."""
+    """Useful to know, especially before a Java broker uses the directory again."""
 
 
 class Finding(NamedTuple):
-    """One sentence about one file or directory."""
+    """One finding: a text about one file or directory."""
 
     level: Level
     place: str

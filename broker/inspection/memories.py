@@ -1,4 +1,4 @@
-"""The internal logs of a data directory: whether a broker can read what it remembers from them."""
+"""Check whether a broker can read the internal logs of a data directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["KeptLog", "inspect_kept", "kept_logs"]
 
 
 class KeptLog(NamedTuple):
-    """An internal log. name: `<topic>-<number>`."""
+    """An internal log in a data directory. name: `<topic>-<number>`."""
 
     name: str
     path: str
@@ -44,7 +44,7 @@ def kept_logs(files: Files, data_path: str) -> Iterator[KeptLog]:
 def inspect_kept(
     files: Files, log: KeptLog, *, fast: bool, in_use: bool, advance: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read an internal log and yield what is wrong with it. The arguments are those of `inspect_partition`."""
+    """Read an internal log and yield a finding for each problem. The arguments are those of `inspect_partition`."""
     for before, after in pairwise(log.segments):
         if before.end != after.first_offset:
             text = f"the segment before it ends at byte {before.end}: {log.kind.memory.name} are lost"
@@ -53,7 +53,7 @@ def inspect_kept(
         try:
             yield from _inspect(files, log, segment, fast, in_use, advance)
         except OSError as error:
-            if not (in_use and isinstance(error, FileNotFoundError)):  # else its broker has made the log shorter
+            if not (in_use and isinstance(error, FileNotFoundError)):  # otherwise its broker has made the log shorter
                 yield Finding(Level.DAMAGE, segment.path, f"cannot be read: {error.strerror}")
 
 

@@ -1,4 +1,4 @@
-"""One partition directory: its segments and the files beside them."""
+"""Inspect one partition directory: its segments and the other files in it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _QUARANTINE = f"{DATA_SUFFIX}.damaged-"
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """The files of one partition directory, with their sizes when they were listed."""
+    """The files of one partition directory, with their sizes at the time of listing."""
 
     name: str
     """`<topic>-<partition>`."""
     path: str
     segments: tuple[SegmentFile, ...]
     unsafe: int
-    """The number of the first segment that the next start checks and may cut; 0 if there is none."""
+    """The index of the first segment that the next start checks and may cut; 0 if there are no segments."""
     archives: int
     quarantined: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -42,7 +42,9 @@ class SegmentList:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """The content of one partition. Offsets and sizes in bytes; records is None if they were not counted."""
+    """The content of one partition. Offsets and sizes are in bytes. `records` is None if the records were not
+    counted.
+    """
 
     name: str
     path: str
@@ -134,7 +136,9 @@ def _cut(path: str, names: Sequence[str]) -> list[Finding]:
 def inspect_partition(
     files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
 ) -> PartitionReport:
-    """Read the segments of a listed partition, as inspect_segment. An unreadable file becomes a finding."""
+    """Read the segments of a listed partition with inspect_segment, whose arguments are the same. A file that cannot be
+    read becomes a finding.
+    """
     segments = listed.segments
     report = PartitionReport(
         listed.name,
@@ -172,7 +176,9 @@ def inspect_partition(
 
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
-    """Add a segment's report. unsafe: whether the next start checks the segment and may cut the partition there."""
+    """Add a segment's report to the partition's. unsafe: whether the next start checks the segment and may cut the
+    partition there.
+    """
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
     report.checked_bytes += found.file.size - found.checked_from
@@ -182,7 +188,7 @@ def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool
     if state is IndexState.BEHIND and last:
         state = IndexState.OK  # a broker completes it at its start or at the next checkpoint
     report.index[state.value] = report.index.get(state.value, 0) + 1
-    # a start does not check trusted bytes: it neither cuts damage there nor sets it aside
+    # a start does not check trusted bytes, so it neither cuts damage there nor sets it aside
     for each in found.bad:
         judged, promised = unsafe and each.start >= found.trusted_end, each.start < found.promised_end
         report.findings.append(_bad_finding(found.file, each, last, judged, promised, in_use))
@@ -208,8 +214,8 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """Return the finding for bad bytes. last: in the partition's last segment. judged: a start checks these bytes and
-    cuts the partition there. promised: synced records were there.
+    """Return the finding for bad bytes. last: whether they are in the partition's last segment. judged: whether a start
+    checks these bytes and cuts the partition there. promised: whether synced records were there.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

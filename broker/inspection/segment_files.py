@@ -1,5 +1,5 @@
-"""One segment and the files beside it. Records are read one by one. Bad bytes are skipped, and reported as recovery
-would judge them.
+"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped, and
+reported as the recovery would judge them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Bad(Enum):
     """The kinds of bytes without a good record."""
 
     DAMAGED = "damaged"
-    """Good records follow them."""
+    """Good records follow these bytes in the segment."""
     ZEROS = "zeros"
     UNFINISHED = "unfinished"
-    """No good record follows them in this segment."""
+    """No good record follows these bytes in the segment."""
 
 
 class BadRange(NamedTuple):
-    """Bytes [start, end) of the partition."""
+    """A range of bad bytes: [start, end) of the partition."""
 
     start: int
     end: int
@@ -43,44 +43,47 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """The state of a segment's index, which is derived data: our broker makes it again unless it is OK or
-    MISLEADING."""
+    """The state of a segment's index. An index is derived data, so a metaq broker makes it again unless it is OK or
+    MISLEADING.
+    """
 
     OK = "ok"
     BEHIND = "behind"
-    """It covers a part of the segment, or nothing before its first checkpoint, or is of a version without checksums."""
+    """It covers only a part of the segment, it has no checkpoint yet, or it is of a version without checksums."""
     MISSING = "missing"
     WRONG = "wrong"
     """Its header or its end does not describe this segment."""
     MISLEADING = "misleading"
-    """Its units are as they were written, but do not lead to the good records, or have other ids."""
+    """Its units are as they were written, but they do not point to the good records or have other ids."""
     DAMAGED = "damaged"
     """A block of its units does not match its checksum."""
 
 
 @dataclass(slots=True)
 class SegmentReport:
-    """The content of one segment. Sizes in bytes."""
+    """The content of one segment. Sizes are in bytes."""
 
     file: SegmentFile
     checked_from: int
     """The offset in the file from which records were checked."""
     index: IndexState
     index_damage: str = ""
-    """What is wrong with a DAMAGED one."""
+    """What is wrong with a DAMAGED index."""
     records: int | None = 0
-    """None if they were not counted."""
+    """The number of records; None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
     largest: int = 0
-    """The largest record seen, header included."""
+    """The size of the largest record that was read, including the header."""
     oversized: int = 0
-    """Records seen that are larger than the limit."""
+    """The number of records that are larger than the limit."""
     trusted_end: int = 0
-    """The byte offset up to which a start trusts the segment without looking at its records."""
+    """The byte offset up to which a start trusts the segment without reading its records."""
     misplaced: bool = False
-    """Whether a misleading index has wrong places, and not only wrong message ids."""
+    """Whether a MISLEADING index has wrong offsets or sizes, and not only wrong message ids."""
     promised_end: int = 0
-    """The end of the records that were synced according to the index, even if a start does not trust it."""
+    """The end of the records that were synced according to the index. It is also set if a start does not trust the
+    index.
+    """
 
 
 def inspect_segment(
@@ -92,10 +95,11 @@ def inspect_segment(
     limit: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> SegmentReport:
-    """Read a segment and its index; change neither. Raises OSError.
+    """Read and check a segment and its index; change neither of them. Raises OSError.
 
-    last: of its partition. fast: read only the part that no checkpoint covers, and only of the last segment. limit: the
-    largest record in bytes that is not counted as oversized. advance: called with the bytes that are done.
+    last: whether it is the partition's last segment. fast: read only the last segment, and of it only the part that no
+    checkpoint covers. limit: records with more bytes are counted as oversized. advance: called with the numbers of
+    bytes that were read.
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
@@ -120,11 +124,11 @@ def _index_state(files: Files, file: SegmentFile, known: Checkpoint | None) -> I
         with opened(files, file.index_path) as fd:
             try:
                 header = files.pread(fd, INDEX_HEADER_BYTES, 0)
-            except OSError:  # unreadable derived data are made again, like wrong ones
+            except OSError:  # derived data that cannot be read are made again, like wrong data
                 return IndexState.WRONG
     except FileNotFoundError:
         return IndexState.MISSING if file.size else IndexState.OK
-    # units are written before the first checkpoint, the header with it
+    # units are written before the first checkpoint, the header is written with it
     return IndexState.WRONG if any(header) else IndexState.BEHIND
 
 
@@ -135,7 +139,7 @@ def _read(
     limit: int,
     advance: Callable[[int], None],
 ) -> int:
-    """Fill the report. Return the number of good records from `checked_from` on."""
+    """Read the segment and fill the report. Return the number of good records from `checked_from` on."""
     file, count = report.file, 0
     checked = None if report.checked_from else _checked_index(files, report, known)
     index = None if checked is None else _IndexComparison(files, file, checked)
@@ -157,7 +161,9 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """Return the part of the index to compare with the records; None if a block is damaged, which is reported."""
+    """Return the checkpoint of the part of the index that can be compared with the records; None if there is none, or
+    if a block of the index is damaged. Damage is reported.
+    """
     file = report.file
     if known is None or known.crc is None:
         return None
@@ -166,7 +172,7 @@ def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None
             for _ in reader.chunks(0, known.units):
                 pass
     except IndexDamaged as damage:
-        if trusted_checkpoint(files, file) == known:  # else a running broker has just made another
+        if trusted_checkpoint(files, file) == known:  # otherwise a running broker has just made another
             report.index, report.index_damage = IndexState.DAMAGED, f"block {damage.block}: {damage.reason}"
         return None
     return known
@@ -182,8 +188,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares the trusted units of an index with the good records, by their offsets. Units between them are of records
-    that were damaged later.
+    """Compares the trusted units of an index with the good records that have the same offsets. Units between them
+    belong to records that were damaged later.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -191,10 +197,12 @@ class _IndexComparison:
         self._file = file
         self._known = known
         self.misplaced = False
-        """Whether some units have other places or sizes."""
+        """Whether some units have other offsets or sizes than the records."""
 
     def agrees(self, units: UnitArray) -> bool:
-        """Whether the index agrees with good records. units: of adjacent records. Raises OSError."""
+        """Return whether the index agrees with good records. units: the units made from adjacent records. Raises
+        OSError.
+        """
         units = units[units["offset"] < self._known.end]
         if not len(units):
             return True
@@ -203,7 +211,7 @@ class _IndexComparison:
             with UnitReader(self._files, self._file.index_path, self._known.units, self._known.crc or 0) as reader:
                 first, last = reader.starting_before(int(units[0]["offset"])), reader.starting_before(end)
                 stored = reader.units(first, last)
-        except IndexDamaged:  # it was sound just before: a running broker has made another
+        except IndexDamaged:  # it was good just before, so a running broker has made another
             return True
         same_places = len(stored) == len(units) and all((stored[name] == units[name]).all() for name in _PLACES)
         self.misplaced |= not same_places
@@ -214,20 +222,24 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """The state of a key file, which is derived data like an index: our broker repairs it in every state."""
+    """The state of a segment's key file. A key file is derived data like an index, and a metaq broker repairs it in
+    every state.
+    """
 
     OK = "ok"
     BEHIND = "behind"
-    """Blocks are missing at its end, or it is torn: a broker adds them or makes them again."""
+    """Blocks are missing at its end, or its last block is incomplete. A broker writes these blocks again."""
     MISSING = "missing"
     WRONG = "wrong"
-    """Its entries are not those of the records."""
+    """Its entries do not match the keys of the records."""
 
 
 def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> KeysState:
-    """Read a segment's key file and, unless `fast`, the keys of its records; change nothing. Raises OSError.
+    """Check a segment's key file and, unless `fast`, compare it with the keys of the records. Changes nothing. Raises
+    OSError.
 
-    last: of its partition; the last segment has no complete key file yet. Records without an index are not compared.
+    last: whether it is the partition's last segment, whose key file is not complete yet. Records that the index does
+        not cover are not compared.
     """
     try:
         size = files.status(file.keys_path).size
@@ -249,7 +261,7 @@ def _describes(files: Files, file: SegmentFile, blocks: tuple[KeyBlock, ...]) ->
     try:
         with opened(files, file.path) as data, opened(files, file.keys_path) as keys, units as reader:
             return all(_is_right(files, file, block, reader, data, keys) for block in blocks if block.end <= known.end)
-    except IndexDamaged:  # the index's state reports that
+    except IndexDamaged:  # the index's state reports this
         return True
 
 

@@ -24,17 +24,17 @@ __all__ = ["DataDirectory", "RenamedDirectory", "delete_directory", "move_direct
 
 
 class RenamedDirectory(NamedTuple):
-    """One directory and its new name."""
+    """The old and the new path of one directory."""
 
     old: Path
     new: Path
 
 
 class DataDirectory:
-    """A dataPath, locked against our brokers while the context is open.
+    """A dataPath. While the context is open, no metaq broker can use it.
 
-    A Java broker takes no lock: its operator must have stopped it. lock=False only checks whether a broker holds it.
-    Raises DirectoryInUse.
+    A Java broker takes no lock, so its operator must have stopped it. With lock=False the directory is not locked; it
+    is only checked whether a broker holds the lock. Entering raises DirectoryInUse.
     """
 
     def __init__(self, path: Path, *, lock: bool) -> None:
@@ -56,7 +56,9 @@ class DataDirectory:
             REAL_FILES.close(self._descriptor)
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
-        """Return the directories. Raises StoreError unless all exist, and the journal has no data of them."""
+        """Return the directories of these partitions. Raises StoreError if one of them does not exist, or if the
+        journal has data of one of them.
+        """
         journaled = read_journal(REAL_FILES, str(self.path)).entries
         for name in (f"{topic}-{partition}" for partition in partitions):
             if name in journaled:
@@ -71,9 +73,10 @@ class DataDirectory:
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
-        """Return the renames, in an order in which no target is a directory that still has to be renamed.
+        """Return the renames that add `offset` to the partition numbers. They are in an order in which no target is a
+        directory that still has to be renamed.
 
-        Raises ConfigError for numbers out of range, StoreError for a missing source or an existing target.
+        Raises ConfigError for partition numbers out of range, StoreError for a missing source or an existing target.
         """
         if not offset:
             raise ConfigError("--offset", offset, "moves nothing: choose a number other than 0")
@@ -88,8 +91,9 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Return the names of partitions with commits in the transaction log: a start would write these messages
-        again."""
+        """Return the names of those partitions for which the transaction log has commits. A start would write the
+        messages of these commits again.
+        """
         log = self.path / DIRECTORY
         if not log.is_dir():
             return []
@@ -103,14 +107,16 @@ class DataDirectory:
 
 
 def delete_directory(path: Path) -> None:
-    """Remove a directory with its content, durably. Raises OSError, StoreError."""
+    """Delete a partition's directory with its content, and sync the change to the disk. Raises OSError, StoreError."""
     _forget(path.parent, [path.name])
     shutil.rmtree(path)
     REAL_FILES.fsync_directory(str(path.parent))
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """Make a broker set's node forget these partitions, so that its next start sees no loss. Raises StoreError."""
+    """Remove these partitions from the file of the broker set's node, so that its next start does not report a loss.
+    Raises StoreError.
+    """
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()
     if not file.ends.keys().isdisjoint(names):
@@ -118,7 +124,9 @@ def _forget(data_path: Path, names: Sequence[str]) -> None:
 
 
 def move_directories(data_path: Path, moves: Sequence[RenamedDirectory]) -> None:
-    """Rename directories, durably; after an error the finished renames are undone. Raises OSError, StoreError."""
+    """Rename directories, and sync the change to the disk. If a rename fails, the finished ones are undone. Raises
+    OSError, StoreError.
+    """
     _forget(data_path, [move.old.name for move in moves])
     done: list[RenamedDirectory] = []
     try:

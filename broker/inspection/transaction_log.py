@@ -1,4 +1,4 @@
-"""The transaction log below a data directory: records, damage, open and prepared transactions, checkpoints."""
+"""Inspect the transaction log below a data directory: records, damage, open and prepared transactions, checkpoints."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .findings import Finding, Level
 __all__ = ["PendingTransaction", "RedoReport", "RedoSummary", "inspect_redo"]
 
 SegmentsByLog = Mapping[str, Sequence[SegmentFile]]
-"""The segments by `<topic>-<partition>`."""
+"""By `<topic>-<partition>`: the segments of the partition or internal log."""
 
 
 @dataclass(slots=True)
 class RedoSummary:
-    """One redo.<n>. Sizes in bytes. tail_bytes: after the last good record."""
+    """One file redo.<n>. Sizes are in bytes. tail_bytes: size of the part after the last good record."""
 
     path: str
     entries: int
@@ -37,8 +37,9 @@ class RedoSummary:
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """A transaction without an end. first: file number and byte offset of its first record. bytes: of the messages'
-    bodies."""
+    """A transaction without an outcome. first: file number and byte offset of its first record. bytes: size of its
+    messages' bodies.
+    """
 
     key: str
     first: tuple[int, int]
@@ -51,8 +52,8 @@ class PendingTransaction:
 class RedoReport:
     """The content of the transaction log.
 
-    replay_from: where our broker begins its replay, (file number, byte offset); None: at the first record. checkpoint:
-    where a Java broker begins.
+    replay_from: where a metaq broker begins its replay, (file number, byte offset); None: at the first record.
+    checkpoint: where a Java broker begins.
     """
 
     path: str
@@ -69,7 +70,7 @@ class RedoReport:
 
 
 def inspect_redo(files: Files, directory: Path, logs: SegmentsByLog, *, in_use: bool) -> RedoReport:
-    """Read all redo files. Unreadable parts become findings."""
+    """Read all redo files. Parts that cannot be read become findings."""
     report = RedoReport(str(directory))
     try:
         _Inspection(files, logs, report, in_use=in_use).run()
@@ -112,7 +113,7 @@ class _Inspection:
             self._report.add(Level.NOTE, self._report.path, text)
 
     def _checkpoint(self) -> None:
-        """Read the newest checkpoint that is not empty."""
+        """Read the checkpoints, and report the newest one that is not empty."""
         for path in numbered_files(self._files, self._report.path, CHECKPOINT_PREFIX).values():
             data = Path(path).read_bytes()
             if not data.strip(b"\0 \r\n"):
@@ -124,7 +125,7 @@ class _Inspection:
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:
-        """Whether no start of our broker reads this place any more."""
+        """Return whether no start of a metaq broker will read this position any more."""
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
 
@@ -184,8 +185,9 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """Report a commit whose blocks are all missing at the places in the log. A start also checks single
-        messages."""
+        """Report a commit whose log entries are damaged and none of whose blocks is at its offset in the partitions. A
+        start also looks for single messages.
+        """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"
         if self._settled(number, at):
@@ -206,7 +208,9 @@ class _Inspection:
             self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _is_written(self, location: Location) -> bool:
-        """Whether a commit's messages are in the partition. Messages that retention has removed count as written."""
+        """Return whether the messages at this location are in the partition. Messages that retention has removed count
+        as written.
+        """
         segments = self._logs.get(location.store, ())
         if segments and location.offset < segments[0].first_offset:
             return True
@@ -256,5 +260,5 @@ class _Inspection:
 
 
 def _place(position: RedoPosition) -> tuple[int, int]:
-    """Return a position as a plain pair, as in the report's other places."""
+    """Return a position as a pair (file number, byte offset), as the report has it."""
     return position.number, position.offset

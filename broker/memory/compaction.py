@@ -1,4 +1,6 @@
-"""Keep the internal logs of one kind short: write anew what still counts, and drop everything before it."""
+"""Keep the internal logs of one kind of message short: rewrite at the log's end what is still needed, and drop the
+segments before.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,29 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """The memory whose logs are kept short."""
+    """What the compaction needs from the memory whose logs it keeps short."""
 
     @property
     def topic(self) -> str:
         """The internal topic."""
 
     def most_bytes(self, log: PartitionLog) -> int:
-        """Return the log's maximum length."""
+        """Return the log's maximum length in bytes."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing counts, although nothing was written anew."""
+        """Return the byte offset before which nothing in the log is needed, even without a rewrite."""
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append what counts of the log's first part, in turns. Return the byte offset before which nothing counts once
-        that is on the disk. Raises OSError, MetaqError."""
+        """Append again what is needed of the log's first part, with pauses for other work. Return the byte offset
+        before which nothing is needed when the appended records are on the disk. Raises OSError, MetaqError.
+        """
 
 
 class Compaction:
     """Compacts the logs of one internal topic while this node leads. Reactor thread.
 
-    Segments in which nothing counts go. If a log is too long all the same, what counts of its first part is written
-    anew, one log after the other; the segments before go once that is on the disk.
+    Segments in which nothing is needed are dropped. If a log is still too long, what is needed of its first part is
+    rewritten at its end, one log at a time. The segments before are dropped when the rewritten records are on the disk.
     """
 
     def __init__(self, store: Store, kept: Kept, reactor: ReactorTime) -> None:
@@ -52,12 +55,13 @@ class Compaction:
         self._reactor = reactor
         self._job: Deferred[None] | None = None
         self._written: dict[PartitionLog, tuple[int, int]] = {}
-        """What was written anew and may not be on the disk: the byte offset that `write_anew` has returned, and the
-        end."""
+        """For each log with rewritten records that may not be on the disk yet: the byte offset that `write_anew` has
+        returned, and the log's end after the rewrite.
+        """
         self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """Drop segments in which nothing counts, or begin to write anew."""
+        """Drop segments in which nothing is needed, or begin to rewrite."""
         for log in self._store.internal_logs(self._kept.topic):
             if self._job is not None or log.read_only is not None:
                 continue
@@ -74,18 +78,18 @@ class Compaction:
                 self._job.addBoth(self._ended, log)
 
     def clear(self) -> None:
-        """End the compaction under way: another node leads."""
+        """Cancel the present compaction, because another node leads."""
         if self._job is not None:
             self._job.cancel()
         self._written.clear()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a log is being written anew."""
+        """Whether a log is being rewritten now."""
         return self._job is not None
 
     async def pause(self) -> None:
-        """Let others be served if this slice of `write_anew` is over."""
+        """Let other work run if the time of this slice of `write_anew` is over."""
         if self._reactor.seconds() >= self._slice_ends:
             await deferLater(cast(Any, self._reactor), 0)
             self._slice_ends = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS

@@ -1,7 +1,8 @@
-"""Records of the internal logs of delayed messages (store/internal_logs.py; broker/delays): waiting ones, and marks.
+"""The records of the internal logs of delayed messages (store/internal_logs.py; broker/delays): waiting messages, and
+marks about them.
 
-A record has an attribute whose hash is in its index unit (record.tag_hash_of_body). So the units alone say which
-messages wait, when each is due, and for which partition.
+The hash of a record's attribute is in its index unit (record.tag_hash_of_body). So the index units alone tell which
+messages were stored, when each is due, and for which partition.
 
     a waiting one    header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
     written anew     the same with a `/` in front of the topic: it replaces the older record with its id
@@ -9,14 +10,16 @@ messages wait, when each is due, and for which partition.
     a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
                      count × size u32                                                                   all big-endian
 
-The id in a waiting record's header is its pending id (protocol/delays.py). taken: the ordinary id that the message got
-when it arrived; it tells that time. flag, checksum and body: as they were sent.
+"Written anew" is a rewritten record. The id in the header of a waiting message's record is its pending id
+(protocol/delays.py). taken: the ordinary id that the message got when it arrived; this id includes the time of arrival.
+flag, checksum and body: as the producer sent them.
 
-A group of `/delivered` says that these pending messages are the partition's records from byte `base` on, with these
-sizes, the first one with `first id`. The group is written before them, so it counts only for those that are there.
-`/cancelled`: they are not delivered. `/returned`: an earlier group's delivery of them did not happen, so they wait.
-Base and first id are 0 in both. `/asked`, for half messages: a producer was asked for their outcomes, `size` times each
-so far, the last time at `base` (Unix ms). settled: marks below this byte offset of the log have taken place.
+A group of `/delivered` says that these pending messages were appended to the partition from byte `base` on, with these
+sizes; the first of them got the id `first id`. The group is written before the messages, so it counts only for messages
+that the partition really has. A group of `/cancelled` says that the messages will not be delivered. A group of
+`/returned` says that an earlier delivery of them did not happen, so they wait again. Base and first id are 0 in both. A
+group of `/asked` is about half messages: producers were asked for the outcome of each, `size` times so far, the last
+time at `base` (Unix ms). settled: the deliveries of all marks before this byte offset of the log have happened.
 """
 
 from __future__ import annotations
@@ -85,15 +88,16 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of mark records by the hash that their index entries have as a tag. A partition may have the same hash by
-chance: the record tells."""
+"""The kinds of marks, by the hash that their index units have as a tag. By chance, a partition's name may have the same
+hash; then only the record tells whether it is a mark.
+"""
 
 
 # --- those that wait --------------------------------------------------------------------------------------------------
 
 
 class Pending(NamedTuple):
-    """A waiting message, read from its record. body: as it was sent, with its attribute."""
+    """A waiting message, decoded from its record. body: as the producer sent it, including the attribute."""
 
     id: int
     place: DelayTarget
@@ -105,7 +109,7 @@ class Pending(NamedTuple):
 
 @lru_cache(1 << 14)
 def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
-    """Return the bytes in front of `taken`, their CRC-32, and the tag hash."""
+    """Return the bytes between the header and `taken`, their CRC-32, and the hash of the attribute."""
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
     front = _LENGTH.pack(len(encoded)) + encoded
@@ -113,13 +117,14 @@ def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
 
 
 def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
-    """Return the hash in the index units of messages that wait for a partition."""
+    """Return the tag hash in the index units of messages that wait for this partition."""
     return _front(place, anew)[2]
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """Return for which partition a record waits, and whether it was written anew. record: its first bytes suffice.
-    Raises StoreError."""
+    """Return the partition for which a record waits, and whether it is a rewritten record. record: its first bytes
+    suffice. Raises StoreError.
+    """
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
         start = HEADER_BYTES + _LENGTH.size
@@ -131,7 +136,7 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """Return how many bytes larger a record is here than in its partition."""
+    """Return how many bytes a record for this partition is larger in the internal log than in the partition."""
     return len(_front(place)[0]) + _HEAD.size
 
 
@@ -145,7 +150,9 @@ def encode_pending(
     *,
     anew: bool = False,
 ) -> tuple[list[Buffer], list[int]]:
-    """Return the records, in buffers, and the size of each."""
+    """Return the records of waiting messages, as a list of buffers, and the size of each record. anew: whether they
+    replace older records with the same ids.
+    """
     front, front_crc, _ = _front(place, anew)
     more = len(front) + _HEAD.size
     buffers: list[Buffer] = []
@@ -161,7 +168,7 @@ def encode_pending(
 
 
 def decode_pending(record: bytes) -> Pending | None:
-    """Decode a whole record; None if it is damaged or no waiting message."""
+    """Decode a whole record. Return None if it is damaged or is not a waiting message."""
     length, crc, pending_id, flag = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or flag != ATTRIBUTE_FLAG or checksum(record[HEADER_BYTES:]) != crc:
         return None
@@ -183,11 +190,13 @@ def _place_named(name: bytes) -> DelayTarget:
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""So many first bytes of a record surely include `taken`: a partition's name is no longer than a directory's may be."""
+"""This many first bytes of a record always include `taken`, because a partition's name is not longer than the name of a
+directory may be.
+"""
 
 
 def taken_at(record: Buffer) -> int | None:
-    """Return `taken` of a record; None if the bytes do not reach that far."""
+    """Return `taken` of a record; None if `record` has too few bytes."""
     if len(record) < HEADER_BYTES + _LENGTH.size:
         return None
     (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -202,7 +211,9 @@ def taken_at(record: Buffer) -> int | None:
 
 
 class Group(NamedTuple):
-    """Some pending messages of one partition in a mark. sizes: of their records there, header included."""
+    """Pending messages of one partition, as a mark names them. sizes: of their records in the partition, including the
+    header.
+    """
 
     place: DelayTarget
     ids: Ids
@@ -212,12 +223,12 @@ class Group(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte offset in the partition where the last record ends."""
+        """The byte offset in the partition where the group's last record ends."""
         return self.base + int(self.sizes.sum())
 
 
 class Marks(NamedTuple):
-    """A record of marks."""
+    """A record with marks: groups of messages for which the same has happened."""
 
     kind: MarkKind
     settled: int
@@ -225,7 +236,7 @@ class Marks(NamedTuple):
 
 
 def encode_marks(marks: Marks, now_ms: int, offset: int) -> tuple[bytes, bytes]:
-    """Return the record and its index unit, for byte `offset` of the log."""
+    """Return the record and its index unit, to be appended at byte `offset` of the log."""
     kind = marks.kind
     body = b"".join([_LENGTH.pack(len(kind)), kind.encode(), *_body(marks)])
     record_id = max(0, now_ms - EPOCH_MS) << TIME_SHIFT
@@ -243,8 +254,9 @@ def _body(marks: Marks) -> Iterator[bytes]:
 
 
 def decode_marks(record: bytes) -> Marks | None:
-    """Decode a whole record; None if it has another attribute. Raises StoreError if it is damaged or a newer
-    broker's."""
+    """Decode a whole record. Return None if its attribute is not that of a mark. Raises StoreError if it is damaged or
+    if a newer broker has written it.
+    """
     length, crc, _, _ = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or checksum(record[HEADER_BYTES:]) != crc:
         raise StoreError("marks of delayed messages are damaged")
@@ -277,6 +289,6 @@ def _groups(record: bytes, start: int) -> Iterator[Group]:
 
 
 def check_record(record: bytes) -> None:
-    """Raise StoreError if a record is neither a waiting message nor marks."""
+    """Raise StoreError if a record is neither a waiting message nor a record with marks."""
     if decode_marks(record) is None and decode_pending(record) is None:
         raise StoreError("a delayed message cannot be read")

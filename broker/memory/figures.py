@@ -1,4 +1,4 @@
-"""What the broker shows of itself: lines of `stats`, and metrics in Prometheus's terms."""
+"""The figures that the broker shows of itself: lines of `stats`, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Lines", "Metric", "Metrics", "counter", "gauge", "gauges"]
 
 Lines: TypeAlias = Iterator[str | None]
-"""Lines of `stats`, and None where others may be served."""
+"""Yields lines of `stats`, and None where other requests may be served."""
 
 
 class Metric(NamedTuple):
-    """The samples of one name: a value for each label. kind: `gauge` or `counter`. text: its help."""
+    """One metric of Prometheus with its samples. kind: `gauge` or `counter`. text: its help text. labels: names of the
+    labels. samples: the values of the labels, and the metric's value for them.
+    """
 
     name: str
     kind: str
@@ -22,7 +24,7 @@ class Metric(NamedTuple):
 
 
 Metrics: TypeAlias = Generator[Metric | None, None, None]
-"""Metrics, and None where others may be served."""
+"""Yields metrics, and None where other requests may be served."""
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -31,10 +33,10 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a counter. name: without its ending."""
+    """Return a counter without labels. name: without the ending `_total`."""
     return Metric(f"{name}_total", "counter", text, (), [((), value)])
 
 
 def gauges(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    """Return a gauge with one value for each value of the label."""
+    """Return a gauge with one label. values: the gauge's value for each value of the label."""
     return Metric(name, "gauge", text, (label,), (((labelled,), value) for labelled, value in values))

@@ -1,7 +1,7 @@
-"""A broker's memory of one kind of message: tables made from the kind's internal logs.
+"""A broker's memory of one kind of message: tables that it builds from the kind's internal logs.
 
 `assembly/kinds.py` has one row for each kind. The broker, its node of a set, `stats`, `/metrics`, moves of partitions
-and `metaq check` iterate over those rows and know no kind. CONTRIBUTING.md says how to add one.
+and `metaq check` iterate over these rows and have no code for a single kind. CONTRIBUTING.md says how to add a kind.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ R = TypeVar("R", bound=LogReader)
 
 
 class Memory(ABC, Generic[R]):
-    """The memory of one kind. Reactor thread. A single broker leads from the start; a set's node follows until it
-    leads."""
+    """The memory of one kind of message. Reactor thread. On a single broker it leads from the start; on a set's node it
+    follows until the node leads.
+    """
 
     topic: str
-    """The internal topic, `/delayed`."""
+    """The internal topic, such as `/delayed`."""
     name: str
-    """What the kind is called in the broker's log: `delayed messages`."""
+    """The name of the kind in the broker's log, such as `delayed messages`."""
     item: str | None = None
-    """The item of `stats` that shows `lines`; None: there is none."""
+    """The item of `stats` that shows `lines`; None: there is no such item."""
     followed: int
-    """How much of a log is read at once while nobody waits, in the units of `LogReader.read_on`."""
+    """How much of a log a follower reads at once, in the units of `LogReader.read_on`."""
 
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
-        """store: open. clock: seconds since 1970."""
+        """store: an open store. clock: returns seconds since 1970."""
         self.enabled = False
-        """Whether this node leads: it serves, and writes."""
+        """Whether this node leads, so that it serves requests and writes."""
         self.store = store
         self._clock = clock
         self._logs: dict[PartitionLog, R] = {}
@@ -49,27 +50,28 @@ class Memory(ABC, Generic[R]):
 
     @abstractmethod
     def _reader(self, log: PartitionLog) -> R:
-        """Return the empty table of one log."""
+        """Return a new, empty table for one log."""
 
     @staticmethod
     @abstractmethod
     def check_record(record: bytes) -> None:
-        """Raise StoreError if a broker could not read this whole record, whose checksum is right. `metaq check` calls
-        it."""
+        """Raise StoreError if a broker could not read this record. The record is whole, and its checksum is right.
+        `metaq check` calls this.
+        """
 
     def _of(self, log: PartitionLog) -> R:
-        """Return the table of one log."""
+        """Return the table of one log; create it if there is none."""
         found = self._logs.get(log)
         if found is None:
             found = self._logs[log] = self._reader(log)
         return found
 
     def now_ms(self) -> int:
-        """Return the time by the wall clock, Unix ms."""
+        """Return the wall-clock time in Unix ms."""
         return int(self._clock() * 1000)
 
     def _write(self, log: PartitionLog, body: bytes) -> None:
-        """Append a record for which nobody waits. Raises StoreError."""
+        """Append a record without waiting until it is safe. Raises StoreError."""
         data, unit = internal_record(body, record_id_at(self._clock() * 1000), log.end_offset)
         append = Append(log, (data,), unit)
         self.store.append_many((append,))
@@ -79,27 +81,29 @@ class Memory(ABC, Generic[R]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
-        """Read the logs while nobody waits, because this node may soon have to lead. Raises StoreError."""
+        """Read the logs to their ends before this node leads, so that it has less to read then. Raises StoreError."""
         for log in self.store.internal_logs(self.topic):
             self._of(log).read_on()
 
     def lead(self) -> None:
-        """Read the logs to their ends, then serve and write. Raises StoreError."""
+        """Begin to lead: read the logs to their ends; from then on serve and write. Raises StoreError."""
         self.read_ahead()
         self.enabled = True
 
     def follow(self) -> None:
-        """Stop serving and writing, because another node leads; read what that node writes."""
+        """Stop serving and writing, because another node leads. From now on, read what that node writes."""
         if self.enabled:
             self.enabled = False
             self._compaction.clear()
             self._stop()
 
     def _stop(self) -> None:
-        """Drop what only a leader has."""
+        """Drop the state that only a leader has."""
 
     def tick(self) -> None:
-        """Keep the logs short, or read what the leader has written. To be called about once a second."""
+        """As a leader, keep the logs short; as a follower, read what the leader has written. Called about once a
+        second.
+        """
         if self.enabled:
             self._compaction.tick()
             return
@@ -110,15 +114,16 @@ class Memory(ABC, Generic[R]):
 
     @abstractmethod
     def most_bytes(self, log: PartitionLog) -> int:
-        """Return the log's maximum length."""
+        """Return the log's maximum length in bytes."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing counts, although nothing was written anew."""
+        """Return the byte offset before which nothing in the log is needed, even without a rewrite."""
         return log.first_offset
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append what counts of the log's first part, in turns. Return the byte offset before which nothing counts once
-        that is on the disk. Raises OSError, StoreError."""
+        """Append again what is needed of the log's first part, with pauses for other work. Return the byte offset
+        before which nothing is needed when the appended records are on the disk. Raises OSError, StoreError.
+        """
         log.roll()
         start = log.end_offset
         for body in self._state(log):
@@ -127,8 +132,9 @@ class Memory(ABC, Generic[R]):
         return start
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        """Yield the bodies of records that say all that is known. Others are served in between and may write, so each
-        body has what is known when it is yielded."""
+        """Yield the bodies of records that together contain the whole present state. Other requests may be served and
+        may write between two bodies, so each body must have the state of the moment when it is yielded.
+        """
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
 
     # --- what is shown, and asked -------------------------------------------------------------------------------------
@@ -138,10 +144,12 @@ class Memory(ABC, Generic[R]):
         yield from ()
 
     def metrics(self) -> Metrics:
-        """Yield the metrics of `/metrics`."""
+        """Yield this kind's metrics for `/metrics`."""
         yield from ()
 
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
-        """Return why these partitions cannot move to another broker yet; None if they can. What is kept stays on this
-        broker. No client can begin anything new for these partitions any more (Partitions.is_leaving)."""
+        """Return why these partitions cannot move to another broker yet; None if they can. The memory's state would
+        stay on this broker. When this is called, clients can no longer begin anything new for these partitions
+        (Partitions.is_leaving).
+        """
         return None

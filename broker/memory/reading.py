@@ -1,4 +1,4 @@
-"""Read an internal log as it grows."""
+"""Base class for reading an internal log while it grows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ __all__ = ["LogReader"]
 
 
 class LogReader(ABC):
-    """The content of one internal log. Reactor thread.
+    """The state that is read from one internal log. Reactor thread.
 
-    A log is read again from its beginning if its end was cut or if unread parts of it are gone.
+    The log is read again from its beginning if its end was cut off, or if parts of it were removed before they were
+    read.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -22,7 +23,7 @@ class LogReader(ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """How much of the log `read_on` would read."""
+        """How many bytes of the log `read_on` would read."""
         return self.log.end_offset - (self.log.first_offset if self._is_other else self._read_to)
 
     @property
@@ -31,13 +32,13 @@ class LogReader(ABC):
         return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
 
     def read_on(self, most: int | None = None) -> None:
-        """Read on to the log's end. most: read about so much, in the units of `_read`. Raises StoreError."""
+        """Read on to the log's end. most: read only about this much, in the units of `_read`. Raises StoreError."""
         if self._is_other:
             self.forget()
         self._read(most)
 
     def forget(self) -> None:
-        """Forget everything; the next `read_on` reads the whole log."""
+        """Drop the state; the next `read_on` reads the whole log."""
         self._renewals, self._read_to = self.log.renewals, self.log.first_offset
         self._clear()
 
@@ -47,4 +48,4 @@ class LogReader(ABC):
 
     @abstractmethod
     def _read(self, most: int | None) -> None:
-        """Read from byte `_read_to` on, and advance it."""
+        """Read from byte `_read_to` on, and advance `_read_to`."""

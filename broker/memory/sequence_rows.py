@@ -1,20 +1,20 @@
-"""The stored state of numbered writes: rows of internal logs (store/internal_logs.py).
+"""The stored state of numbered writes, as rows in internal logs (store/internal_logs.py).
 
-A producer that repeats a send whose answer was lost uses its old number. The broker must know then whether it has
-stored the first one (broker/writing/sequences.py). So each append of numbered writes first appends one record to the
-internal log of their mode of flushing.
+A producer that repeats a send whose answer was lost uses the same sequence number again. Then the broker must know
+whether it has stored the first send (broker/writing/sequences.py). So before it appends numbered writes, it appends one
+record to an internal log; partitions with group commit and other partitions have separate internal logs.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
                        number of the topic u32                                                       all big-endian
 
-[base, end): the byte offsets that the records get if their append succeeds. The partition shows whether it did: a row
-counts if the message at `base` has its first id. A row with 0 records takes back earlier rows of its producer and
-partition. A row of producer 0 is about no producer: its first id has the time up to which producers were forgotten for
-want of room.
+[base, end): the byte offsets that the records get if their append succeeds. The partition shows whether it did succeed:
+a row counts if the message at `base` has the row's first id. A row with 0 records cancels earlier rows of the same
+producer and partition. A row of producer 0 is not about a producer: the time in its first id says up to when producers
+were forgotten because there was no space for them.
 
-High bits of `records` mark a row about delayed messages. Its base and end are byte offsets in an internal log of such
-messages (delayed_records.py), and its first id is `taken` of the first record there.
+The high bits of `records` mark a row about delayed or half messages. Base and end of such a row are byte offsets in an
+internal log of these messages (delayed_records.py), and its first id is the field `taken` of the first record there.
 """
 
 from __future__ import annotations
@@ -79,20 +79,26 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer of a row that says until when producers were forgotten; older brokers ignore it."""
+"""The producer number of a row that says up to when producers were forgotten. Older brokers ignore such rows."""
 
 DELAYED_ROW = 1 << 31
 """Bit of `records`: the messages are delayed or half messages."""
 
 WAITING_ROW = 1 << 30
-"""Bit of `records`, beside DELAYED_ROW: they are in the log for partitions with group commit."""
+"""Bit of `records`, only together with DELAYED_ROW: the messages are in the internal log for partitions with group
+commit.
+"""
 
 HALF_ROW = 1 << 29
-"""Bit of `records`, beside DELAYED_ROW: they are half messages, which wait for the outcome of a transaction."""
+"""Bit of `records`, only together with DELAYED_ROW: the messages are half messages, which wait for the outcome of a
+transaction.
+"""
 
 
 class SequenceRow(NamedTuple):
-    """See the module. Byte offsets in the partition; records: 0 = this producer is no longer known there."""
+    """A row; the module's docstring describes the fields. records: 0 = this producer is no longer known for this
+    partition.
+    """
 
     producer: int
     sequence: int
@@ -105,40 +111,44 @@ class SequenceRow(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """When the row was written, Unix milliseconds."""
+        """When the row was written, in Unix milliseconds."""
         return (self.first_id >> TIME_SHIFT) + EPOCH_MS
 
 
 @lru_cache
 def encode_head(topics: tuple[str, ...]) -> bytes:
-    """Return the part of a record's body in front of the rows."""
+    """Return the part of a record's body that precedes the rows."""
     names = [topic.encode("utf-8") for topic in topics]
     return _HEAD.pack(_VERSION, len(names)) + b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 encode_row = _ROW.pack
-"""encode_row(the fields of SequenceRow, but the topic as its number in `encode_head`)"""
+"""encode_row(the fields of SequenceRow, but instead of the topic its index in the topics of `encode_head`)"""
 
 
 def row_bits(topic: str, group_commit: bool) -> int:
-    """Return the bits of `records` for messages in an internal log of delayed or half messages. group_commit: whether
-    it is the log for partitions with group commit."""
+    """Return the high bits of `records` for messages in an internal log of delayed or half messages. topic: the
+    internal topic; group_commit: whether it is the log for partitions with group commit.
+    """
     return DELAYED_ROW | WAITING_ROW * group_commit | HALF_ROW * (topic == HALVES_TOPIC)
 
 
 def pending_log(records: int) -> tuple[str, bool]:
-    """Return the topic of the internal log that has the messages of a row with DELAYED_ROW, and whether it is the log
-    for partitions with group commit. records: of the row."""
+    """Return the internal log with the messages of a row that has DELAYED_ROW: its internal topic, and whether it is
+    the log for partitions with group commit. records: the row's field.
+    """
     return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
 
 
 def first_bytes(records: int) -> int:
-    """Return how many first bytes of a row's first record include its first id. records: of the row."""
+    """Return how many bytes at the beginning of a row's first record include the first id. records: the row's field."""
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """Return the first id of the row whose first record begins so; None if the bytes end before it."""
+    """Return the first id in the first record of a row. begun: the beginning of the record; records: the row's field.
+    None if `begun` is too short.
+    """
     if records & DELAYED_ROW:
         return taken_at(begun)
     return None if len(begun) < HEADER_BYTES else HEADER.unpack_from(begun)[2]
@@ -146,7 +156,7 @@ def first_id_of(begun: bytes, records: int) -> int | None:
 
 def read_rows(snapshot: Snapshot, first_offset: int) -> Iterator[SequenceRow]:
     """Yield the rows of an internal log, in order. Raises StoreError."""
-    head, topics = b"", [""]  # of the record before: most records name the same topic
+    head, topics = b"", [""]  # of the previous record, because most records name the same topic
     for _, body in read_bodies(snapshot, first_offset):
         if not head or not body.startswith(head):
             head, topics = _head(body)
@@ -169,8 +179,9 @@ def _rows(body: bytes, head: bytes, topics: Sequence[str]) -> Iterator[SequenceR
 
 
 class RowTable(NamedTuple):
-    """The rows of many records, in order. end: where the last record ends. rows: columns as the fields of SequenceRow,
-    except that `topic` is the number in the record's head. topics: for each row an index into names.
+    """The rows of many records, in order. end: byte offset where the last record ends. rows: a numpy array with the
+    fields of SequenceRow, except that `topic` is the index in the record's head. topics: for each row an index into
+    `names`.
     """
 
     end: int
@@ -184,9 +195,10 @@ class RowTable(NamedTuple):
 
 
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
-    """As read_rows, three times as fast, for callers that need not look at each row. Stops after the record that has
-    the last of `most_bytes`."""
-    heads: dict[bytes, tuple[int, int]] = {}  # head → where its names begin among all names, and how many
+    """Like read_rows, but three times as fast, for callers that need not look at each row. Stops after about
+    `most_bytes` bytes, at the end of a record.
+    """
+    heads: dict[bytes, tuple[int, int]] = {}  # by head: where its names begin in `names`, and their number
     names: list[str] = []
     for base, data, bodies in read_cut(snapshot, first_offset, most_bytes):
         head = b""
@@ -219,10 +231,11 @@ def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: 
 def cut_torn_writes(
     files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
 ) -> None:
-    """Cut a partial write from the end of each partition: the process died in the middle of it.
+    """Cut off an incomplete write at the end of each partition, which the process left when it died during the write.
 
-    It was never acknowledged, and its producer will repeat all of it. (A kill ends a large write between two pages.)
-    directories: of all partitions, by `<topic>-<partition>`, before they are recovered. Raises StoreError.
+    Such a write was never acknowledged, and its producer will repeat all of it. (When a process is killed, a large
+    write can end between two pages.) directories: the directories of all partitions, by `<topic>-<partition>`, before
+    their recovery. Raises StoreError.
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:
@@ -257,7 +270,7 @@ def _cut(files: Files, file: SegmentFile, row: SequenceRow) -> bool:
 
 
 def _head(body: bytes) -> tuple[bytes, list[str]]:
-    """Return the part of a body in front of the rows, and the topics that it names."""
+    """Return the part of a record's body that precedes the rows, and the topics that it names."""
     try:
         version, count = _HEAD.unpack_from(body)
         if version != _VERSION:

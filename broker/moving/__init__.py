@@ -1,1 +1,1 @@
-"""Moving partitions to another broker while clients use them (docs/moving.md)."""
+"""Move partitions to another broker while clients use them (docs/moving.md)."""

@@ -1,4 +1,4 @@
-"""What moving partitions needs from the broker that it runs in."""
+"""Protocols for what the moving of partitions needs from its broker."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Leadership", "MovingHost", "SetPart"]
 
 
 class Leadership(Protocol):
-    """The leadership of a broker set's node (sets/leader.py)."""
+    """The leadership of a broker set's node, which exists while the node leads (sets/leader.py)."""
 
     @property
     def draining(self) -> bool:
-        """Whether a hand-over is under way: no messages are taken then."""
+        """Whether the node is handing its leadership over, so that it takes no messages."""
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node can have been elected until now."""
+        """Whether it is certain that no other node has been elected until now."""
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
-        """Call `done` once the in-sync nodes have all data that were appended before."""
+        """Call `done` when the in-sync nodes have all data that were appended before this call."""
 
 
 class SetPart(Protocol):
-    """This broker's node of its set (sets/node.py)."""
+    """The broker set's node that this broker is (sets/node.py)."""
 
     @property
     def leader(self) -> Leadership | None:
-        """The leadership while this node leads; else None."""
+        """The leadership while this node leads; otherwise None."""
 
     def refusal(self) -> NotLeader | None:
-        """Why clients are not served now; None if they are."""
+        """Return the error with which clients are refused now; None if they are served."""
 
 
 class MovingHost(CopyHost, Protocol):
-    """A broker that gives partitions away and takes them over."""
+    """A broker from which and to which partitions can move."""
 
     @property
     def config(self) -> BrokerConfig: ...

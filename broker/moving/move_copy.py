@@ -1,4 +1,6 @@
-"""Copy a move's partitions from the source's leader, at a limited rate in bytes per second. Reactor thread."""
+"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. Reactor
+thread.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,22 @@ from .host import Leadership, MovingHost
 __all__ = ["MoveCopy"]
 
 GROUP = "metaq-move"
-"""The group named in pulls, for the source's statistics."""
+"""The consumer group that the pulls name, for the source's statistics."""
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""Fetches fit into the rate, so that they do not take the source's disk and network in bursts. But even a slow copy
-need not ask for each message on its own."""
+"""The least size of a fetch. The size of fetches depends on the rate, so that they do not load the source's disk and
+network in bursts. But even a slow copy need not fetch each message separately.
+"""
 
 _PAUSE_SECONDS = 0.02
 _TURN_SECONDS = 0.1
-"""The time after which a copy that waits for its rate checks again whether to go on."""
+"""A copy that waits because of its rate checks after this many seconds whether to go on."""
 _DISK_SECONDS = 0.05
 
 
 class MoveCopy:
-    """The copies of one move's partitions. It lives as long as the move is driven."""
+    """Copies the partitions of one move. The object exists as long as the move is driven."""
 
     def __init__(self, broker: MovingHost, move: Move) -> None:
         self._broker = broker
@@ -52,25 +55,27 @@ class MoveCopy:
         ]
         self._free_at = 0.0
         self.copied = 0
-        """Bytes copied since this object was made."""
+        """Number of bytes copied since this object was created."""
         self.begun_at: float = self._reactor.seconds()
         self.progressed_at = self.begun_at
         """When the last bytes arrived, in seconds of the reactor's clock."""
 
     @property
     def left(self) -> int | None:
-        """The number of the source's bytes that are not here; None while unknown."""
+        """The number of bytes that the source has and this broker has not; None while unknown."""
         lags = [each.status.lag_bytes for each in self._copies]
         return None if None in lags else sum(each for each in lags if each is not None)
 
     @property
     def per_second(self) -> float:
-        """The average rate in bytes since this object was made."""
+        """The average number of bytes copied per second since this object was created."""
         seconds: float = self._reactor.seconds() - self.begun_at
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy each partition up to the source's end at its turn, while `goes_on`. Raises MetaqError."""
+        """Copy the partitions one after the other, each up to the end that the source has then. Stop when `goes_on`
+        returns false. Raises MetaqError.
+        """
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
         begun = [copy for copy in self._copies if await copy.begin(source)]
         for copy in begun:
@@ -85,14 +90,14 @@ class MoveCopy:
                 await self.committed()
 
     async def _has_turn(self, goes_on: Callable[[], bool]) -> bool:
-        """Wait until the rate allows more. Return whether to go on."""
-        self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # unused time is lost
+        """Wait until the rate allows the next fetch. Return whether to go on."""
+        self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # unused time does not count later
         while goes_on() and (pause := self._free_at - self._reactor.seconds()) > 0:
             await deferLater(self._reactor, min(pause, _TURN_SECONDS))
         return goes_on()
 
     def _check_room(self) -> None:
-        """Raise StoreError if the rest of the copy would take the room of this broker's own messages."""
+        """Raise StoreError if the rest of the copy would take disk space that this broker's own messages need."""
         space, move = self._broker.store.space, self._move
         directory = self._broker.store.directory_for(move.topic, move.target_first)
         space.check(directory, journaled=True)
@@ -106,8 +111,9 @@ class MoveCopy:
                 )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Copy up to exactly these ends, and wait until everything is on this broker's disk, and committed in its set.
-        Raises MetaqError."""
+        """Copy each partition up to exactly these end offsets. Wait until all data are on this broker's disk and
+        committed in its broker set. Raises MetaqError.
+        """
         await self.go_through(peer, goes_on)
         for partition, end in zip(self._partitions, ends, strict=True):
             if not goes_on():
@@ -129,7 +135,9 @@ class MoveCopy:
         await self.committed(Lane.DISK)
 
     async def committed(self, lane: Lane = Lane.MEMORY) -> None:
-        """Wait until every in-sync node of this broker's set has all appended data. Raises NotLeader."""
+        """Wait until every in-sync node of this broker's set has all data that were appended so far. Raises
+        NotLeader.
+        """
         leader = self._check()
         if leader is not None:
             deferred: Deferred[None] = Deferred()
@@ -137,7 +145,9 @@ class MoveCopy:
             await deferred
 
     def _check(self) -> Leadership | None:
-        """Return the leadership of a broker set's node. Raises MetaqError if nothing may be appended here now."""
+        """Return the leadership of the broker set's node; None for a single broker. Raises MetaqError if nothing may be
+        appended here now.
+        """
         member = self._broker.member
         if member is None:
             return None

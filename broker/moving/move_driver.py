@@ -1,6 +1,8 @@
-"""Drive one move at its target, from the state in ZooKeeper to the next one, until it is done. Reactor thread.
+"""Drive one move: the target broker takes it from each state in ZooKeeper to the next, until it is done. Reactor
+thread.
 
-Every step can be repeated: another node of the target's set goes on from the state when it leads.
+Every step can be repeated, so that another node of the target's broker set can continue from the state in ZooKeeper
+when it becomes the leader.
 """
 
 from __future__ import annotations
@@ -40,21 +42,25 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
-"""The source is closed when the rest can be copied in that time, at the move's rate, and is less than _LITTLE_BYTES."""
+"""The source's partitions are closed when the last pass has copied no more than _LITTLE_BYTES, and no more than can be
+copied in this many seconds at the move's rate.
+"""
 
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""How long the groups' claims stay after the move: a member may still act by its former view of the cluster."""
+"""Seconds for which the claims on the groups' partitions stay after the move, because a member may still act on its
+former view of the cluster.
+"""
 
 _PATIENCE_SECONDS = 10.0
-"""How long members may take to give partitions up before the log names them; status() names them at once."""
+"""Members may take this many seconds to release partitions before the log names them; status() names them at once."""
 
 
 class MovesHere(Protocol):
-    """What a driver needs from its broker's moves (moves.py)."""
+    """What a driver needs from the object with its broker's moves (moves.py)."""
 
     broker: MovingHost
     session: ZkSession
@@ -72,13 +78,13 @@ class MovesHere(Protocol):
 
 
 class MoveDriver:
-    """Drives one move to this broker."""
+    """Drives one move whose target is this broker."""
 
     def __init__(self, here: MovesHere, found: FoundMove) -> None:
         self.found = found
         self.active = True
         self.waits_for = ""
-        """Why the move does not go on now."""
+        """The reason why the move does not go on now; "" if there is none."""
         self._here = here
         self._broker = here.broker
         self._reactor: Any = here.broker.reactor
@@ -92,17 +98,17 @@ class MoveDriver:
 
     @property
     def left(self) -> int | None:
-        """The bytes left to copy; None if unknown."""
+        """The number of bytes left to copy; None if unknown."""
         return None if self._copy is None else self._copy.left
 
     @property
     def copied(self) -> int:
-        """The bytes that this driver has copied."""
+        """The number of bytes that this driver has copied."""
         return 0 if self._copy is None else self._copy.copied
 
     @property
     def idle_seconds(self) -> float:
-        """The time since bytes arrived or the state changed, or since this object was made."""
+        """Seconds since bytes arrived or the state changed; if neither has happened, since this object was created."""
         progressed = self._went_on_at if self._copy is None else max(self._went_on_at, self._copy.progressed_at)
         seconds: float = self._reactor.seconds() - progressed
         return seconds
@@ -113,12 +119,12 @@ class MoveDriver:
         )
 
     def stop(self) -> None:
-        """Stop driving: another node may go on from the state in ZooKeeper."""
+        """Stop driving. Another node may continue from the state in ZooKeeper."""
         self.active = False
         self._hang_up()
 
     def status(self) -> dict[str, Any]:
-        """Return the answer to MOVE."""
+        """Return the content of the answer to MOVE."""
         copy = self._copy
         return {
             "state": self.move.state.value,
@@ -160,7 +166,7 @@ class MoveDriver:
             self.waits_for = text
 
     async def _look(self) -> None:
-        """Read the present state, if ZooKeeper answers."""
+        """Read the move's present state from ZooKeeper. If it does not answer, keep the known state."""
         try:
             found = await self._here.in_thread(partial(self._here.moves.read, self.move.topic, self.move.name))
         except CoordinationError as error:
@@ -174,14 +180,16 @@ class MoveDriver:
             self.take(found)
 
     def take(self, found: FoundMove) -> None:
-        """Go on from this state, unless a newer one is known."""
+        """Continue from this state, unless a newer one is known."""
         if found.zxid > self.found.zxid:
             self._went_on_at = self._reactor.seconds()
             self.found = found
             self._here.learn(found)
 
     async def _change(self, **fields: Any) -> None:
-        """Replace the state, and go on from the resulting one. Raises CoordinationError if the outcome is unknown."""
+        """Change these fields of the move in ZooKeeper, and continue from the state that ZooKeeper then has. Raises
+        CoordinationError if the outcome is unknown.
+        """
         before, new = self.found, replace(self.move, **fields)
         await self._here.in_thread(partial(self._here.moves.change, before, new))
         await self._look()
@@ -192,9 +200,11 @@ class MoveDriver:
     # --- asked --------------------------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
-        """Choose the numbers here, or refuse."""
+        """Choose the numbers that the partitions get on this broker, and begin to copy; or cancel the move with a
+        reason.
+        """
         await self._here.look_at_all()
-        self._copy = None  # it may be of an earlier move of the same name, with another rate
+        self._copy = None  # it may belong to an earlier move of the same name, with another rate
         move = self.move
         view = ClusterView(self._here.session)
         replicas, brokers = await self._here.in_thread(
@@ -248,7 +258,7 @@ class MoveDriver:
             await self._change(state=MoveState.CANCELLED, note=why)
             return
         new = replace(move, state=MoveState.COPYING, target_first=first)
-        self._here.learn(self.found._replace(move=new))  # no other partition may be made in its place meanwhile
+        self._here.learn(self.found._replace(move=new))  # meanwhile no other partition may get its number
         await self._here.in_thread(partial(self._here.moves.change, self.found, new, obsolete))
         for each in obsolete:
             self._here.unlearn(each)
@@ -262,7 +272,7 @@ class MoveDriver:
         return self._copy
 
     async def _copy_most(self) -> None:
-        await self._ask_until(MoveState.COPYING)  # so that the source adds no partition behind these
+        await self._ask_until(MoveState.COPYING)  # so that the source adds no partition after these
         copy, peer = self._copying(), await self._source()
         little = min(_LITTLE_BYTES, int(self.move.rate * _LITTLE_SECONDS))
         while self._is_copying():
@@ -323,11 +333,11 @@ class MoveDriver:
     async def _give_up(self, groups: OffsetHandOver) -> None:
         try:
             await self._here.in_thread(groups.finish)
-        except CoordinationError as error:  # its owner znodes end with the session
+        except CoordinationError as error:  # its owner znodes disappear with the session
             _log.warning("the claims of %s end later: %s", self.move, error)
 
     async def _end(self) -> None:
-        """Tell the source the final state."""
+        """Log the final state, and tell it to the source."""
         if self.move.state is MoveState.DONE:
             _log.warning("moved %s", self.move)
             await self._here.offer(self.move.topic)
@@ -335,13 +345,13 @@ class MoveDriver:
             _log.warning("the move of %s is cancelled: %s", self.move, self.move.note)
         try:
             await self._ask(await self._source())
-        except MetaqError as error:  # the source reads the state when it starts
+        except MetaqError as error:  # the source will read the state when it starts
             _log.warning("the source of %s was not told that it has ended: %s", self.move, error)
 
     # --- the source ---------------------------------------------------------------------------------------------------
 
     async def _source(self) -> Peer:
-        """Return a connection to the process that leads the source. Raises MetaqError."""
+        """Return a connection to the source's leading process. Raises MetaqError."""
         if self._peer is not None and self._peer.lost is None:
             return self._peer
         view = ClusterView(self._here.session)
@@ -363,7 +373,7 @@ class MoveDriver:
             peer.close()
 
     async def _ask(self, peer: Peer) -> dict[str, Any]:
-        """Have the source look at the move, and return its answer. Raises MetaqError."""
+        """Send MOVE to the source, so that it reads the move's state; return its answer. Raises MetaqError."""
         request = MoveRequest(self.move.topic, self.move.source, self.move.first)
         frame = await peer.frame(RequestCode.MOVE, request.to_ext(), _ASK_SECONDS)
         if frame.code != ResponseCode.SUCCESS:
@@ -372,7 +382,7 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Wait until the source acts by this state. Raises MetaqError."""
+        """Ask the source to act on this state. Raises MetaqError if it does not do so yet."""
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):
             raise MetaqError(str(waits_for))

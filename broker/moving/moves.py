@@ -1,7 +1,8 @@
-"""A broker's part in moves of partitions: the partitions that it shows, its answers, and the moves that it drives.
+"""A broker's part in moves of partitions: it shows clients the right partitions, answers MOVE, and drives the moves to
+itself.
 
-Reactor thread; worker threads ask ZooKeeper. The states are only in ZooKeeper. A broker reads them before it serves,
-and again whenever MOVE asks it to look at one.
+Reactor thread; worker threads ask ZooKeeper. The states of moves are stored only in ZooKeeper. A broker reads them
+before it serves, and reads one again whenever a MOVE request names it.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ __all__ = ["BrokerMoves", "MoveFigures"]
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""The topic and the name of a move."""
+"""The topic of a move, and the move's name."""
 
 
 class MoveFigures(NamedTuple):
-    """The figures of a move under way, for metrics. state_seconds: since its state changed, by the clocks of this
-    broker and of ZooKeeper. Only the broker that drives it knows the others: idle_seconds, since it made progress, and
-    the bytes copied and left."""
+    """The figures of an active move, for metrics. state_seconds: seconds since its state changed, by the clocks of this
+    broker and of ZooKeeper. Only the broker that drives the move knows the other figures: idle_seconds, which is the
+    time since it last made progress, and the bytes copied and left.
+    """
 
     move: Move
     state_seconds: float
@@ -48,8 +50,9 @@ class MoveFigures(NamedTuple):
 
 
 class BrokerMoves:
-    """The moves of a broker that registers in ZooKeeper. It shows no partition before `read`, and drives moves from
-    `start` to `stop`."""
+    """The moves of a broker that registers in ZooKeeper. Before `read`, the broker serves no partition. Between `start`
+    and `stop` it drives moves.
+    """
 
     def __init__(self, broker: MovingHost, session: ZkSession, registration: Registration) -> None:
         self.broker = broker
@@ -66,8 +69,9 @@ class BrokerMoves:
     # --- knowing ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read the moves before anything is served; ask ZooKeeper until it answers. A damaged entry also has to be
-        waited for, because it is unknown what the broker may show."""
+        """Read all moves before anything is served. Repeat this until ZooKeeper answers. Also wait while an entry is
+        damaged, because it is then unknown which partitions the broker may serve.
+        """
         pauses = Backoff(0.05, 2.0)
         told = ""
         while True:
@@ -92,7 +96,7 @@ class BrokerMoves:
         self._use()
 
     async def clean_up(self, found: FoundMove) -> None:
-        """Forget a cancelled move if its copies are gone: the directories were deleted."""
+        """Delete a cancelled move from ZooKeeper if the directories with its copies were deleted."""
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
             return
@@ -109,7 +113,7 @@ class BrokerMoves:
             _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
 
     def learn(self, found: FoundMove) -> None:
-        """Act by a move's state from now on, unless a newer one is known."""
+        """Act on a move's state from now on, unless a newer state is known."""
         key = found.move.topic, found.move.name
         known = self._found.get(key)
         if known is None or found.zxid >= known.zxid:
@@ -126,26 +130,27 @@ class BrokerMoves:
         self.broker.partitions.use_moves(MoveTable(self.broker.config.broker_id, moves))
 
     def others(self, move: Move) -> list[FoundMove]:
-        """Return all other moves of the topic."""
+        """Return all other moves of the move's topic."""
         return [each for each in self._found.values() if each.move.topic == move.topic and each.move.name != move.name]
 
     async def offer(self, topic: str) -> None:
-        """Show clients a topic's present partitions. Raises CoordinationError."""
+        """Register a topic's present partitions in ZooKeeper for clients. Raises CoordinationError."""
         served = self.broker.partitions.served_topics()
         if topic in served:
             await self._registration.offer(topic, served[topic])
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node of this broker's set can have been elected until now; always True for a single
-        broker."""
+        """Whether it is certain that no other node of this broker's set has been elected until now; always True for a
+        single broker.
+        """
         member = self.broker.member
         return member is None or (member.leader is not None and member.leader.leads_now)
 
     # --- ZooKeeper comes back with less than it had -----------------------------------------------------------------
 
     def _session_changed(self, event: SessionEvent) -> None:
-        """Handle a session event. Event thread."""
+        """Handle an event of the ZooKeeper session. Called on the thread for events."""
         if event is SessionEvent.CONNECTED:
             self._reactor.callFromThread(self._connected_anew)
 
@@ -165,11 +170,11 @@ class BrokerMoves:
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:
-        """Write this broker's moves again that ZooKeeper has lost or has in an older state, and act by ZooKeeper's
-        state of the others. Raises CoordinationError; then it may be repeated.
+        """If ZooKeeper has lost moves of this broker or has an older state of them, write them again. For all other
+        moves, act on the state that ZooKeeper has. Raises CoordinationError; then this may be called again.
 
-        From `copying` on only the target changes a move, so the target knows the newest state. A finished move never
-        changes.
+        From the state `copying` on, only the target changes a move, so the target knows the newest state. A finished
+        move never changes.
         """
         set_backs, known = self.session.set_backs, dict(self._found)
         now = await self._all()
@@ -200,7 +205,7 @@ class BrokerMoves:
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Drive the moves to this broker: it serves."""
+        """Begin to drive the moves to this broker, because it serves now."""
         self._driving = True
         self._set_backs = self.session.set_backs
         self.session.on_session(self._session_changed)
@@ -208,7 +213,7 @@ class BrokerMoves:
             self._drive(found)
 
     def stop(self) -> None:
-        """Stop driving: the broker no longer serves or no longer leads its set."""
+        """Stop driving moves, because the broker no longer serves or no longer leads its set."""
         self._driving = False
         self.session.off_session(self._session_changed)
         for driver in self._drivers.values():
@@ -229,7 +234,9 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return figures of the moves that this broker drives, and of known moves for which it refuses messages."""
+        """Return the figures of the moves that this broker drives, and of the known moves because of which it refuses
+        messages.
+        """
         if not self._driving:
             return []
         found = []
@@ -245,8 +252,9 @@ class BrokerMoves:
     # --- MOVE ---------------------------------------------------------------------------------------------------------
 
     async def asked(self, request: MoveRequest) -> dict[str, Any]:
-        """Answer MOVE: look at a move, do the step that is due, and report its progress. Raises CoordinationError,
-        NotLeader."""
+        """Answer MOVE: read the move's state, do what this broker has to do in that state, and return its progress.
+        Raises CoordinationError, NotLeader.
+        """
         key = request.topic, f"{request.broker}-{request.partition}"
         found: FoundMove | None = await self.in_thread(lambda: self.moves.read(*key))
         if found is None:
@@ -277,10 +285,10 @@ class BrokerMoves:
         return answer
 
     def _ends(self, move: Move) -> dict[str, Any]:
-        """Return where the partitions end for good, or why that is not known yet.
+        """Return the final end offsets of the partitions, or why these are not known yet.
 
-        This is called after the broker has read the state and acts by it. A set's node whose grants are valid now was
-        not replaced before, so its successor reads that state, too.
+        This is called after the broker has read the state and acts on it. If a set's node still leads now, it was not
+        replaced before, so a later leader will read this state, too.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
@@ -302,5 +310,7 @@ class BrokerMoves:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
-        """Run in a thread of its own: ZooKeeper may take long, and the pool's threads are for the disk."""
+        """Run a function in a separate thread, because ZooKeeper may answer slowly, and the threads of the pool are for
+        the disk.
+        """
         return in_own_thread(self._reactor, "moves", function)

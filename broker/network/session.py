@@ -1,18 +1,20 @@
-"""One connection: requests in, answers out, memory bounded. No business logic, no ports: requests/gate.py, server.py.
+"""One connection: it receives requests and sends answers within memory limits. It contains no business logic (see
+requests/gate.py) and does not handle the port (see server.py).
 
-- All requests that one read brought are served together; their answers go out in one write.
-- Answers to text commands go out in the order of the commands, even if an earlier one must wait for the disk. Answers
-  to frames carry their opaque, so they go out when they are ready.
-- Turns: when the requests of a turn have taken a few milliseconds together, the rest waits for a later turn of the
-  connection. A single long request is worked off in slices, and later ones wait. One turn decodes a limited number of
-  requests of one read. All connections together have a limited share of an iteration of the reactor (runtime/turns.py).
-- A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its due answers; then the
-  connection is closed. A parked pull is answered as if its time were over: its client may still read that answer, and
-  nothing else would end the connection before the time that the pull asked for.
-- Bounds: when the transport's buffer is over its limit, or too many bytes wait for the disk, nothing is read and no
-  further request is served. Requests that were read already, at most one read's worth, wait in `_queue`, and count
-  among the unfinished requests of all connections (account.py). When too many bytes of all connections wait for the
-  disk, a connection that brings a put is held back in the same way (pending_puts.py).
+- All requests of one read are served together, and their answers are sent in one write.
+- Answers to text commands are sent in the order of the commands, even if an earlier answer must wait for the disk.
+  Answers to frames contain the request's opaque, so they are sent as soon as they are ready.
+- A connection works in turns. When the requests of a turn have taken a few milliseconds together, the rest waits for a
+  later turn of the connection. A single long request is handled in slices, and later requests wait for its end. One
+  turn decodes a limited number of requests of one read. All connections together get a limited part of each iteration
+  of the reactor (runtime/turns.py).
+- A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its pending answers; then
+  the connection is closed. A parked pull is answered as if its waiting time were over. Its client may still read that
+  answer, and otherwise the connection would stay open until the end of the pull's waiting time.
+- Memory is limited. While the transport's buffer is above its limit, or too many bytes of this connection wait for the
+  disk, nothing is read and no further request is served. Requests that were read already, at most those of one read,
+  wait in `_queue`. They count among the unfinished requests of all connections (account.py). While too many bytes of
+  all connections wait for the disk, a connection that sends a put is held back in the same way (pending_puts.py).
 """
 
 from __future__ import annotations
@@ -57,14 +59,16 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""A connection is not read while more bytes than this of its puts wait for a sync or are read from the disk."""
+"""A connection is not read while more bytes than this of its requests are pending: puts that wait for a sync, and data
+that are being read from the disk.
+"""
 
 MAX_PARKED_PULLS = 16_384
-"""How many waiting pulls a connection may have: one for each of 10,000 partitions, and some more."""
+"""The most waiting pulls of one connection: one for each of 10,000 partitions, and some more."""
 
 
 class SessionServices(Interface):
-    """The services that all connections of a broker share."""
+    """The services of the broker that all connections share."""
 
     reactor: ReactorTime
     turns: ConnectionTurns
@@ -75,17 +79,18 @@ class SessionServices(Interface):
 
 
 class Successor(Interface):
-    """A protocol that takes a connection over."""
+    """A protocol that takes over a connection."""
 
     on_gone: Callable[[], None] | None
-    """To be called when the connection is closed."""
+    """The protocol calls this when the connection is closed."""
 
     def makeConnection(self, transport: Any) -> object: ...  # noqa: N802
 
 
 class _Slot:
     """The place of an answer in the order of answers. answer: None until it is known. held: bytes that count as pending
-    until then. put: how many of these bytes also count among the broker's pending puts."""
+    until the answer is known. put: how many of these bytes also count among the broker's pending puts.
+    """
 
     __slots__ = ("answer", "held", "put")
 
@@ -96,7 +101,9 @@ class _Slot:
 
 
 def _memory(request: WireRequest) -> int:
-    """Return the bytes that a request keeps in memory: its frame, or everything that was read with it."""
+    """Return how many bytes a request keeps in memory: those of the buffer that contains its frame, or those of a put
+    run.
+    """
     if type(request) is Frame:
         return memoryview(request.body.obj).nbytes
     return request.body_bytes if type(request) is PutRun else 0
@@ -104,7 +111,7 @@ def _memory(request: WireRequest) -> int:
 
 @final
 class _Admitted(NamedTuple):
-    """A waiting request that has passed the gate, and does not pass it again."""
+    """A waiting request that has already passed the gate, so that it is not checked again."""
 
     verb: Verb
     request: WireRequest
@@ -113,13 +120,17 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""Requests under way, which were admitted before, and `quit`, which only ends its own connection."""
+"""Kinds that do not pass the gate: requests under way, which were admitted before, and `quit`, which only ends its own
+connection.
+"""
 
 P = ParamSpec("P")
 
 
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Close the connection on an exception that no caller would notice: otherwise it would stand still forever."""
+    """Decorator: close the connection if the method raises, because no caller would notice the exception and the
+    connection would hang forever.
+    """
 
     @wraps(step)
     def guarded(self: Session, /, *arguments: P.args, **more: P.kwargs) -> None:
@@ -133,15 +144,15 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 @implementer(IHalfCloseableProtocol)
 class Session(Protocol):
-    """Twisted's protocol of one connection, and the producer of its output."""
+    """The Twisted protocol of one connection, which is also the producer of its output."""
 
     def __init__(
         self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
     ) -> None:
         self.host = "?"
-        """The numeric address of the other end."""
+        """The numeric address of the client."""
         self.last_active = shared.reactor.seconds()
-        """The time of the last activity, by the reactor's clock."""
+        """The time of the last activity in seconds of the reactor's clock."""
         self._gate = gate
         self._reactor = shared.reactor
         self._turns = shared.turns
@@ -149,7 +160,7 @@ class Session(Protocol):
         self._pending_puts = shared.pending_puts
         self._account = shared.account
         self.address = "?"
-        """The address that the account charges."""
+        """The address for whose limits the connection counts in the account."""
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -158,20 +169,20 @@ class Session(Protocol):
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._ordered: deque[_Slot] = deque()  # text answers that wait for an earlier one
-        self._pending = 0  # later answers, without parked pulls
+        self._pending = 0  # number of answers that are not known yet, without parked pulls
         self._pending_bytes = 0
         self._parked: set[Parkable] = set()
-        self._full = False  # the transport takes no more data
-        self._serving = False  # no request overtakes those being served
+        self._full = False  # the transport's buffer is full
+        self._serving = False  # requests are being served now; no other request may overtake them
         self._yielding = False  # the rest of the queue waits for the connection's next turn
-        self._busy = 0  # above 0: lately there was more to do than one turn; each read takes 1 off
-        self._work: tuple[Verb, WireRequest, Work] | None = None  # under way, slice by slice; then `_yielding` too
-        self._held_back = False  # too many puts of all connections wait
-        self._received_bytes = 0  # received since nothing was left unserved
-        self._held_bytes = 0  # the part of them that the account has counted
-        self._fresh = False  # a request was completed since that count
-        self._crowded = False  # its address, or all together, hold too many bytes
-        self._reads_later = False  # it reads the rest of a large frame in a later turn
+        self._busy = 0  # above 0 if there was lately more work than one turn may do; each read subtracts 1
+        self._work: tuple[Verb, WireRequest, Work] | None = None  # handled in slices; then `_yielding` is set
+        self._held_back = False  # held back because too many puts of all connections wait
+        self._received_bytes = 0  # bytes received since no request was left unserved
+        self._held_bytes = 0  # how many of them the account has counted
+        self._fresh = False  # a request was completed since the last count
+        self._crowded = False  # its address, or all addresses together, hold too many bytes
+        self._reads_later = False  # the rest of a large frame will be read in a later turn
         self._reading = True
         self._half_closed = False  # the client sends nothing more
         self._closing = False  # no more requests are taken
@@ -187,7 +198,7 @@ class Session(Protocol):
         self.address = account_address(self.host)
 
     def refuse(self, error: MetaqError) -> None:
-        """Refuse every request of this connection with this error."""
+        """Refuse all requests of this connection with this error."""
         self._gate = self._gate.refusing(error)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
@@ -207,18 +218,21 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether the rest of a large frame comes next; if so, the transport asks for `space`."""
+        """Whether the next bytes are the rest of a large frame; if so, the transport asks for `space`."""
         return self._reader.large is not None
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer into which the transport may receive the next bytes (requests.py); it then calls `received`."""
+        """The buffer into which the transport may receive the next bytes (requests.py), or None. The transport then
+        calls `received`.
+        """
         space = None if self._closing else self._reader.space
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Whether the transport must not fill `space` now. This connection then reads in its next turn, because this
-        iteration of the reactor has enough to do."""
+        """Return whether the transport must not fill `space` now, because this iteration of the reactor has enough
+        work. If so, this connection reads in its next turn.
+        """
         if self._yielding or not self._turns.defers(self._busy):
             return False
         self._reads_later = True
@@ -227,7 +241,7 @@ class Session(Protocol):
         return True
 
     def received(self, count: int, since: float | None = None) -> None:
-        """Take `count` bytes that were received into `space`. since: when the transport began to receive them."""
+        """Handle `count` bytes that were received into `space`. since: when the transport began to receive them."""
         self.last_active = now = self.seconds()
         self._received_bytes += count
         self._reader.fill(count)
@@ -253,20 +267,25 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Note that the decoded requests were taken; the rest of the read comes after the other connections' turn."""
+        """Note that the decoded requests were taken. If the read contains more requests, they are decoded in a later
+        turn, after the other connections.
+        """
         if self._reader.more and not self._yielding:
             self._yield_turn()
         if requests:
             self._fresh = True
 
     def _count_held(self) -> None:
-        """Count unserved bytes: of an incomplete request, of whole ones that wait, and of the one under way."""
+        """Update the account's count of unserved bytes: those of an incomplete request, of whole requests that wait,
+        and of the request under way.
+        """
         waits = bool(self._queue) or self._reader.more
         if not waits:
             self._received_bytes = self._reader.held_bytes
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
-        # requests that wait for this broker or are under way keep their rank; those that their client holds up do not
+        # a connection whose requests wait for this broker or are under way keeps its rank; one that its client holds up
+        # does not
         done = self._work is None and (self._full or not waits)
         held, fresh = self._received_bytes, self._fresh and done
         self._fresh = self._fresh and not done
@@ -276,12 +295,14 @@ class Session(Protocol):
         unfinished = self._account.unfinished
         if unfinished.has(self, self.address, held, fresh, self._cut):
             self._crowded = self._crowded and held > 0
-        elif not (self._crowded or self._lost or waits):  # one that waits for a turn is not read, and counts then
+        elif not (self._crowded or self._lost or waits):  # if it waits for a turn, it is counted then
             self._crowded = True
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """Abort the connection and return True, unless its bytes wait for this broker."""
+        """Abort the connection and return True. If its bytes wait for this broker and not for its client, do nothing
+        and return False.
+        """
         slow = self._reading and self._work is None and not self._lost
         if slow:
             self.abort(why)
@@ -293,7 +314,9 @@ class Session(Protocol):
         self._update_reading()
 
     def readConnectionLost(self) -> None:  # noqa: N802
-        """The client sends no more, and the transport reads no more. Close once everything is answered."""
+        """Note that the client sends nothing more, so the transport reads nothing more. Close the connection when
+        everything is answered.
+        """
         self._half_closed = True
         if not self._closing:
             self._all_parked.wake(self._parked)
@@ -301,39 +324,39 @@ class Session(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """As Caller."""
+        """As in Caller."""
         return self._half_closed or self._lost
 
     def writeConnectionLost(self) -> None:  # noqa: N802
-        """Does nothing: it only follows our own half-close, which does not happen."""
+        """Do nothing. Twisted calls this only after a half-close by this side, which does not happen."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
         self._queue.clear()
         self._account.unsent.taken(self)
-        self._all_parked.wake(self._parked)  # so that they wait no more
+        self._all_parked.wake(self._parked)  # so that they no longer wait
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
-        self._reader = RequestReader()  # frees up to a frame at once, not at the next garbage collection
+        self._reader = RequestReader()  # frees up to a frame now instead of at the next garbage collection
         self._held_bytes = 0
         self._count_held()  # the request under way
         self._gate.connection_lost(self)
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """The transport's buffer is full."""
+        """Note that the transport's buffer is full."""
         self._full = True
         self._update_reading()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The transport's buffer is empty."""
+        """Note that the transport's buffer is empty."""
         self._full = False
         self._account.unsent.taken(self)
         self.last_active = self.seconds()
         self._resume()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The connection is gone; connectionLost follows."""
+        """Do nothing: the connection is lost, and connectionLost follows."""
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
@@ -342,7 +365,7 @@ class Session(Protocol):
         return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
-        """Serve requests in order; those that may not be served now go to `_queue`."""
+        """Serve requests in order. Requests that may not be served now are put into `_queue`."""
         self._serving = True
         try:
             self._serve_each(requests)
@@ -383,7 +406,7 @@ class Session(Protocol):
                     if not self._yielding:
                         self._yield_turn()
                 continue
-            if group is not None:  # later requests must see the puts
+            if group is not None:  # later requests must see the effect of these puts
                 self._commit(group)
                 group = None
             if self._out_bytes >= tuning.WRITE_BYTES:
@@ -397,14 +420,14 @@ class Session(Protocol):
             if verb is not None and verb.stores and self._pending_puts.full:
                 self._hold_back(verb, request, requests)
                 return
-            if kind is PutRun:  # as a group, it does not end the turn; only a further one waits for the next turn
+            if kind is PutRun:  # like a group, a run does not end the turn; only a further run waits for the next turn
                 if served_run and self.seconds() >= turn_end:
                     self._yield_turn()
                     self._put_off(verb, request, requests)
                     return
                 served_run = True
             self._serve_one(verb, request)
-            if self._work is not None:  # later requests come after it
+            if self._work is not None:  # later requests wait for its end
                 self._queue.extend(requests)
                 return
             if kind is not PutRun and self.seconds() >= turn_end and not self._yielding:
@@ -413,12 +436,12 @@ class Session(Protocol):
             self._commit(group)
 
     def _put_off(self, verb: Verb | None, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Serve this request and those that follow it later."""
+        """Put this request and the following ones into `_queue`, to be served later."""
         self._queue.append(request if verb is None else _Admitted(verb, cast(WireRequest, request)))
         self._queue.extend(following)
 
     def _hold_back(self, verb: Verb, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Neither serve these requests nor read until fewer puts wait."""
+        """Serve none of these requests, and read nothing, until fewer puts wait."""
         self._put_off(verb, request, following)
         self._wait_for_room()
 
@@ -432,7 +455,7 @@ class Session(Protocol):
         self._resume()
 
     def _yield_turn(self) -> None:
-        """Put the rest off: there is more to do than this turn's share."""
+        """Leave the rest for a later turn, because there is more work than this turn may do."""
         self._busy = tuning.BUSY_READS
         self._wait_turn()
 
@@ -442,7 +465,7 @@ class Session(Protocol):
 
     @_or_close
     def _go_on(self) -> None:
-        """Go on after the other connections' turn."""
+        """Continue in this connection's next turn, after the other connections."""
         self._yielding = False
         if self._reads_later:
             self._reads_later = False
@@ -454,7 +477,7 @@ class Session(Protocol):
             self._work = None
             self._fresh = True
             self._pending -= 1
-            if self._lost and verb.lists:  # nobody gets the list
+            if self._lost and verb.lists:  # nobody would get the list
                 self._turns.listing.end()
             else:
                 self._work_off(verb, request, work)
@@ -464,7 +487,9 @@ class Session(Protocol):
             self._go_on_serving()
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
-        """Work on a request until it is done or it is the others' turn; also on a lost connection."""
+        """Handle a request until it is done or this turn's time is over. The request is also finished if the connection
+        is lost.
+        """
         turn_end = self.seconds() + tuning.TURN_SECONDS
         while True:
             answer = self._gate.go_on(request, work)
@@ -479,7 +504,9 @@ class Session(Protocol):
         self._yield_turn()
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
-        """Return the kind of places that work on this request needs; None if it needs no place."""
+        """Return the places that limit how many requests of this kind are handled at once; None if it is not
+        limited.
+        """
         if verb.lists:
             return self._turns.listing
         return self._turns.large if _memory(request) >= tuning.LARGE_WORK_BYTES else None
@@ -541,7 +568,7 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """Step a pull that was woken or whose deadline has come."""
+        """Advance a pull that was woken or whose deadline has come."""
         if pull in self._parked:
             self._waits_no_more(pull)
         if self._closing:
@@ -573,7 +600,9 @@ class Session(Protocol):
             self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
 
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
-        """Answer later. held: bytes in memory until the answer is known. put: whether they are a put's."""
+        """Send the answer when it is known. held: bytes that are kept in memory until then. put: whether they are the
+        bytes of a put.
+        """
         slot = _Slot(held, put=held if put else 0)
         self._pending_puts.add(slot.put)
         if ordered:
@@ -584,7 +613,7 @@ class Session(Protocol):
 
     @_or_close
     def _settled(self, answer: Bytes | Failure, slot: _Slot, ordered: bool) -> None:
-        """Send a later answer. answer: a Failure if none could be made."""
+        """Send an answer that is now known. answer: a Failure if it could not be made."""
         self._pending -= 1
         self._pending_bytes -= slot.held
         self._pending_puts.settle(slot.put)
@@ -602,8 +631,8 @@ class Session(Protocol):
         self._resume()
 
     def _broken(self, error: BaseException) -> None:
-        """End the connection after a bug: the right answer is unknown, and the request may be done or not. Twisted also
-        ends a connection whose incoming data raise an exception.
+        """End the connection after a bug. The right answer is unknown, and the request may or may not have been done.
+        Twisted, too, ends a connection when the handling of its data raises an exception.
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
@@ -639,14 +668,14 @@ class Session(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """As Receiver."""
+        """As in Receiver."""
         return self._transport.sent_bytes
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Serve requests that were put off: the reason may be gone."""
-        if self._serving:  # the serving caller goes on, and ends the turn
+        """Try to serve requests that were put off, because the reason may no longer exist."""
+        if self._serving:  # the caller that is serving continues, and ends the turn
             return
         if not self._may_go_on:
             self._flush()
@@ -662,7 +691,7 @@ class Session(Protocol):
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether a request waits that may be served."""
+        """Whether a request is waiting that may be served now."""
         return bool(self._queue or self._reader.more) and not (self._blocked or self._yielding or self._closing)
 
     def _go_on_serving(self) -> None:
@@ -692,7 +721,7 @@ class Session(Protocol):
     def _update_reading(self) -> None:
         self._count_held()
         if self._pending_puts.full and not self._held_back and self._reader.space is not None:
-            self._wait_for_room()  # a large frame is a put; its received part stays
+            self._wait_for_room()  # a large frame is a put; its received part is kept
         reading = not (self._blocked or self._crowded or self._queue or self._reader.more or self._reads_later)
         if reading != self._reading and not (self._closing or self._half_closed):
             self._reading = reading
@@ -704,7 +733,7 @@ class Session(Protocol):
                 self._transport.pauseProducing()
 
     def close(self) -> None:
-        """Take no more requests; close when all due answers are written."""
+        """Take no more requests, and close the connection when all pending answers are written."""
         self._closing = True
         self._queue.clear()
         if not self._pending and not self._lost and not self._closed:
@@ -714,8 +743,9 @@ class Session(Protocol):
             self._transport.loseConnection()
 
     def become(self, protocol: Successor) -> None:
-        """Give the connection to another protocol: for a request without an answer, on a connection without other
-        requests. The connection still counts among those of its address."""
+        """Hand the connection over to another protocol. This is for a request that has no answer, on a connection
+        without other requests. The connection still counts among those of its address.
+        """
         self._closing = self._closed = True
         self._queue.clear()
         transport = self._transport
@@ -733,7 +763,7 @@ class Session(Protocol):
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 
     def abort(self, why: str) -> None:
-        """Close at once; unsent data are lost."""
+        """Close the connection at once. Data that are not sent yet are lost."""
         self._log_end(why)
         self._transport.abortConnection()
 

@@ -1,7 +1,7 @@
-"""TLS on the broker's port: the first byte of a connection says whether it is TLS.
+"""TLS on the broker's port. The first byte of a connection shows whether the connection uses TLS.
 
-`Certificates` has the context for new connections, and makes a new one when the files change. `SecureConnection` is a
-FastConnection whose bytes pass a TlsStream. Reactor thread.
+`Certificates` has the SSL context for new connections, and makes a new context when the files change.
+`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. Reactor thread.
 """
 
 from __future__ import annotations
@@ -35,29 +35,31 @@ __all__ = ["HANDSHAKE_SECONDS", "Certificates"]
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
-"""Time from a connection's first byte to the end of its handshake; then it is closed."""
+"""A connection whose handshake takes longer than this many seconds from the first byte on is closed."""
 
 
 class Certificates:
-    """The context for new TLS connections. A change of the files counts within one `look`; connections that are open
-    keep theirs."""
+    """The SSL context for new TLS connections. The next `look` notices a change of the files; open connections keep
+    their context.
+    """
 
     def __init__(self, security: Security) -> None:
         """Raises ConfigError."""
         self._security = security
-        self._seen = self._stamps()  # before the files are read: a change in between counts at the next look
+        self._seen = self._stamps()  # before reading, so that the next look notices a change in between
         self.context: ssl.SSLContext = self._load()
         self.failure: MetaqError | None = None
-        """Why the files as they are now cannot be used; None if they are in use."""
+        """Why the present files cannot be used; None if they are in use."""
 
     @property
     def plain(self) -> Plain:
-        """Where connections without TLS may come from."""
+        """The addresses from which connections without TLS are accepted."""
         return self._security.plain
 
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
-        """Return the transport class of a port with TLS. plain_class: that of a port without. Raises ConfigError if
-        this version of Twisted does not suit FastConnection."""
+        """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.
+        Raises ConfigError if FastConnection does not support this version of Twisted.
+        """
         security = self._security
         _log.info(
             "the port speaks TLS, with the certificate %s; client certificates: %s; connections without TLS: %s",
@@ -70,7 +72,7 @@ class Certificates:
         return type("SecureConnection", (SecureConnection,), {"certificates": self, "refused": refused})
 
     def look(self) -> None:
-        """Read the files again if they have changed. Never raises: files that cannot be used are logged."""
+        """Read the files again if they have changed. Never raises; if the files cannot be used, this is logged."""
         stamps = self._stamps()
         if stamps == self._seen:
             return
@@ -100,7 +102,7 @@ class Certificates:
 
 
 def may_be_plain(plain: Plain, host: str) -> bool:
-    """Whether a connection without TLS from this numeric address is served."""
+    """Return whether a connection without TLS from this numeric address may be served."""
     if plain != "loopback":
         return plain == "everywhere"
     address = numeric_address(host)
@@ -108,16 +110,16 @@ def may_be_plain(plain: Plain, host: str) -> bool:
 
 
 class SecureConnection(FastConnection):
-    """One accepted connection, with TLS or without."""
+    """One accepted connection, with or without TLS."""
 
     certificates: ClassVar[Certificates]
     refused: ClassVar[FewLines]
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
-        """Twisted's signature."""
+        """Takes the arguments that Twisted passes."""
         super().__init__(sock, *others)
         self._stream: TlsStream | None = None
-        self._is_known = False  # whether it is TLS
+        self._is_known = False  # whether it is known if this is TLS
         self._too_slow: Any = None
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
@@ -184,7 +186,7 @@ class SecureConnection(FastConnection):
         while left and self.connected:
             session = cast("Session", self.protocol)
             space = session.space if session.large else None
-            if space is None or len(space) == 1:  # without room it is one byte: not byte by byte, they are here already
+            if space is None or len(space) == 1:  # one byte if there is no room; this data is in memory already
                 session.dataReceived(plaintext if len(left) == len(plaintext) else left.tobytes())
                 return
             count = min(len(space), len(left))

@@ -1,15 +1,18 @@
-"""A connection's transport: Twisted's, with three changes from which a request-reply protocol gains most.
+"""The transport of a connection. It is Twisted's transport with the three changes that speed up a request-reply
+protocol most.
 
-- `write` gives the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
-  the reactor, which costs a blocking sender two epoll_ctl and one more epoll_wait for each message.
-- Buffered data are sent on without a copy. Twisted joins all buffered data each time it writes.
-- Reads have a fitting size: a small buffer for single requests (a large one costs more than the request), a larger one
-  while requests come in bulk, and the rest of a large frame goes straight to its place.
+- `write` passes the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
+  the reactor, which costs a blocking sender two epoll_ctl calls and one more epoll_wait for each message.
+- Buffered data are sent without a copy. Twisted joins all buffered data each time it writes.
+- The size of reads fits the traffic. Single requests are read into a small buffer, because a large buffer would cost
+  more than the request. While requests come in bulk, a larger buffer is used. The rest of a large frame is received
+  directly into the frame's buffer.
 
-The benchmark of all three: `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario consume`.
+The benchmark for all three changes is `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario
+consume`.
 
-Only this module uses private parts of Twisted. `connection_class` chooses them for the versions of Twisted with which
-they were tested, and Twisted's own transport for any other version.
+Only this module uses private parts of Twisted. For the versions of Twisted with which these parts were tested,
+`connection_class` returns FastConnection; for any other version it returns a class that uses Twisted's own transport.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ __all__ = ["FastConnection", "PlainConnection", "connection_class"]
 _log = logging.getLogger(__name__)
 
 TESTED = ((24, 7), (26, 10))
-"""The first and the last version of Twisted, (year, month), whose private parts are known to suit FastConnection.
-`PlainConnection` serves with any other version."""
+"""The first and the last version of Twisted, (year, month), with which FastConnection was tested. With any other
+version `PlainConnection` is used.
+"""
 
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 
@@ -57,10 +61,10 @@ def connection_class(version: str = twisted_version) -> type[tcp.Server]:
 
 
 class PlainConnection(tcp.Server):
-    """One accepted connection that uses only Twisted's public interface."""
+    """An accepted connection that uses only Twisted's public interface."""
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
-        """Twisted's signature."""
+        """Takes the arguments that Twisted passes."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if _may_receive():
@@ -68,39 +72,39 @@ class PlainConnection(tcp.Server):
         super().__init__(sock, *others)
 
     sent_bytes = 0
-    """The sent bytes of answers that had to wait in the buffer; bytes that go out at once do not count."""
+    """The number of bytes that were sent from the buffer; bytes that the socket takes at once do not count."""
 
     def writeSomeData(self, data: bytes) -> int | ConnectionLost:  # noqa: N802
-        """As Twisted's, which returns the number of bytes sent or why none were."""
+        """Send data as Twisted does: return the number of bytes sent, or the reason why none were sent."""
         sent = super().writeSomeData(data)
         if isinstance(sent, int):
             self.sent_bytes += sent
         return sent
 
     def write(self, data: Buffer) -> None:
-        """Convert to bytes, because Twisted takes nothing else."""
+        """Write data. They are converted to bytes, because Twisted accepts nothing else."""
         super().write(bytes(data))  # type: ignore[no-untyped-call]
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
-        """As `write` for several buffers."""
+        """Like `write`, for several buffers."""
         super().writeSequence([bytes(data) for data in iovec])  # type: ignore[no-untyped-call]
 
 
 class FastConnection(PlainConnection):
-    """One accepted connection."""
+    """An accepted connection with the three changes that the module's docstring describes."""
 
     bufferSize = 64 * 1024  # buffered bytes that pause the session  # noqa: N815
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Receive once, and have the data served now or in the connection's turn."""
+        """Receive once and have the data served, or leave this to the connection's next turn."""
         session = cast("Session", self.protocol)
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
-        """As `doRead`, but at once. After the connection's end it returns the reason again."""
+        """Receive once now, and have the data served. After the end of the connection, return the reason again."""
         session = cast("Session", self.protocol)
         space = session.space if session.large else None
         try:
@@ -124,15 +128,15 @@ class FastConnection(PlainConnection):
         return None
 
     def _fit_reads(self, count: int) -> None:
-        """Choose the size of the next read. count: the bytes of this one."""
+        """Choose the size of the next read. count: number of bytes that this read has received."""
         self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
 
     def write(self, data: Buffer) -> None:
-        """Send what the socket takes now, and buffer the rest."""
+        """Send as much as the socket takes now, and buffer the rest."""
         if self._nothing_buffered:
             try:
                 sent = self.socket.send(data)
-            except OSError:  # full, or broken: the reactor tries again and finds out
+            except OSError:  # the socket is full or broken: the reactor will try again and find out
                 sent = 0
             if sent == len(data):
                 return
@@ -140,7 +144,7 @@ class FastConnection(PlainConnection):
         self._buffer((data,))
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
-        """As `write` for several buffers, without joining them."""
+        """Like `write`, for several buffers, which are not joined."""
         buffers = list(iovec)
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
@@ -153,7 +157,7 @@ class FastConnection(PlainConnection):
         self._buffer(buffers)
 
     def doWrite(self) -> Any:  # noqa: N802
-        """Send buffered data; with none left, do what Twisted does then."""
+        """Send buffered data. If none are left, do what Twisted does then."""
         buffers = cast(list[Buffer], self._tempDataBuffer)
         if buffers:
             try:
@@ -178,7 +182,7 @@ class FastConnection(PlainConnection):
             return
         for data in buffers:
             if data:
-                self._tempDataBuffer.append(cast(bytes, data))  # joined by Twisted, so any buffer will do
+                self._tempDataBuffer.append(cast(bytes, data))  # Twisted joins them, so any buffer may be used
                 self._tempDataLen += len(data)
         if self._tempDataLen:
             self._maybePauseProducer()  # type: ignore[no-untyped-call]
@@ -187,15 +191,16 @@ class FastConnection(PlainConnection):
 
 @cache
 def _may_receive() -> bool:
-    """Whether the system allows such a receive buffer (net.core.rmem_max). If not, the kernel's own choice may be
-    larger."""
+    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If not, the size that the
+    kernel chooses itself may be larger.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         return probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= tuning.RECEIVE_BYTES
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """Return the rest of the buffers after the first `sent` bytes."""
+    """Return what is left of the buffers after the first `sent` bytes."""
     for number, data in enumerate(buffers):
         if sent < len(data):
             return [memoryview(data)[sent:], *buffers[number + 1 :]]

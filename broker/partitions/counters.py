@@ -1,4 +1,4 @@
-"""The counters behind `stats` (wire.md §4), kept as 1.x keeps them."""
+"""The counters that `stats` shows (wire.md §4). They count as in metaq 1.x."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 __all__ = ["KINDS", "OTHERS", "Counter", "Metrics", "format_number"]
 
 KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
-"""Realtime counters, in the order in which they are printed. message_size counts body bytes, the
-others count 1 each."""
+"""The kinds of realtime counters, in the order in which they are printed. message_size sums the bytes of bodies, the
+others count 1 for each message or request.
+"""
 
 OTHERS = "*"
-"""Stands for all groups or topics without figures of their own. No name has this character."""
+"""The name for all groups or topics together that have no separate figures. No real name contains this character."""
 
 RESET_SECONDS = 30 * 60
-"""Realtime counters start again after this long, as in 1.x."""
+"""Realtime counters start again at 0 after this many seconds, as in 1.x."""
 
 
 def format_number(value: float) -> str:
-    """Format as Java's `#.##`: at most two decimals, without trailing zeros."""
+    """Format a number like Java's `#.##`: with at most two decimals and without trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -32,7 +33,7 @@ class Counter:
         self.value = value
 
     def format(self, seconds: int) -> str:
-        """Return one line of `stats`. seconds: since the counters were reset."""
+        """Return the counter's text in a line of `stats`. seconds: time since the counters were reset."""
         per_count = format_number(self.value / self.count) if self.count else "invalid"
         per_second = format_number(self.count / seconds) if seconds else "invalid"
         return (
@@ -42,31 +43,31 @@ class Counter:
 
 
 class Metrics:
-    """Counters of one broker. Lives on the reactor thread.
+    """The counters of one broker. Lives on the reactor thread.
 
-    The totals (`cmd_…`) never go back. Realtime counters exist for topics with stat=true; they start again on `reset`
-    and every RESET_SECONDS. `has_stat` must be cheap: it is called for each batch.
+    The totals (`cmd_…`) never decrease. Realtime counters exist for topics with stat=true; they start again at 0 on
+    `reset` and every RESET_SECONDS. `has_stat` must be fast, because it is called for each batch.
     """
 
     def __init__(self, has_stat: Callable[[str], bool], seconds: Callable[[], float]) -> None:
-        """seconds: a monotonic clock."""
+        """seconds: returns the time of a monotonic clock."""
         self.cmd_put = 0
         self.put_bytes = 0  # of the bodies of all requested puts
         self.cmd_get = 0
         self.cmd_offset = 0
         self.get_miss = 0
         self.put_failed = 0
-        # requested verbs, whether they succeed or not
-        self.tx_begin = 0  # of both kinds
+        # the following count requests, whether they succeed or not
+        self.tx_begin = 0  # of both kinds: local and XA
         self.tx_xa_begin = 0
         self.tx_commit = 0
         self.tx_rollback = 0
-        self.damaged_ranges = 0  # found in segments since the start, by readers or while an index was made
+        self.damaged_ranges = 0  # found in segments since the start, by readers or by a rebuild of an index
         self.damaged_bytes = 0
         self._has_stat = has_stat
         self._seconds = seconds
         self._started = self._reset_at = seconds()
-        self._realtime: dict[str, dict[str, Counter]] = {kind: {} for kind in KINDS}  # each kind's, by topic
+        self._realtime: dict[str, dict[str, Counter]] = {kind: {} for kind in KINDS}  # by kind, then by topic
 
     @property
     def uptime_seconds(self) -> int:
@@ -81,7 +82,7 @@ class Metrics:
             self._count("message_size", topic, count, body_bytes)
 
     def put_refused(self, topic: str, count: int = 1) -> None:
-        """Count puts answered with 500. A closed partition is not counted, as in 1.x."""
+        """Count puts that are answered with 500. Refusals because of a closed partition are not counted, as in 1.x."""
         self.put_failed += count
         if self._has_stat(topic):
             self._count("put_failed", topic, count, count)
@@ -92,13 +93,15 @@ class Metrics:
             self._count("get", topic, 1, 1)
 
     def get_missed(self, topic: str) -> None:
-        """Count a get answered with 404 or 301."""
+        """Count a get that is answered with 404 or 301."""
         self.get_miss += 1
         if self._has_stat(topic):
             self._count("get_miss", topic, 1, 1)
 
     def damaged(self, size: int, new_range: bool) -> None:
-        """Count bytes that were newly found damaged since the start: a new range, or more of a known one."""
+        """Count bytes that were newly found to be damaged. new_range: whether they are a new damaged range, and not
+        more bytes of a known one.
+        """
         self.damaged_ranges += new_range
         self.damaged_bytes += size
 
@@ -108,14 +111,14 @@ class Metrics:
             self._count("offset", topic, 1, 1)
 
     def reset(self) -> None:
-        """Start the realtime counters again. All topics counted before stay listed, with zeros."""
+        """Set the realtime counters to 0. All topics that were counted before stay listed."""
         self._reset_at = self._seconds()
         for topics in self._realtime.values():
             for counter in topics.values():
                 counter.count = counter.value = 0
 
     def realtime(self, kind: str, topic: str | None = None) -> str:
-        """Return the text of one counter, for one topic or for all together."""
+        """Return the text of one realtime counter, for one topic or for all topics together."""
         topics = self._realtime[kind]
         if not topics:
             return "null"

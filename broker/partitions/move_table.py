@@ -1,8 +1,10 @@
-"""What a cluster's moves mean for one broker: how many partitions it shows, and which take no messages. Pure.
+"""Computes what the moves in a cluster mean for one broker: how many partitions it offers, and which of them take no
+messages. No I/O.
 
-1.x publishes only a number of partitions. So the source's last partitions leave, and arriving ones get the target's
-next numbers. Producers see the target's partitions before they stop seeing the source's. Consumers first stop seeing
-the source's, because their offsets move in between.
+As in metaq 1.x, a broker registers only its number of partitions. So only the last partitions of the source can leave,
+and arriving partitions get the next numbers of the target. Producers see the target's partitions before they stop
+seeing the source's partitions. For consumers it is the other way round: first they stop seeing the source's partitions,
+then their offsets are moved, and then they see the target's partitions.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ class Counts(NamedTuple):
 
 
 class MoveTable:
-    """The moves in which one broker takes part. Immutable."""
+    """The moves in which one broker takes part. The table is immutable."""
 
     def __init__(self, broker_id: int, moves: Iterable[Move] = (), *, known: bool = True) -> None:
-        """known: False until the moves were read. No partition may take messages so long."""
+        """known: False until the moves were read. Until then no partition may take messages."""
         self.known = known
         self._broker_id = broker_id
         self._out: dict[str, list[Move]] = {}
@@ -44,14 +46,16 @@ class MoveTable:
                 self._in.setdefault(move.topic, []).append(move)
 
     def concerns(self, topic: str) -> bool:
-        """Whether any move is of this topic."""
+        """Return whether any of the moves is a move of this topic."""
         return topic in self._out or topic in self._in
 
     def counts(self, topic: str, natural: int) -> Counts:
-        """Return the counts to show. natural: the number of partitions by settings and directories."""
+        """Return the numbers of partitions to offer. natural: the number of partitions according to settings and
+        directories.
+        """
         least, most_published, most_subscribed = 0, 1 << 30, 1 << 30
         for move in self._out.get(topic, ()):
-            behind = move.first + move.count  # none are added meanwhile: the leaving ones have to be the last
+            behind = move.first + move.count  # none are added meanwhile: leaving ones must be the last
             least = max(least, 0 if _is_at_least(move, MoveState.HANDING_OVER) else behind)
             published = move.first if _is_at_least(move, MoveState.PUBLISHING) else behind
             subscribed = move.first if _is_at_least(move, MoveState.HANDING_OVER) else behind
@@ -68,23 +72,27 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """Return how many partitions take messages whose producer leaves the choice to the broker."""
+        """Return the number of partitions among which the broker may choose for a message whose producer leaves the
+        choice to it.
+        """
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
 
     def has_left(self, topic: str, partition: int) -> bool:
-        """Whether the partition takes no more messages, because it moves or has moved to another broker."""
+        """Return whether the partition takes no more messages, because it is moving or has moved to another broker."""
         return any(
             move.first <= partition < move.first + move.count and _is_at_least(move, MoveState.CLOSING)
             for move in self._out.get(topic, ())
         )
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """Whether the partition will move or has moved to another broker: no message may begin to wait for it here."""
+        """Return whether the partition will move or has moved to another broker. If so, no message may begin to wait
+        for it on this broker.
+        """
         return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
 
     def is_incoming(self, topic: str, partition: int) -> bool:
-        """Whether this broker's data of the partition are a copy that may still be given up."""
+        """Return whether this broker's data of the partition are only a copy, which may still be discarded."""
         return any(
             move.target_first <= partition < move.target_first + move.count
             and not _is_at_least(move, MoveState.PUBLISHING)
@@ -92,7 +100,9 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, first offset if it has no log) of arrived partitions, once producers see them."""
+        """Yield (topic, partition, offset) for each partition that has arrived and that producers may see. offset:
+        where its log begins if it has none yet.
+        """
         for topic, moves in self._in.items():
             for move in moves:
                 if _is_at_least(move, MoveState.PUBLISHING):
@@ -101,4 +111,4 @@ class MoveTable:
 
 
 NO_MOVES = MoveTable(-1)
-"""The table of a broker without ZooKeeper, or of a test."""
+"""The table for a broker without ZooKeeper, and for tests."""

@@ -1,4 +1,4 @@
-"""A broker's partitions: which exist, which take puts and gets, and their logs."""
+"""A broker's partitions: which exist, which accept puts and gets, and their logs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ ANY = -1
 
 
 class Partitions:
-    """The configured topics over the store. Lives on the reactor thread.
+    """The partitions that the configured topics have in the store. Lives on the reactor thread.
 
-    A topic is accepted if it is configured, matched by a pattern, or one of metaq's own (protocol/own_topics.py). A
-    node of a broker set also accepts each topic that has data: another node, with another server.ini, has acknowledged
-    them. A topic never has fewer partitions than the data directories hold, even if fewer are configured: consumers
-    would not see the messages of the others (1.x hides them). Closed partitions are remembered only in memory
-    (storage.md §6).
+    A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
+    (protocol/own_topics.py). A node of a broker set also accepts each topic that has data, because another node, with
+    another server.ini, has acknowledged these data. A topic always has at least as many partitions as the data
+    directories contain, even if fewer are configured. Otherwise consumers would not see the messages of the other
+    partitions, which 1.x hides. Which partitions are closed is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Partitions:
         account: Account | None = None,
     ) -> None:
         """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
-        limits the number of topics without a section; None: no limit."""
+        limits the number of topics that have no section; None: no limit.
+        """
         self._account = account
         self._config = config
         self._store = store
@@ -71,7 +72,7 @@ class Partitions:
         self._closed: dict[str, set[int]] = {}
         self._moves = NO_MOVES
         self.takes_puts = True
-        """False for a slave. To be set before the first put."""
+        """False for a slave. Must be set before the first put."""
         for log in store.logs():
             self._learn(log)
 
@@ -87,7 +88,7 @@ class Partitions:
             raise TopicNotAccepted(name)
         if name not in self._stored:
             check = check_new_topic if name in self._config.topics else check_made_topic
-            check(name)  # it becomes a directory and a znode
+            check(name)  # the name becomes that of a directory and a znode
         return self._settings(name)
 
     def _accepts(self, topic: str) -> bool:
@@ -98,17 +99,19 @@ class Partitions:
         return sorted(self._stored)
 
     def settings(self, topic: str) -> TopicConfig:
-        """Return the settings of a topic that has a log: [system]'s if it is only on the disk. Takes microseconds:
-        callers with thousands of topics work in slices."""
+        """Return the settings of a topic that has a log. A topic that is only on the disk has the settings of [system].
+        This takes microseconds, so callers with thousands of topics work in slices.
+        """
         return self._settings(topic)
 
     def served_topics(self) -> dict[str, TopicConfig]:
-        """Return the topics that clients are offered: the configured ones, including patterns, then those with
-        a log."""
+        """Return the topics that clients may use, with their settings: the configured ones, including patterns, then
+        those with a log.
+        """
         return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
 
     def kept(self) -> list[str]:
-        """Return a sentence for each topic that is served with more partitions than its section says."""
+        """Return a warning for each topic that is served with more partitions than its section says."""
         stored = sorted((log.topic, log.partition) for log in self._store.logs())
         return [
             _kept(name, config.partitions, [number for topic, number in stored if topic == name])
@@ -117,8 +120,9 @@ class Partitions:
         ]
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be made. A topic with
-        a log may keep any name. A topic that a pattern accepts is checked when it is made."""
+        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be created. A topic
+        that has a log may keep any name. A topic that only a pattern accepts is checked when it is created.
+        """
         for name in sorted(config.topics.keys() - self._stored.keys()):
             try:
                 if "*" not in name:
@@ -127,7 +131,9 @@ class Partitions:
                 raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
-        """Return the sorted topics with a log that nothing in server.ini accepts: they have [system]'s settings."""
+        """Return the topics with a log that nothing in server.ini accepts, sorted. They have the settings of
+        [system].
+        """
         return sorted(name for name in self._stored if self._config.topic(name) is None)
 
     def _settings(self, name: str) -> TopicConfig:
@@ -139,7 +145,7 @@ class Partitions:
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def takes_compressed(self, topic: str) -> bool:
-        """Whether the topic takes messages with compressed payloads, and so may give some."""
+        """Return whether the topic accepts messages with compressed payloads, so that its readers may get some."""
         if not self._any_compressed:
             return False  # the usual case; each `get` asks
         taken = self._compressed.get(topic)
@@ -151,16 +157,16 @@ class Partitions:
         return taken
 
     def has_stat(self, topic: str) -> bool:
-        """Whether realtime counters are kept for a topic."""
+        """Return whether realtime counters are kept for a topic."""
         stat = self._stat.get(topic)
         if stat is None:
             stat = self._config.has_stat(topic)
-            if topic in self._stored or topic in self._config.topics:  # bounded: not for any name of a client
+            if topic in self._stored or topic in self._config.topics:  # not for any name that a client sends
                 self._stat[topic] = stat
         return stat
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Use another configuration: other topics, partition counts and `stat`."""
+        """Use another configuration with other topics, numbers of partitions and `stat`."""
         self._config = config
         self._writable.clear()
         self._stat.clear()
@@ -170,15 +176,16 @@ class Partitions:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
-        """Return a random partition of the topic, for a put to ANY."""
+        """Return a random partition of the topic for a put to ANY."""
         count = self._moves.open_count(topic, self._settings(topic).partitions)
         return self._rng.randrange(count) if count else 0  # partition 0 is then refused
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
-        """Return the log to append to; it is made on its first use.
+        """Return the log to which a put is appended. The log is created on its first use.
 
-        chosen: whether the broker chose the partition; then a closed one is not refused (1.x). Raises PartitionClosed,
-        TopicNotAccepted, InvalidName, WrongPartition, NotMaster, BrokerStarting, AccountSpent, DiskFull, StoreError.
+        chosen: whether the broker chose the partition; then a closed partition is not refused, as in 1.x. Raises
+        PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition, NotMaster, BrokerStarting, AccountSpent,
+        DiskFull, StoreError.
         """
         log = self._writable.get((topic, partition))
         if log is None:
@@ -188,8 +195,9 @@ class Partitions:
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return `for_put` of each topic and partition. None if that would create more new logs than one turn of the
-        reactor may create. Raises as the first refused one."""
+        """Return the result of `for_put` for each topic and partition. Return None if that would create more new logs
+        than one turn of the reactor may create. Raises the error of the first refused one.
+        """
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
             found = list(map(self._writable.get, places))
@@ -200,7 +208,8 @@ class Partitions:
         return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """Return the log, made if there is none, regardless of the configuration: committed messages must be kept.
+        """Return a partition's log; create it if there is none. The configuration does not matter, because committed
+        messages must be stored.
 
         Raises InvalidName, StoreError.
         """
@@ -210,7 +219,8 @@ class Partitions:
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition for which messages wait; None if its topic is no longer accepted. A missing log
-        is made: no node copies a partition before it has a message, and a power cut may remove an empty one.
+        is created. It may be missing because nodes do not copy a partition before it has a message, or because a power
+        failure has removed an empty log.
 
         Raises StoreError.
         """
@@ -219,12 +229,13 @@ class Partitions:
         return self.for_replay(topic, partition)
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition if it has one, regardless of the configuration."""
+        """Return the log of a partition regardless of the configuration; None if it has no log."""
         return self._store.find(topic, partition)
 
     def for_read(self, topic: str, partition: int) -> PartitionLog:
-        """Return the log to read from. Raises PartitionClosed, PartitionNotFound (also for a partition without data),
-        and WrongPartition for a copy of a moving partition that may still be given up."""
+        """Return the log from which a get reads. Raises PartitionClosed, PartitionNotFound (also for a partition
+        without data), and WrongPartition for the copy of a moving partition that may still be discarded.
+        """
         if partition in self._closed.get(topic, ()):
             raise PartitionClosed(self.broker_id, partition)
         if self._moves.is_incoming(topic, partition):
@@ -232,7 +243,7 @@ class Partitions:
         return self._store.get(topic, partition)
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log as for_read, but None for a configured partition that has no data yet.
+        """Like for_read, but return None for a configured partition that has no data yet.
 
         Raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition.
         """
@@ -245,14 +256,15 @@ class Partitions:
             return None
 
     def check(self, topic: str, partition: int) -> None:
-        """Raise TopicNotAccepted, InvalidName, WrongPartition or NotMaster unless puts may name this partition."""
+        """Raise TopicNotAccepted, InvalidName, WrongPartition or NotMaster if puts may not name this partition."""
         if not self.takes_puts:
             raise NotMaster(self.broker_id, "an asynchronous slave")
         if not 0 <= partition < self.topic(topic).partitions:
             raise WrongPartition(partition)
 
     def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
-        """Return the log to which a slave copies its master's partition; a missing one begins at `first_offset`.
+        """Return the log to which a slave copies its master's partition. A missing log is created and begins at
+        `first_offset`.
 
         The slave's own configuration of the topic does not matter. Raises InvalidName, StoreError.
         """
@@ -279,7 +291,9 @@ class Partitions:
         return log
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
-        """Make a log. Also raises AccountSpent if that would make a new topic for this client."""
+        """Create a log. Also raises AccountSpent if this would create a new topic and the client has created too
+        many.
+        """
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
             address = self._account.asker
@@ -302,8 +316,9 @@ class Partitions:
     # --- moving -------------------------------------------------------------------------------------------------------
 
     def use_moves(self, moves: MoveTable) -> None:
-        """Apply these moves to the partitions that are shown and take messages. Raises StoreError if a log that has to
-        be there cannot be made."""
+        """Use these moves from now on to decide which partitions are offered and take messages. Raises StoreError if
+        the log of an arrived partition is missing and cannot be created.
+        """
         self._moves = moves
         self._writable.clear()
         for topic, partition, end in moves.arrived():
@@ -311,23 +326,24 @@ class Partitions:
                 self.for_replica(topic, partition, end)
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """As MoveTable.is_leaving."""
+        """Return the result of MoveTable.is_leaving."""
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:
-        """Return the highest partition that has a log, plus one; 0 for none."""
+        """Return the highest number of a partition that has a log, plus one; 0 if no partition has a log."""
         return self._stored.get(topic, 0)
 
     def serves(self, topic: str) -> bool:
-        """Whether clients are offered the topic."""
+        """Return whether clients may use the topic."""
         return topic in self._config.topics or topic in self._stored
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self, topic: str, start: int, end: int) -> None:
-        """Refuse puts to and gets from the partitions start … end of a configured topic, until opened or restarted.
+        """Refuse puts to and gets from the partitions start … end of a configured topic, until they are opened or the
+        broker is restarted.
 
-        Raises TopicNotAccepted for a topic without a section, WrongPartition for an end outside of it.
+        Raises TopicNotAccepted for a topic without a section, WrongPartition for numbers outside the topic.
         """
         if topic not in self._config.topics:
             raise TopicNotAccepted(topic)
@@ -339,7 +355,7 @@ class Partitions:
             self._writable.pop((topic, partition), None)
 
     def closed(self, topic: str) -> list[int]:
-        """Return the numbers of the topic's partitions that an operator has closed to new messages, sorted."""
+        """Return the numbers of the topic's partitions that an operator has closed, sorted."""
         return sorted(self._closed.get(topic, ()))
 
     def open(self, topic: str) -> None:

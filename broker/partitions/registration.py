@@ -1,8 +1,8 @@
-"""The broker in ZooKeeper: it registers after the port listens, adds topics as they come, and unregisters before the
-port closes.
+"""The broker's registration in ZooKeeper. The broker registers after its port listens, adds topics when they appear,
+and unregisters before the port is closed.
 
-kazoo's calls wait for the network, so none is made on the reactor thread. The threads are daemons: a broker that stops
-while ZooKeeper is away does not wait for it. Its nodes then end with its session.
+kazoo's calls wait for the network, so none is made on the reactor thread. They run in daemon threads, so a broker that
+stops while ZooKeeper cannot be reached does not wait for it. Its znodes then disappear with its session.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 
 
 def _can_be_registered(topic: str) -> bool:
-    """Whether ZooKeeper takes the name. Earlier brokers stored topics with other names; they stay served."""
+    """Return whether the topic's name can be the name of a znode. Earlier brokers stored topics with other names, too;
+    these topics are still served.
+    """
     try:
         check_znode("topic", topic)
     except InvalidName as error:
@@ -58,7 +60,9 @@ def _registration(name: str, topic: TopicConfig) -> TopicRegistration:
 
 
 class Registration:
-    """One broker's znodes (zookeeper.md §3). Called on the reactor thread; every Deferred fires there."""
+    """The znodes of one broker (zookeeper.md §3). Its methods are called on the reactor thread, and every Deferred
+    fires there.
+    """
 
     def __init__(
         self,
@@ -68,8 +72,9 @@ class Registration:
         *,
         elected_on: ZkSession | None = None,
     ) -> None:
-        """slave_id: None for a master. elected_on: the session on which the broker was elected as its set's leader; its
-        owner starts and closes it. See BrokerRegistration."""
+        """slave_id: None for a master. elected_on: the ZooKeeper session on which the broker was elected as its set's
+        leader; another object starts and closes this session. See BrokerRegistration.
+        """
         self._config = config
         self._reactor = reactor
         self._slave_id = slave_id
@@ -84,16 +89,16 @@ class Registration:
 
     @property
     def session(self) -> ZkSession:
-        """The session, for the broker's other reads of ZooKeeper in worker threads."""
+        """The ZooKeeper session. Other parts of the broker also use it in worker threads to read from ZooKeeper."""
         return self._session
 
     @property
     def registered(self) -> bool:
-        """Whether clients find the broker in ZooKeeper, as far as is known here."""
+        """Whether clients can find the broker in ZooKeeper, as far as this process knows."""
         return self._registration is not None and self._registration.registered
 
     def connect(self) -> Deferred[None]:
-        """Begin the session, before `start`. Fails with CoordinationError, CoordinationUnavailable."""
+        """Start the session; must be called before `start`. Fails with CoordinationError, CoordinationUnavailable."""
         start = partial(self._session.start, self._connect_seconds, wait_for_servers=True, create_chroot=True)
         return self._queue(start)
 
@@ -102,12 +107,14 @@ class Registration:
         return self._queue(self._new_registration(port, topics))
 
     def withdraw(self) -> Deferred[None]:
-        """Remove the znodes for a while. Fires when that is done, or when the session's end will do it."""
+        """Remove the znodes for some time. The Deferred fires when this is done, or when it is certain that the end of
+        the session will remove them.
+        """
         registration, self._registration = self._registration, None
         return succeed(None) if registration is None else self._queue(registration.unregister)
 
     def come_back(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
-        """Register again after `withdraw`. Fails as `start`."""
+        """Register again after `withdraw`. Fails with the errors of `start`."""
         return self._queue(self._new_registration(port, topics))
 
     def _new_registration(self, port: int, topics: Mapping[str, TopicConfig]) -> Callable[[], None]:
@@ -123,7 +130,9 @@ class Registration:
         return partial(self._register, partial(registration.register, _described(topics)))
 
     def _register(self, register: Callable[[], None]) -> None:
-        """Register, and wait for ZooKeeper once more if it has gone since the first connection, as in an election."""
+        """Register. If ZooKeeper has become unavailable since the first connection, for example during its leader
+        election, try again for some time.
+        """
         give_up = time.monotonic() + self._connect_seconds
         pauses = Backoff()
         while True:
@@ -142,7 +151,9 @@ class Registration:
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:
-        """Register a topic that came with its first put. Failures are logged; the next session makes up for them."""
+        """Register a topic that has appeared with its first put. Failures are logged; the topic is then registered with
+        the next session.
+        """
         registration = self._registration
         if registration is None or not _can_be_registered(name):
             return
@@ -158,8 +169,9 @@ class Registration:
         self._tasks.put(add)
 
     def offer(self, name: str, topic: TopicConfig) -> Deferred[None]:
-        """Register a topic as it is now. Fails with CoordinationError, also if the broker is not registered, and with
-        InvalidName."""
+        """Register a topic with these settings. Fails with CoordinationError, also if the broker is not registered, and
+        with InvalidName.
+        """
         registration = self._registration
 
         def offer() -> None:
@@ -171,9 +183,10 @@ class Registration:
         return self._queue(offer)
 
     def update(self, checksum: int, topics: Mapping[str, TopicConfig]) -> Deferred[list[str]]:
-        """Publish a new checksum of server.ini, then register `topics` anew. Fires with warnings.
+        """Publish a new checksum of server.ini, then register `topics` again. The Deferred fires with a list of
+        warnings.
 
-        If ZooKeeper cannot be told now, it is told in the background, or by `come_back` after `withdraw`.
+        If ZooKeeper cannot be updated now, it is updated later in the background, or by `come_back` after `withdraw`.
         """
         self._checksum = checksum
         registration = self._registration
@@ -191,18 +204,18 @@ class Registration:
         return self._queue(update)
 
     def stop_serving(self) -> Deferred[None]:
-        """Remove the znodes; fires after at most 5 s, even without an answer of ZooKeeper."""
+        """Remove the znodes. The Deferred fires after at most 5 s, even if ZooKeeper does not answer."""
         registration = self._registration
         return self._in_own_thread((lambda: None) if registration is None else registration.unregister)
 
     def close(self) -> Deferred[None]:
-        """End the session, unless another object owns it; fires after at most 5 s."""
+        """Close the session, unless another object owns it. The Deferred fires after at most 5 s."""
         if self._elected:
             return succeed(None)
         return self._in_own_thread(self._session.close)
 
     def _in_own_thread(self, function: Callable[[], None]) -> Deferred[None]:
-        # not in the queue: a registration that waits for a stale node must not hold up the stop
+        # not in the queue, because a registration that waits for a stale znode must not delay the stop
         deferred = in_own_thread(self._reactor, "registration-stop", function)
         return deferred.addTimeout(_STOP_SECONDS, cast(Any, self._reactor)).addErrback(self._log_stop)
 

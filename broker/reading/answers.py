@@ -1,4 +1,4 @@
-"""The answers of verbs, and the encoders of replies, errors and 1.x's own texts."""
+"""The types of answers, and the encoders of replies and errors, also in the words of metaq 1.x."""
 
 from __future__ import annotations
 
@@ -40,29 +40,30 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Bytes: TypeAlias = bytes | list[Buffer]
-"""A whole answer, in one buffer or several (large data are not joined to their header)."""
+"""A whole answer, in one buffer or in several (large data are not joined to their header)."""
 
 Answer: TypeAlias = Bytes | Deferred[Bytes] | None
-"""Bytes now, bytes later, or no answer."""
+"""The answer's bytes, a Deferred of them, or None for no answer."""
 
 Work: TypeAlias = Generator[None, None, Answer]
-"""A long request: it takes a few milliseconds up to each `yield`, where others may be served, and returns its
-answer."""
+"""The work on a long request. It takes a few milliseconds up to each `yield`, where other requests may be served, and
+returns the answer.
+"""
 
 
 class ReplyFields(Protocol):
-    """A reply of protocol/."""
+    """A reply, as the package protocol/ defines them."""
 
     def to_ext(self) -> dict[str, str | int]: ...
 
 
 def answer_bytes(answer: Bytes) -> int:
-    """The size of an answer."""
+    """Return the size of an answer in bytes."""
     return sum(map(len, answer)) if isinstance(answer, list) else len(answer)
 
 
 def then(result: T | Deferred[T], convert: Callable[[T], U]) -> U | Deferred[U]:
-    """Return `convert` of a result, at once if the result is there."""
+    """Return convert(result). For a Deferred, return a Deferred of the converted result."""
     return result.addCallback(convert) if isinstance(result, Deferred) else convert(result)
 
 
@@ -76,7 +77,9 @@ def answer_frame(
     remark: str = "",
     body: int = 0,
 ) -> bytes:
-    """Return prefix and header of an answer whose body has `body` bytes; the caller sends the body after it."""
+    """Return the prefix and the header of an answer whose body has `body` bytes. The caller sends the body after
+    them.
+    """
     return encode_frame(code, opaque, ext, body, flag=RESPONSE, remark=remark)
 
 
@@ -101,7 +104,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def error_frame(opaque: int, error: MetaqError) -> bytes:
-    """Return the answer to a frame for an error."""
+    """Return the answer to a frame that has failed with this error."""
     if isinstance(error, TransactionRefused):
         ext = {} if error.xa_code is None else {"xaCode": error.xa_code}
         return answer_frame(opaque, ext, ResponseCode.TRANSACTION_REFUSED, str(error))
@@ -113,20 +116,22 @@ def error_frame(opaque: int, error: MetaqError) -> bytes:
 
 
 def error_result(opaque: int, error: MetaqError) -> bytes:
-    """Return the answer to a text command for an error."""
+    """Return the answer to a text command that has failed with this error."""
     return encode_result(error.status, _with_capital(error), opaque)
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """Return 1.x's words for a failed put, and for a get whose group's filter failed.
+    """Return the text with which metaq 1.x answers a failed put, and a get whose group's filter failed.
 
-    capital: whether a closed partition's text begins with a capital; 1.x's slave writes it so here too.
+    capital: whether the text about a closed partition begins with a capital letter, as 1.x's slave writes it here, too.
     """
     detail = _with_capital(error) if capital else str(error)
     return f"Put message to [broker '{url}'] [partition '{topic}-{partition}'] failed.Detail:{detail}"
 
 
 def _with_capital(error: MetaqError) -> str:
-    """Return an error's text. 1.x begins a closed partition's text with a capital unless a prefix stands before it."""
+    """Return an error's text. The text about a closed partition begins with a capital letter, as in 1.x if no prefix
+    precedes it.
+    """
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

@@ -1,7 +1,9 @@
-"""Reads that may wait for the disk: in threads of their own, in turn by group, and never at the cost of hot work.
+"""Reads that may wait for the disk. They run in separate threads, the groups take turns, and they do not slow down
+other work.
 
-Data in the page cache are read at once, on the reactor thread. Once a consumer has needed other data, worker threads
-read for it, sequentially (store/sequential.py), until it has caught up with the end.
+Data in the page cache are read at once, on the reactor thread. When a consumer needs data that are not in the page
+cache, worker threads read sequentially for it (store/sequential.py) until it has caught up with the end of the
+partition.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """A group that reads data of a partition outside the page cache. `start`, `end`: of its last read."""
+    """A group that reads data of a partition outside the page cache. `start`, `end`: byte offsets of its last read."""
 
     __slots__ = ("busy", "end", "reader", "start")
 
@@ -46,7 +48,7 @@ class _Reader:
 
 
 class ColdReads:
-    """Lives on the reactor thread."""
+    """Performs the cold reads of a broker. Lives on the reactor thread."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class ColdReads:
         reactor: ReactorTime,
         pace: Pace,
     ) -> None:
-        """run_in_thread: used only for these reads, so that no sync waits behind them."""
+        """run_in_thread: runs only these reads, so that no sync waits for them."""
         self._files = files
         self.cached_only = cached_only
         self._pace = pace
@@ -64,8 +66,9 @@ class ColdReads:
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
-        """Return the result of `Segments.read`, at once if the page cache has it. Raises, or fails, as
-        `Segments.read`."""
+        """Return the result of `Segments.read`: the data themselves if they are in the page cache, otherwise a
+        Deferred. Raises or fails with the errors of `Segments.read`.
+        """
         known = self._readers.get((log, group)) if self._readers else None
         if known is None or not known.continues(offset) or log.visible_end - offset <= store_tuning.HOT_TAIL_BYTES:
             data = log.segments.read(offset, max_bytes)
@@ -95,7 +98,8 @@ class ColdReads:
     def run(
         self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
     ) -> Deferred[T]:
-        """Run a function that reads cold data, when it is the group's turn, and give its result.
+        """Run a function that reads cold data in a worker thread when it is the group's turn. The Deferred gets its
+        result.
 
         before: called with the result or the error just before the Deferred fires.
         """
@@ -113,15 +117,16 @@ class ColdReads:
         return deferred
 
     def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:
-        """Return the answer of a function that reads index files, at once if they are in the page cache.
+        """Return the result of a function that reads index files: directly if these are in the page cache, otherwise a
+        Deferred.
 
-        The function is called again after each piece that had to be loaded, so it must not change anything.
+        The function is called again each time a missing piece was loaded, so it must not change anything.
         """
         loaded: dict[tuple[str, int], int] = {}
 
         def ask(_: object = None) -> T | Deferred[T]:
             try:
-                # a piece leaves the cache again and again: there is no memory
+                # a piece is dropped from the cache again and again, because memory is short
                 if loaded and max(loaded.values()) > tuning.LOOK_UP_MAX_LOADS:
                     return question()
                 with self.cached_only:
@@ -140,9 +145,9 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """Examines places where readers can read no record: in worker threads, once for each place.
+    """Examines offsets at which readers find no record. It does so in worker threads, once for each offset.
 
-    Lives on the reactor thread. The log remembers and reports damage (`Segments.report_damage`).
+    Lives on the reactor thread. The log stores and reports the damage that is found (`Segments.report_damage`).
     """
 
     def __init__(self, cold_reads: ColdReads) -> None:
@@ -152,10 +157,10 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """Give what lies at a readable `offset`, or the error that prevents the answer; never fails. Later callers
-        share the answer.
+        """Give what is at a readable `offset`, or the error that prevents an answer; the Deferred never fails. Callers
+        that ask for the same offset meanwhile get the same answer.
 
-        question: log.lookup.examination(offset), if the caller has it already.
+        question: the result of log.lookup.examination(offset), if the caller already has it.
         """
         deferred: Deferred[Soundness | BaseException] = Deferred()
         waiting = self._examined.setdefault((log, offset), [])

@@ -1,4 +1,6 @@
-"""Pulls that wait for data: woken when a partition shows more data, at their deadline, or never (disconnect)."""
+"""Pulls that wait for data. They are woken when a partition shows more data, at their deadline, or when their
+connection ends.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,20 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""How many entries are dropped at once: that takes less than a millisecond."""
+"""The most entries that are dropped at once, which takes less than a millisecond."""
 
 
 class ParkedRequest(Protocol):
-    """A parked request. `key` is what it waits for: a pull's (topic, partition), or a shared group's (group, topic,
-    partition). `deadline` is a time of the reactor's clock in seconds."""
+    """A request that can be parked. `key` names what it waits for: (topic, partition) for a pull, (group, topic,
+    partition) for a shared group. `deadline` is a time in seconds of the reactor's clock.
+    """
 
     key: Hashable
     deadline: float
 
 
 class _Parked:
-    """A parked request. resume: None once it no longer waits."""
+    """A parked request. resume: the function to call; None when the request no longer waits."""
 
     __slots__ = ("resume", "waiter")
 
@@ -45,11 +48,12 @@ def _is_current(entry: _Deadline) -> bool:
 
 
 class ParkedPulls:
-    """All parked pulls of a broker, by partition. Lives on the reactor thread.
+    """All parked requests of a broker, by key. Lives on the reactor thread.
 
-    Pulls are woken in the reactor's next turn. So one answer has all data that a turn appended, and puts are answered
-    before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one timer: the
-    reactor would run all due timers in one turn, and looks at all of its timers when half are cancelled.
+    Pulls are woken in the reactor's next turn. So one answer contains all data that were appended in a turn, and puts
+    are answered before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one
+    timer, because the reactor would run all due timers in one turn, and it looks at all of its timers when half of them
+    are cancelled.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -60,16 +64,18 @@ class ParkedPulls:
         self._numbers = count()
         self._timer: Timer | None = None
         self._timer_at = inf
-        self._ready: dict[Hashable, None] = {}  # an ordered set: all that wait for a key are resumed
-        self._resuming: deque[_Parked] = deque()  # the pulls of the last key taken from it
-        self._woken: deque[ParkedRequest] = deque()  # resumed before those, if they still wait
+        self._ready: dict[Hashable, None] = {}  # an ordered set of keys: all requests that wait for them are resumed
+        self._resuming: deque[_Parked] = deque()  # the requests of the last key taken from `_ready`
+        self._woken: deque[ParkedRequest] = deque()  # resumed before the others, if they still wait
         self._wakes = False  # whether `_wake` runs in the next turn
 
     def __len__(self) -> int:
         return self._count
 
     def park(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when the partition shows more data or the deadline has come."""
+        """Park a request. `resume` is called once: when the partition shows more data, or when the deadline has
+        come.
+        """
         parked = _Parked(waiter, resume)
         self._parked.setdefault(waiter.key, {})[waiter] = parked
         self._count += 1
@@ -77,7 +83,9 @@ class ParkedPulls:
         self._set_timer(waiter.deadline)
 
     def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """In the next turn resume the chosen requests that wait for `key`, as if their deadline had come."""
+        """In the next turn, resume those requests waiting for `key` for which `chosen` returns true, as if their
+        deadline had come.
+        """
         now = self._reactor.seconds()
         ended = [waiter for waiter in self._parked.get(key, ()) if chosen(waiter)]
         for waiter in ended:
@@ -85,13 +93,13 @@ class ParkedPulls:
         self.wake(ended)
 
     def wake_all(self) -> None:
-        """Resume every parked pull soon: its answer may be another one now."""
+        """Resume all parked requests soon, because their answers may have changed."""
         self._ready |= dict.fromkeys(self._parked)
         if self._ready:
             self._wake_soon()
 
     def wake(self, waiters: Iterable[ParkedRequest]) -> None:
-        """Resume the parked ones among these soon, in order."""
+        """Resume soon, and in this order, those of these requests that are parked."""
         self._woken.extend(waiters)
         if self._woken:
             self._wake_soon()
@@ -103,23 +111,24 @@ class ParkedPulls:
     def wake_some(
         self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
     ) -> Sequence[ParkedRequest]:
-        """Resume the requests that wait for `key` at once, first to last, while `wanted` holds. Return the rest.
-        among: consider only these; None: all."""
+        """Resume the requests that wait for `key` now, in the order in which they were parked, as long as `wanted`
+        returns true. Return the rest. among: consider only these requests; None: all.
+        """
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):
             if not wanted():
                 return waiters[number:]
             parked = self._parked.get(key, {}).get(waiter)
-            if parked is not None:  # else resuming another one has dropped it
+            if parked is not None:  # otherwise the resuming of another request has dropped it
                 self._resume(parked)
         return ()
 
     def watch(self, log: PartitionLog) -> None:
-        """Have `log` report when it shows more data."""
+        """Make `log` report when it shows more data."""
         log.on_visible = self._became_visible
 
     def _became_visible(self, log: PartitionLog) -> None:
-        if not self._parked:  # this runs for each append, and mostly nobody waits
+        if not self._parked:  # this runs for each append, and mostly no request waits
             return
         key = (log.topic, log.partition)
         if key in self._parked:
@@ -146,8 +155,9 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """Yield the requests to resume until there are none left. Some no longer wait; None stands for one that does
-        not wait."""
+        """Yield the requests to resume until there are none left. Some of them may no longer wait. None is yielded for
+        a request that is not parked.
+        """
         while True:
             if self._woken:
                 waiter = self._woken.popleft()
@@ -164,7 +174,7 @@ class ParkedPulls:
                 return
 
     def _resume(self, parked: _Parked) -> None:
-        """Resume a request, unless it no longer waits."""
+        """Resume a request if it still waits."""
         waiter, resume = parked.waiter, parked.resume
         if waiter is None or resume is None:
             return
@@ -175,11 +185,11 @@ class ParkedPulls:
             del self._parked[waiter.key]
         self._count -= 1
         if not self._count and len(self._deadlines) <= _FEW:
-            self._deadlines.clear()  # the timer stays: mostly another request parks before it fires
+            self._deadlines.clear()  # the timer is kept, because mostly another request is parked before it fires
         resume()
 
     def _set_timer(self, at: float) -> None:
-        """Set the timer for this deadline, unless it fires earlier."""
+        """Set the timer for this deadline, unless it already fires earlier."""
         if at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

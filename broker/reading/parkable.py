@@ -1,7 +1,7 @@
-"""A request that `step` advances until it has an answer; it may have to wait for data that are not there yet.
+"""A request that `step` advances until it has an answer. It may have to wait for data that do not exist yet.
 
-The result of `step` decides when it is called again. At WAIT the session parks the request; at AGAIN it continues the
-request as soon as other work was done.
+The result of `step` decides when `step` is called again. After WAIT the session parks the request. After AGAIN it
+continues the request as soon as other work was done.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ __all__ = ["Loading", "Parkable", "Step"]
 
 
 class Step(Enum):
-    """Why a step gave no answer."""
+    """The reason why a step has returned no answer."""
 
     WAIT = "wait"
-    """There is no answer before more data come."""
+    """There will be no answer before more data arrive."""
     AGAIN = "again"
-    """The records looked at did not match; there are more."""
+    """None of the records that were looked at matched, and there are more records."""
 
 
 class Loading(NamedTuple):
-    """A step needs data that are not in memory or must be searched for. Repeat it when `done` fires, which never
-    fails."""
+    """The step needs data that are not in memory or that must be searched for. It must be repeated when `done` fires;
+    `done` never fails.
+    """
 
     done: Deferred[None]
 
 
 class Parkable:
-    """Such a request under way. Lives on the reactor thread. No ABC: `isinstance`, which every answer passes, would be
-    several times as slow.
+    """Such a request while it is being served. Lives on the reactor thread. It is not an ABC, because `isinstance`,
+    which is called for every answer, would be several times as slow.
 
-    opaque: of its frame. key: what it waits for (long_poll.py). deadline: when its wait is over, seconds of the
-    reactor's clock. held_bytes: the memory that it takes while it waits.
+    opaque: that of its frame. key: names what it waits for (long_poll.py). deadline: when its wait ends, in seconds of
+    the reactor's clock. held_bytes: the memory that it takes while it waits.
     """
 
     __slots__ = ()
 
     repeatable = True
-    """As Verb.repeatable."""
+    """As in Verb.repeatable."""
 
     opaque: int
     key: Hashable
@@ -55,27 +56,30 @@ class Parkable:
     @property
     @abstractmethod
     def expired(self) -> bool:
-        """Whether its wait is over."""
+        """Whether the request's wait is over."""
 
     @property
     @abstractmethod
     def max_bytes(self) -> int:
-        """The most data that an answer may carry; a single record may be larger."""
+        """The most bytes of data that an answer may carry; a single record may be larger."""
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """Topic, partition and byte offset of a pull that a set's follower may answer; None: only the leader may."""
+        """Topic, partition and byte offset of a pull that a follower of a broker set may answer; None: only the leader
+        may answer.
+        """
         return None
 
     @abstractmethod
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """Return the answer, or why there is none yet. Raises MetaqError."""
+        """Advance the request. Return the answer, or the reason why there is none yet. Raises MetaqError."""
 
     def put_aside(self) -> bool:
-        """Forget data that can be read again, because other requests of the connection are served first. Return whether
-        there are data to give already; the caller then had better answer with `nothing`."""
+        """Free data that can be read again, because other requests of the connection are served first. Return whether
+        the request already has data for an answer; then the caller should answer with `nothing`.
+        """
         return False
 
     @abstractmethod
     def nothing(self) -> Bytes:
-        """Return the answer when the wait has ended. Raises MetaqError."""
+        """Return the answer for the end of the wait. Raises MetaqError."""

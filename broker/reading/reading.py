@@ -1,4 +1,4 @@
-"""The means with which `get` and PULL read: logs, cold reads, filters, and the limits of answers."""
+"""What `get` and PULL need to read: logs, cold reads, filters, and the limits of answers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from .selecting import TurnTime
 __all__ = ["MAX_FILTER_CALLS", "Reading"]
 
 MAX_FILTER_CALLS = 256
-"""How many requests may wait for users' filters. More are refused, so that a hanging filter costs no memory."""
+"""The most requests that may wait for users' filters. Further requests are refused, so that a hanging filter does not
+take more and more memory.
+"""
 
 T = TypeVar("T")
 
 InThread = Callable[[Callable[[], Any]], Deferred[Any]]
-"""Calls a function in a worker thread and gives its result."""
+"""Calls a function in a worker thread; the Deferred gets its result."""
 
 
 class Reading:
-    """Shared by all readers of a broker. Lives on the reactor thread."""
+    """The objects that all readers of a broker share. Lives on the reactor thread."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Reading:
         account: Account,
         url: Callable[[], str],
     ) -> None:
-        """in_filter_thread: runs users' filters. url: this broker's, as registered in ZooKeeper."""
+        """in_filter_thread: runs users' filters. url: returns this broker's URL, as registered in ZooKeeper."""
         self.partitions = partitions
         self.cold_reads = cold_reads
         self.examinations = Examinations(cold_reads)
@@ -57,9 +59,9 @@ class Reading:
         self.where_time = TurnTime(reactor)
         self.seconds = reactor.seconds
         self.max_transfer_bytes = config.max_transfer_size
-        """The most data of one answer."""
+        """The most bytes of data in one answer, according to the configuration."""
         self.moves_past_end = config.move_consumers_past_end
-        """Whether a `get` beyond the end is answered with the end."""
+        """Whether a `get` beyond the end is answered with the end offset."""
         self.url = url
         self._account = account
         self._in_filter_thread = in_filter_thread
@@ -67,24 +69,29 @@ class Reading:
 
     @property
     def max_answer_bytes(self) -> int:
-        """The most data of one answer: less while consumers at the asking address take too little of their answers."""
+        """The most bytes of data in one answer now. It is smaller while consumers at the asking address receive their
+        answers too slowly.
+        """
         return self._answer_bytes(self.max_transfer_bytes)
 
     @property
     def max_pull_bytes(self) -> int:
-        """The same for a PULL; bulk readers may ask for more."""
+        """The most bytes of data in one answer to a PULL now. It is larger than for `get`, because bulk readers may ask
+        for more.
+        """
         return self._answer_bytes(max(self.max_transfer_bytes, MAX_PULL_BYTES))
 
     def _answer_bytes(self, limit: int) -> int:
         return self._account.unsent.data_bytes(self._account.asker, limit)
 
     def why_no_answer(self, size: int, address: str) -> str | None:
-        """Return why this address gets no answer of so many bytes now; None if it gets one."""
+        """Return why this address cannot get an answer of this size now; None if it can."""
         return self._account.unsent.why_not(address, size)
 
     def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """Run a function that calls a filter, and give its result. Fails with FiltersBusy when too many wait
-        already."""
+        """Run a function that calls a user's filter; the Deferred gets its result. Fails with FiltersBusy if too many
+        requests already wait for filters.
+        """
         if self._filter_calls >= MAX_FILTER_CALLS:
             return fail(FiltersBusy(f"{self._filter_calls} requests wait for their filters"))
         self._filter_calls += 1

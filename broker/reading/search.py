@@ -1,6 +1,7 @@
-"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by their id and by a key, from one or all partitions of a topic.
+"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: find messages by their id or by a key, in one or all partitions of a topic.
 
-A bounded number of searches run at once, in steps, in worker threads. Others wait; addresses take turns.
+A limited number of searches run at the same time, in steps in worker threads. Other searches wait; the asking addresses
+take turns.
 """
 
 from __future__ import annotations
@@ -40,19 +41,23 @@ from .answers import Bytes, answer_frame
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
 
 MAX_RUNNING_SEARCHES = 2
-"""How many searches run at once. Each keeps a worker thread busy and reads up to MAX_SEARCH_BYTES."""
+"""The most searches that run at the same time. Each occupies a worker thread and reads up to MAX_SEARCH_BYTES."""
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
-"""The most bytes of records in one answer, even if maxTransferSize is larger."""
+"""The most bytes of records in one answer, even if the configured maxTransferSize is larger."""
 
 _SAME_ID = 8
-"""How many messages are given for one id. Our ids are unique; ids of Java brokers need not be."""
+"""The most messages that are returned for one id. The ids of metaq brokers are unique; those of Java brokers need not
+be.
+"""
 
 Search = Callable[[Files, Sequence[LogView], Budget], FoundMatches]
 
 
 class SearchResult(NamedTuple):
-    """Matches with their records. unsearched: bytes that were not searched. more: whether there are further matches."""
+    """The matches and their records. unsearched: number of bytes that were not searched. more: whether there are
+    further matches.
+    """
 
     records: list[tuple[Match, bytes]]
     unsearched: int
@@ -70,7 +75,7 @@ class Searches:
         max_transfer_bytes: int,
         account: Account,
     ) -> None:
-        """max_transfer_bytes: of the records of one answer; the first one always comes whole."""
+        """max_transfer_bytes: the most bytes of records in one answer; the first record is always returned whole."""
         self._store = store
         self._max_bytes = min(max_transfer_bytes, _MOST_BYTES)
         self._partitions = partitions
@@ -79,7 +84,7 @@ class Searches:
         self._turns = Turns(run_coroutine, MAX_RUNNING_SEARCHES)  # of addresses
 
     def by_id(self, request: ViewMessageRequest) -> Deferred[SearchResult]:
-        """Find the message with an id.
+        """Find the messages with this id.
 
         Raises SearchesBusy, TopicNotAccepted, InvalidName, WrongPartition, PartitionClosed.
         """
@@ -92,7 +97,9 @@ class Searches:
         return self._start(request.topic, request.partition, search, choice)
 
     def by_key(self, request: QueryMessageRequest) -> Deferred[SearchResult]:
-        """Find the messages with a key, as `by_id`: the newest or oldest of all partitions first."""
+        """Find the messages with a key; the newest or the oldest of all searched partitions come first. Raises the
+        errors of `by_id`.
+        """
         query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
 
         def search(files: Files, views: Sequence[LogView], budget: Budget) -> FoundMatches:
@@ -119,7 +126,7 @@ class Searches:
         return answer
 
     def _logs(self, topic: str, partition: int) -> list[PartitionLog]:
-        """Return the logs to search; with ALL_PARTITIONS closed ones are included."""
+        """Return the logs to search. With ALL_PARTITIONS, the logs of closed partitions are included."""
         if partition != ALL_PARTITIONS:
             log = self._partitions.find(topic, partition)
             return [] if log is None else [log]
@@ -131,7 +138,9 @@ class Searches:
         return logs
 
     def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
-        """Return the readable logs, and the bytes of closed ones. Deleted partitions count in neither."""
+        """Return the readable ones of these logs, and the number of bytes in logs of closed partitions. Deleted
+        partitions count for neither.
+        """
         found, closed_bytes = [], 0
         for log in logs:
             try:
@@ -161,7 +170,7 @@ class Searches:
 
 
 class _Choice:
-    """The first `limit` matches of all that were found."""
+    """Collects matches, and keeps the first `limit` of them."""
 
     def __init__(self, limit: int, oldest_first: bool, unique: bool) -> None:
         self.matches: list[Match] = []
@@ -171,7 +180,7 @@ class _Choice:
         self._unique = unique
 
     def add(self, found: FoundMatches) -> bool:
-        """Add matches. Return whether there can be no better ones."""
+        """Add matches. Return whether no better matches are possible."""
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit
         self.matches = matches[: self._limit]
@@ -183,7 +192,7 @@ def _order(match: Match) -> tuple[int, int, int]:
 
 
 def found_frame(opaque: int, result: SearchResult) -> Bytes:
-    """Return the answer to either request."""
+    """Return the answer frame with the result of a search by id or by key."""
     rows = [FoundRow(match.partition, match.offset, match.time_ms, match.size) for match, _ in result.records]
     table = encode_found(rows)
     reply = FoundReply(len(rows), result.unsearched, result.more)

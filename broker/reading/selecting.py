@@ -1,7 +1,8 @@
-"""Filters by content (docs/filters.md) on the records that a pull looks at, step by step.
+"""Apply filters by content (docs/filters.md), step by step, to the records that a pull looks at.
 
-A step reads a bounded stretch and judges it in slices until its time is over. Chosen records are kept until they are
-worth an answer. So a filter that rejects most records does not cost a request for each stretch.
+A step reads a limited stretch of records and judges it in slices until its time is over. Chosen records are kept until
+there are enough for an answer. So with a filter that rejects most records, the client does not need a request for each
+stretch.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ __all__ = [
 
 
 class ByteSpan(NamedTuple):
-    """Bytes [start, end) of a partition."""
+    """The bytes [start, end) of a partition."""
 
     start: int
     end: int
 
 
 class TurnTime:
-    """The time that the filters of all readers may still use in this turn of the reactor. Lives on the reactor thread.
+    """Limits the time that the filters of all readers together use in one turn of the reactor. Lives on the reactor
+    thread.
 
-    A reader that asks when the time is over waits for a later turn; readers take turns in the order of asking. So with
-    any number of readers a turn takes at most one slice longer than its time, and each reader advances.
+    When the time is over, readers wait for a later turn, in the order in which they have asked. So with any number of
+    readers, a turn takes at most one slice longer than its time, and each reader makes progress.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -58,11 +60,13 @@ class TurnTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether a reader that wants to judge has to wait."""
+        """Whether a reader that wants to judge records has to wait."""
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
     def turn(self) -> Deferred[None] | None:
-        """Return None: judge at least one slice now. Else a Deferred: do so when it fires."""
+        """Return None if the caller may judge now; it must then judge at least one slice. Otherwise return a Deferred;
+        the caller must judge a slice when it fires.
+        """
         if not self.is_over:
             return None
         waiting: Deferred[None] = Deferred()
@@ -70,18 +74,18 @@ class TurnTime:
         return waiting
 
     def deadline(self) -> float:
-        """Return until when to judge, by `seconds`."""
+        """Return the time, by `seconds`, until which the caller may judge records."""
         if not self._is_used:
             self._is_used = True
             self._reactor.callLater(0, self._next_turn)
         return self._reactor.seconds() + self._left
 
     def seconds(self) -> float:
-        """Return the time by the reactor's clock."""
+        """Return the time of the reactor's clock in seconds."""
         return self._reactor.seconds()
 
     def used_until(self, deadline: float) -> None:
-        """Note that the work with this deadline has ended."""
+        """Note that the caller has finished the work with this deadline."""
         self._left = max(0.0, deadline - self._reactor.seconds())
 
     def _next_turn(self) -> None:
@@ -90,7 +94,7 @@ class TurnTime:
         end = self._reactor.seconds() + self._left
         self._is_handing_out = True
         try:
-            # the readers' work beside judging also counts
+            # the other work of the readers also counts
             while self._waiting and self._left > 0 and self._reactor.seconds() < end:
                 self._waiting.popleft().callback(None)
         finally:
@@ -101,14 +105,14 @@ class TurnTime:
 
 
 class Slice(NamedTuple):
-    """The most that a filter judges at once: records, and their bytes. It always judges at least one record."""
+    """The most records and bytes that a filter judges at once. It always judges at least one record."""
 
     records: int
     size: int
 
 
 def slice_of(where: Where) -> Slice:
-    """Return the slice of a filter: smaller for a filter that costs more for each record or for each byte."""
+    """Return the slice for a filter. It is smaller for a filter that takes more time for each record or each byte."""
     conditions = max(1, where.conditions)
     return Slice(
         max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // conditions),
@@ -117,8 +121,9 @@ def slice_of(where: Where) -> Slice:
 
 
 class Stretch(NamedTuple):
-    """Records to judge. starts: where each record begins in `data`. next_offset: behind the records, and behind later
-    ones that a tag rules out."""
+    """Records to judge. starts: where each record begins in `data`. next_offset: byte offset after the records and
+    after the following records that the pull's tags exclude.
+    """
 
     units: UnitArray
     data: Buffer
@@ -126,7 +131,7 @@ class Stretch(NamedTuple):
     next_offset: int
 
     def behind(self, offset: int) -> Stretch | None:
-        """Return the rest from the record at `offset` on; None if there is none."""
+        """Return the part of the stretch from the record at `offset` on; None if there is none."""
         number = int(np.searchsorted(self.units["offset"], offset))
         if number == len(self.units):
             return None
@@ -134,8 +139,9 @@ class Stretch(NamedTuple):
 
 
 def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
-    """Return the spans that one step reads for the records in `found`, and how many records these are. Neighbours, with
-    small gaps between them, are read at once."""
+    """Return the spans of bytes that one step reads for the records in `found`, and the number of these records.
+    Records with small gaps between them are read together.
+    """
     starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
     ends = starts + sizes
     count = max(1, int(np.searchsorted(np.cumsum(sizes), tuning.WHERE_STEP_BYTES, "right")))
@@ -148,7 +154,7 @@ def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
 
 
 def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], next_offset: int) -> Stretch:
-    """Return the records that were read. parts: the bytes of each span."""
+    """Return the stretch of the records that were read. parts: the bytes of each span."""
     offsets = units["offset"].astype(np.int64)
     if len(parts) == 1:
         return Stretch(units, parts[0], offsets - spans[0].start, next_offset)
@@ -160,7 +166,7 @@ def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], nex
 
 
 class ChosenRecords:
-    """Records for the answer to a pull: runs of adjacent ones, and their bytes."""
+    """The chosen records for the answer to a pull: the spans of adjacent records, and their bytes."""
 
     def __init__(self) -> None:
         self.runs: list[ByteSpan] = []
@@ -168,7 +174,7 @@ class ChosenRecords:
         self.size = 0
 
     def add(self, offset: int, records: Buffer) -> None:
-        """Add adjacent records, which lie behind all others."""
+        """Add adjacent records that lie after all others."""
         end = offset + len(records)
         if self.runs and self.runs[-1].end == offset:
             self.runs[-1] = ByteSpan(self.runs[-1].start, end)
@@ -179,7 +185,7 @@ class ChosenRecords:
 
 
 class Selection:
-    """The filter of one pull, and its chosen records. Lives on the reactor thread."""
+    """The filter of one pull, and the records that it has chosen. Lives on the reactor thread."""
 
     def __init__(self, where: str, time: TurnTime) -> None:
         """Raises InvalidWhere."""
@@ -190,8 +196,9 @@ class Selection:
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
-        """Choose among the records of a stretch: at least a slice, then as far as this turn's time and `max_bytes` of
-        chosen records allow. Return where to go on."""
+        """Judge the records of a stretch: at least one slice, then as many as this turn's time and the limit of
+        `max_bytes` of chosen records allow. Return the offset at which to continue.
+        """
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)
         ends = np.cumsum(sizes)
@@ -217,8 +224,9 @@ class Selection:
     def _choose(
         self, stretch: Stretch, wanted: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64], max_bytes: int
     ) -> int:
-        """Keep as many of these as the answer has room for, and return how many. It always has room for its
-        first one."""
+        """Keep as many of the wanted records as the answer has room for, and return their number. The first record of
+        an answer always fits.
+        """
         if not len(wanted):
             return 0
         chosen, room = self.chosen, max_bytes - self.chosen.size
@@ -233,14 +241,14 @@ class Selection:
         if len(firsts) > most:
             count, firsts = firsts[most], firsts[:most]
         for first, behind in zip(firsts, [*firsts[1:], count], strict=True):
-            # a copy, because the stretch is much larger than the kept part
+            # copied, because the stretch is much larger than the kept part
             chosen.add(int(offsets[first]), bytes(stretch.data[int(starts[first]) : int(ends[behind - 1])]))
         if chosen.runs and self._give_by is None:
             self._give_by = self._time.seconds() + tuning.WHERE_GATHER_SECONDS
         return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
-        """Whether to answer with the chosen records before looking at more."""
+        """Return whether to answer now with the chosen records instead of looking at more."""
         if self._give_by is None:
             return False
         full = self.chosen.size >= max_bytes // 2 or len(self.chosen.runs) >= tuning.PULL_MAX_RUNS
@@ -250,8 +258,10 @@ class Selection:
 def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return the records for which the filter holds, those that would take too long to judge, and damaged ones. Only
-    the reader's check reports damage, and no reader must miss a message because of it."""
+    """Return which records to choose: those that match the filter, those that would take too long to judge, and damaged
+    ones. Damaged records are chosen because only the reader's check reports damage, and no reader must miss a message
+    because of it.
+    """
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)
     if len(rest):

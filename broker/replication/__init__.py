@@ -1,1 +1,3 @@
-"""1.x's replication: from an asynchronous master, to a synchronous slave, and the plugin options that turn it on."""
+"""The replication of metaq 1.x: an asynchronous slave copies its master, a synchronous master copies to its slave.
+Plugin options turn it on.
+"""

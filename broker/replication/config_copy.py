@@ -1,7 +1,7 @@
-"""autoSyncMasterConfig: take the topics of the master's server.ini over into the slave's own file.
+"""autoSyncMasterConfig: copy the topics of the master's server.ini into the slave's own file.
 
-1.x overwrites the whole file, so a slave that restarts later would take its master's port and directories. Here
-[system] and [zookeeper] stay the slave's own; the topic sections become the master's.
+metaq 1.x overwrites the whole file, so a slave that restarts later would use its master's port and directories. Here
+only the topic sections are replaced by those of the master; the slave keeps its own [system] and [zookeeper].
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILIN
 
 
 def with_topics_of(master: bytes, own: bytes) -> bytes:
-    """Return the slave's file with the master's topic sections, without their dataPath: the master's directories.
+    """Return the slave's file with the topic sections of the master. Their dataPath keys are left out, because they
+    name the master's directories.
 
-    Both files are the bytes of a server.ini.
+    Both arguments are the bytes of a server.ini.
     """
     kept = b"".join(text for name, text in _sections(own) if not name.startswith(b"topic="))
     topics = b"".join(text for name, text in _sections(master) if name.startswith(b"topic="))
@@ -36,7 +37,7 @@ def with_topics_of(master: bytes, own: bytes) -> bytes:
 
 
 def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
-    """Return (name, text) of each section in order. Text before the first section has the name b""."""
+    """Return (name, text) of each section in order. The text before the first section has the name b""."""
     heads = list(_SECTION.finditer(source))
     ends = [head.start() for head in heads[1:]] + [len(source)]
     found = [(b"", source[: heads[0].start()] if heads else source)]
@@ -45,16 +46,18 @@ def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
 
 
 class ConfigCopy:
-    """Reactor thread; worker threads read and write files."""
+    """Copies the master's topics into the slave's file. Reactor thread; worker threads read and write files."""
 
     def __init__(self, broker: ReplicationHost, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
-        """path: of the slave's server.ini. reload: makes the broker read it again."""
+        """path: path of the slave's server.ini. reload: makes the broker read this file again."""
         self._broker = broker
         self._path = path
         self._reload = reload
 
     async def update(self, master: bytes) -> None:
-        """Take the master's topics over if they differ. Raises ConfigError if the file cannot be used or written."""
+        """Copy the master's topics into the slave's file, and reload it, if topics or their numbers of partitions
+        differ. Raises ConfigError if the file cannot be used or written.
+        """
         theirs = parse_config(master, "the master's server.ini")
         own = self._broker.config
         if {name: topic.partitions for name, topic in theirs.topics.items()} == {

@@ -1,4 +1,4 @@
-"""What replication needs from the broker that it runs in."""
+"""Protocols for what replication needs from its broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CopyHost", "ReplicationHost", "ReplicationPart"]
 
 
 class ReplicationPart(Protocol):
-    """A broker's part in replication, as operators see it."""
+    """A broker's part in replication, as far as operators use it."""
 
     def status(self) -> ReplicationStatus: ...
     def restart(self) -> None: ...
@@ -35,7 +35,7 @@ class CopyHost(Host, Protocol):
 
 
 class ReplicationHost(CopyHost, Protocol):
-    """A broker in 1.x's replication. replication: its part; None for a plain master."""
+    """A broker that takes part in 1.x's replication. replication: its part in it; None for a plain master."""
 
     replication: ReplicationPart | None
 

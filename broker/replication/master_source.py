@@ -1,4 +1,4 @@
-"""Read a master's partitions: by `get` from a Java broker, by PULL with long polling from one of ours."""
+"""Read the partitions of a master: with `get` from a Java broker, with PULL and long polling from a metaq broker."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ __all__ = ["Fetched", "FrameSource", "MasterBounds", "MasterSource", "TextSource
 
 _TIMEOUT_SECONDS = 10.0
 _WAIT_SECONDS = 10.0
-"""How long a master of ours may hold an answer back until there are data."""
+"""A metaq master may delay an answer by this many seconds if it has no new data."""
 
 
 class MasterBounds(NamedTuple):
-    """The first offset and the end of a partition's readable bytes."""
+    """The first offset and the end offset of a partition's readable bytes."""
 
     first: int
     end: int
 
 
 class Fetched(NamedTuple):
-    """Bytes of the log from the requested offset on; b"": there are none now.
+    """Bytes of the log from the requested offset on; b"" if there are none now.
 
-    moved_to: set if the master has no such offset. end, behind: the master's readable end, and the number of messages
-    after these bytes, if the answer has them. waited: the master held the answer back, so no pause is needed. damaged:
-    the master's bytes [start, end) at this offset have no good record.
+    moved_to: the offset to continue at, set if the master does not have the requested offset. end, behind: the master's
+    readable end, and the number of messages after these bytes, if the answer contains them. waited: whether the master
+    delays answers until there are data, so that no pause is needed. damaged: a range [start, end) of the master's bytes
+    at this offset that contains no good record.
     """
 
     data: bytes | memoryview = b""
@@ -47,32 +48,35 @@ class Fetched(NamedTuple):
 
 
 class MasterSource(Protocol):
-    """One connection to a master. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
+    """Reads from a master over one connection. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
 
     exact_end: bool
-    """Whether `bounds` includes everything that `fetch` may give. A Java broker also gives unsynced data, but does not
-    count them."""
+    """Whether the end in `bounds` includes everything that `fetch` may return. A Java broker also returns unsynced
+    data, but its end does not include them.
+    """
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
-        """Return the bounds of a partition; None: the master has no data of it."""
+        """Return the bounds of a partition; None if the master has no data of it."""
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
-        """Read bytes from `offset` on. A master that gives whole records may give one larger than max_bytes.
+        """Read bytes from `offset` on. A master that returns whole records may return a record larger than max_bytes.
 
-        verify: data received from here were damaged, so the master should check them if it can.
+        verify: data received from this offset were damaged, so the master should check them if it can.
         """
 
     async def server_ini(self) -> bytes:
-        """Return the text of the master's configuration."""
+        """Return the bytes of the master's server.ini."""
 
 
 def source_of(peer: Peer, group: str) -> MasterSource:
-    """Return the way to read the broker at the other end. group: named in requests, for the master's statistics."""
+    """Return the source for the broker at the other end of the connection. group: consumer group that requests name,
+    for the master's statistics.
+    """
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 
 
 class TextSource:
-    """Reads a Java broker."""
+    """Reads from a Java broker, with text commands."""
 
     exact_end = False
 
@@ -118,12 +122,12 @@ class TextSource:
 
 
 class FrameSource:
-    """Reads one of our brokers."""
+    """Reads from a metaq broker, with frames."""
 
     exact_end = True
 
     def __init__(self, peer: Peer, group: str, wait_seconds: float = _WAIT_SECONDS) -> None:
-        """wait_seconds: how long the master may hold an answer back until there are data."""
+        """wait_seconds: how long the master may delay an answer if it has no new data."""
         self._peer = peer
         self._group = group
         self._wait_seconds = wait_seconds

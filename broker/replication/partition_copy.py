@@ -1,4 +1,6 @@
-"""Copy one partition from a master: the same bytes at the same offsets, or a stop with the reason."""
+"""Copy one partition from a master. The copy has the same bytes at the same offsets; if this is impossible, it stops
+with the reason.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +29,31 @@ __all__ = ["PartitionCopy"]
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""The most bytes asked for at once, as 1.x's slave does; a larger record is asked for whole."""
+"""The most bytes that are requested at once, as by 1.x's slave. A larger record is requested as a whole."""
 
 MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
-"""How much of the slave's end is compared with the master before going on; the next size only for a larger record."""
+"""How many bytes at the slave's end are compared with the master before the copy continues. The next size is used only
+if a record is larger.
+"""
 
 AHEAD_SECONDS = 30.0
-"""How long a Java master's end may stay below the slave's: it does not count unsynced data, and its unflushInterval is
-10 s in 1.x's sample file."""
+"""A Java master's end may stay below the slave's end for this many seconds. It does not include unsynced data, and the
+unflushInterval in 1.x's sample file is 10 s.
+"""
 
 _END_SECONDS = 1.0
-"""The time between two questions for the end while copying from a master that does not send it with the data."""
+"""Seconds between two requests for the end, while copying from a master that does not send it with the data."""
 
 _TROUBLE_SECONDS = (0.5, 5.0)
-"""The first and the longest pause after a failed try."""
+"""The first and the longest pause after a failed attempt."""
 
 
 class PartitionCopy:
-    """The copy of one partition. Call `run` for each connection: it copies while the connection lives. Reactor
-    thread."""
+    """Copies one partition. `run` is called for each connection and copies as long as the connection exists. Reactor
+    thread.
+    """
 
     def __init__(
         self,
@@ -59,8 +65,10 @@ class PartitionCopy:
         target: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
-        """max_delay_seconds: the longest pause when a master that cannot hold answers back has nothing new. target: the
-        partition here that gets the copy; None: the same number. fetch_bytes: asked for at once."""
+        """max_delay_seconds: the longest pause when a master that cannot delay its answers has nothing new. target: the
+        number of this broker's partition that gets the copy; None: the same number. fetch_bytes: bytes that are
+        requested at once.
+        """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
         self._topic = topic
@@ -71,15 +79,15 @@ class PartitionCopy:
         self._pauses = Backoff(*_TROUBLE_SECONDS)
         self._fetch_bytes = self._want = fetch_bytes
         self._end_known_at = float("-inf")
-        self._suspect = -1  # the offset at which received data were damaged
+        self._suspect = -1  # the offset at which received data were damaged, -1 if none
         self.active = True
-        """Set to False to end `run` soon."""
+        """Setting this to False ends `run` soon."""
         log = self._find()
         if log is not None:
             self.status.offset = log.end_offset
 
     async def run(self, source: MasterSource) -> None:
-        """Copy until the connection is lost, `active` is cleared, or the copy must stop. Never raises."""
+        """Copy until the connection is lost, `active` is set to False, or the copy must stop. Never raises."""
         self._enter(CopyState.CONNECTING)
         begun = False
         while self.active:
@@ -104,15 +112,17 @@ class PartitionCopy:
     # --- beginning ----------------------------------------------------------------------------------------------------
 
     async def begin(self, source: MasterSource) -> bool:
-        """Find where to go on, and check that the slave's last records are the master's. False: nothing to copy yet.
+        """Find the offset at which to continue, and check that the slave's last records are those of the master. Return
+        False if there is nothing to copy yet.
 
         Raises MetaqError, including ReplicaDiverged."""
         bounds = await source.bounds(self._topic, self._partition)
         log = self._find()
         if bounds is None:
-            # not even a log of our own is a reason to stop: 1.4.6.2 does not load all its partitions at the start
+            # this is no reason to stop, even if the slave has a log: a Java broker 1.4.6.2 does not load all its
+            # partitions at its start
             self._enter(CopyState.EMPTY)
-            self.status.master_end = self.status.behind = 0  # no data are known to be missing
+            self.status.master_end = self.status.behind = 0  # as far as is known, no data are missing
             await self._sleep(self._max_delay)
             return False
         self.status.master_end = bounds.end
@@ -137,7 +147,7 @@ class PartitionCopy:
         return False
 
     async def _compare(self, source: MasterSource, log: PartitionLog, bounds: MasterBounds) -> None:
-        """Raise ReplicaDiverged unless the master has the slave's last records."""
+        """Raise ReplicaDiverged if the master does not have the slave's last records."""
         start = await self._last_records(log, max(log.first_offset, bounds.first))
         if start is None:
             return
@@ -152,12 +162,12 @@ class PartitionCopy:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
 
     async def _last_records(self, log: PartitionLog, first: int) -> int | None:
-        """Return where the records to compare begin; None if there are none."""
+        """Return the offset at which the records to compare begin; None if there are none."""
         end = log.visible_end
         if first >= end:
             return None
         segment = log.segments.start_of(end - 1)
-        if not log.lookup.is_indexed(end - 1):  # units can only be asked for where a record is known to begin
+        if not log.lookup.is_indexed(end - 1):  # units can only be looked up where a record is known to begin
             within = max(first, segment, end - _COMPARED_BYTES[0])
             return max(first, await self._broker.in_thread(partial(log.segments.snapshot().record_start, within)))
         for span in _COMPARED_BYTES:
@@ -169,7 +179,9 @@ class PartitionCopy:
     # --- copying ------------------------------------------------------------------------------------------------------
 
     async def step(self, source: MasterSource) -> None:
-        """Copy the data of one answer. Call `begin` before. Raises MetaqError."""
+        """Request data once, and append what the answer has. `begin` must have returned True before. Raises
+        MetaqError.
+        """
         status = self.status
         verify = self._suspect == status.offset
         fetched = await source.fetch(self._topic, self._partition, status.offset, self._want, verify=verify)
@@ -199,7 +211,7 @@ class PartitionCopy:
             await self._sleep(self._delay)
 
     async def _append(self, fetched: Fetched) -> None:
-        """Write the whole records in one append, and wait until they are safe."""
+        """Append the whole records of an answer at once, and wait until they are safe."""
         status = self.status
         data = bytes(fetched.data)
         scan = scan_bytes(data, status.offset)
@@ -211,7 +223,7 @@ class PartitionCopy:
         if log.end_offset != status.offset:
             raise ReplicaDiverged(f"somebody else has written to the slave's log: it ends at {log.end_offset}")
         now_ms = self._broker.now_ms()
-        # a Java broker's ids have no time: now is marked as a bound, as in recovery
+        # ids of a Java broker contain no time; as in recovery, the present time is stored as a bound
         times = scan.units["time_ms"]
         dated = (times > 0) & (scan.units["id"] < foreign_from(now_ms))
         scan.units["time_ms"] = np.where(dated, times, -now_ms)
@@ -224,7 +236,9 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Ask for more next time, because the data have no whole record. Raises MetaqError if that cannot help."""
+        """Request more bytes next time, because the data contain no whole record. Raises MetaqError if this cannot
+        help.
+        """
         if self._damaged(data, 0):
             raise self._bad_record()
         size = HEADER_BYTES + HEADER.unpack_from(data)[0] if len(data) >= HEADER_BYTES else self._want * 2
@@ -242,8 +256,9 @@ class PartitionCopy:
 
     @staticmethod
     def _check_sound(fetched: Fetched) -> None:
-        """Raise MetaqError if the master's data are damaged: a log has no gaps, so nothing behind damage can be
-        copied."""
+        """Raise MetaqError if the master's data are damaged. A log has no gaps, so nothing after the damage can be
+        copied.
+        """
         if fetched.damaged is not None:
             start, end = fetched.damaged
             raise MetaqError(
@@ -253,7 +268,7 @@ class PartitionCopy:
 
     @staticmethod
     def _damaged(data: bytes, position: int) -> bool:
-        """Whether the scan stopped at a whole record with a wrong checksum, and not at a cut record."""
+        """Return whether the scan stopped at a whole record with a wrong checksum, and not at an incomplete record."""
         if len(data) - position < HEADER_BYTES:
             return False
         length: int = HEADER.unpack_from(data, position)[0]
@@ -310,7 +325,7 @@ class PartitionCopy:
 
 
 def _safe(log: PartitionLog) -> Deferred[None]:
-    """Fire when everything appended is safe. Fails with LogReadOnly."""
+    """Return a Deferred that fires when everything that was appended is safe. Fails with LogReadOnly."""
     deferred: Deferred[None] = Deferred()
 
     def done(error: MetaqError | None) -> None:

@@ -1,6 +1,6 @@
 """A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
 
-This is Twisted's driver of a ClientStream. client/transport/connection.py is the driver for blocking threads.
+It drives a ClientStream with Twisted. client/transport/connection.py does the same for blocking threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OnReply = Callable[[Reply | None, MetaqError | None], None]
 """done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
 
 CONNECT_SECONDS = 5.0
-"""The time limit for a connection, and for the first answer on it."""
+"""Time limit in seconds for making a connection, and again for the first answer on it."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -52,11 +52,12 @@ class _Asked(NamedTuple):
 
 
 class Peer(Protocol):
-    """One open connection; it speaks text until `agree` is called. It is lost when the other side is gone or sends
-    malformed data."""
+    """One open connection. It uses the text protocol until `agree` is called. It is lost when the other side is gone or
+    sends malformed data.
+    """
 
     def __init__(self, reactor: Any, name: str) -> None:
-        """name: the other side's, for errors."""
+        """name: name of the other side for errors."""
         self.name = name
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[Exception], None] | None = None
@@ -67,7 +68,7 @@ class Peer(Protocol):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def send(self, build: Callable[[int], Sequence[Buffer]], done: OnReply, timeout: float) -> None:
-        """Send the bytes of `build(opaque)`. Calls `done` once, at the latest after `timeout` seconds."""
+        """Send the bytes that `build(opaque)` returns. `done` is called once, at the latest after `timeout` seconds."""
         if self.lost is not None:
             done(None, self.lost)
             return
@@ -78,15 +79,17 @@ class Peer(Protocol):
         cast(Transport, self.transport).writeSequence(buffers)
 
     def text(self, build: Callable[[int], bytes], timeout: float) -> Deferred[Answer]:
-        """Send a text command, and give its answer. Fails with PeerLost, PeerTimedOut."""
+        """Send a text command; the Deferred gets its answer. Fails with PeerLost, PeerTimedOut."""
         return self._ask(lambda opaque: (build(opaque),), timeout)
 
     def frame(self, code: int, ext: Mapping[str, str | int], timeout: float) -> Deferred[Frame]:
-        """Send a frame without a body, and give its answer. Fails with PeerLost, PeerTimedOut."""
+        """Send a frame without a body; the Deferred gets its answer. Fails with PeerLost, PeerTimedOut."""
         return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
 
     def heartbeat(self, timeout: float) -> Deferred[Answer]:
-        """Ask a text connection for a sign of life. Fails with PeerLost, PeerTimedOut."""
+        """Send a `version` command, to find out whether the other side still answers. Only for a connection with the
+        text protocol. Fails with PeerLost, PeerTimedOut.
+        """
         return self.text(encode_version, timeout)
 
     def _ask(self, build: Callable[[int], Sequence[Buffer]], timeout: float) -> Deferred[Any]:
@@ -116,7 +119,7 @@ class Peer(Protocol):
         return len(self._stream.pending)
 
     def close(self) -> None:
-        """End the connection; waiting calls get PeerLost."""
+        """Close the connection; waiting calls get PeerLost."""
         self._lose(PeerLost(f"the connection to {self.name} was closed"))
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -136,7 +139,9 @@ class Peer(Protocol):
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
     def agree(self, version: str, frames: bool) -> None:
-        """Speak the best protocol that the other side's version allows. No request may be waiting."""
+        """Use frames if `frames` is set and the other side's version supports them, otherwise text commands. No request
+        may be waiting.
+        """
         self._stream = ClientStream(self.name, version, text=not frames)
 
     def _lose(self, error: MetaqError) -> None:
@@ -163,10 +168,10 @@ class Peer(Protocol):
 
 
 def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
-    """Open a connection, and learn its `version` and protocol. Fails with PeerLost, PeerTimedOut.
+    """Open a connection, and find out the other side's version and protocol. Fails with PeerLost, PeerTimedOut.
 
-    host: a name or an address, IPv6 without brackets. timeout: seconds, each for connecting and for the first answer.
-    frames: False for text commands even if the other side speaks frames.
+    host: a name or an address, IPv6 without brackets. timeout: seconds for connecting, and again for the first answer.
+    frames: False to use text commands even if the other side supports frames.
     """
     name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
     factory = Factory.forProtocol(lambda: Peer(reactor, name))
@@ -194,21 +199,24 @@ def _give_up(failure: Failure, peer: Peer) -> Failure:
 
 
 Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
-"""serve(peer, lost): use a connection; returns when `lost` has fired."""
+"""serve(peer, lost): uses a connection; returns after `lost` has fired."""
 
 
 class KeptPeer:
-    """The connection to one other broker, made again forever when it is lost or refused, with growing pauses."""
+    """Keeps a connection to one other broker. When it is lost or refused, it is made again, with growing pauses and
+    without a limit of attempts.
+    """
 
     def __init__(self, broker: Host, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
-        """complaint: the log text, with the reason for the lack of a connection as its only argument. frames: see
-        `connect`."""
+        """complaint: text for the log; its only argument is the reason why there is no connection. frames: see
+        `connect`.
+        """
         self.peer: Peer | None = None
-        """Set while it is connected."""
+        """The connection while there is one; otherwise None."""
         self.error = ""
-        """Why it is not connected."""
+        """The reason why there is no connection."""
         self.since_ms = 0
-        """When it was connected or lost, wall clock; 0 if never."""
+        """When the connection was made or lost, by the wall clock in ms; 0 if never."""
         self.stopped = False
         self._broker = broker
         self._pauses = pauses
@@ -218,8 +226,9 @@ class KeptPeer:
     async def keep(
         self, where: Callable[[], Awaitable[tuple[str, int] | None]], serve: Serve, tried: Callable[[], None]
     ) -> None:
-        """Keep the connection until `stop`. where: host and port to connect to; None: ask again. tried: called when a
-        try has failed."""
+        """Keep the connection until `stop`. where: gives host and port to connect to; None: call it again. tried:
+        called after a failed attempt.
+        """
         reactor: Any = self._broker.reactor
         while not self.stopped:
             address = await where()
@@ -254,17 +263,17 @@ class KeptPeer:
             self.trouble(str(peer.lost))
 
     def stop(self) -> None:
-        """Close the connection for good."""
+        """Close the connection, and make no new one."""
         self.stopped = True
         self.restart()
 
     def restart(self) -> None:
-        """Connect anew."""
+        """Close the connection, so that a new one is made."""
         if self.peer is not None:
             self.peer.close()
 
     def trouble(self, text: str) -> None:
-        """Log once for each reason that there is no connection."""
+        """Log why there is no connection, if the reason has changed."""
         if text != self.error:
             self.error = text
             _log.warning(self._complaint, text)

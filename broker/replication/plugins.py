@@ -1,4 +1,4 @@
-"""1.x's plugin options, `-F<plugin>=<file>`: all keys, defaults and checks (storage.md §9)."""
+"""The plugin options of metaq 1.x, `-F<plugin>=<file>`, with all keys, defaults and checks (storage.md §9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ DEFAULT_SEND_TIMEOUT_MS = 2000
 DEFAULT_FAILURE_THRESHOLD = 100
 DEFAULT_CHECK_INTERVAL_MS = 100
 SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
-"""Thread counts of the Java broker: accepted, so that both brokers can use the same file."""
+"""Keys for thread counts of the Java broker. They are accepted without effect, so that both brokers can use the same
+file.
+"""
 
 DEFAULT_GATEWAY_PORT = 8080
 MAX_PORT = 65535
@@ -30,36 +32,41 @@ _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class MetaslavePlugin:
-    """An asynchronous slave. group: the consumer group as which it reads its master."""
+    """The plugin metaslave: an asynchronous slave. group: the consumer group that it names when it reads from its
+    master.
+    """
 
     slave_id: int
     group: str
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS
     """slaveMaxDelayInMills: the longest pause between two requests to a master that has nothing new."""
     sync_master_config: bool = False
-    """autoSyncMasterConfig: take the topics of the master's server.ini over into the slave's own file."""
+    """autoSyncMasterConfig: whether to copy the topics of the master's server.ini into the slave's own file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamsaPlugin:
-    """A synchronous master and where its slave listens. host: an IPv6 address without brackets."""
+    """The plugin samsa: a synchronous master. host, port: where its slave listens; an IPv6 address has no brackets."""
 
     host: str
     port: int
     recover_offset: bool = False
-    """recoverOffset: before serving, move every group's offsets to this broker's own positions (a promoted slave)."""
+    """recoverOffset: whether to convert the offsets of all groups to this broker's own positions before it serves,
+    because it was a slave before.
+    """
     send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
-    """slaveContinuousFailureThreshold: unregister after this many bad answers and timeouts in a row."""
+    """slaveContinuousFailureThreshold: the broker unregisters after this many consecutive bad answers and timeouts."""
     check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
-    """checkSlaveIntervalInMills: the time between two probes of a failed slave."""
+    """checkSlaveIntervalInMills: milliseconds between two probes of a failed slave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins with which a broker was started; all None: a plain master. gregor: a synchronous slave.
+    """The plugins with which a broker was started. A broker without any is a plain master. gregor: whether it is a
+    synchronous slave.
 
-    gateway_port: jettyBroker's serverPort, 0 for a free one; None: no gateway.
+    gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
     """
 
     metaslave: MetaslavePlugin | None = None
@@ -72,10 +79,10 @@ NO_PLUGINS = Plugins()
 
 
 def read_plugins(files: Mapping[str, str]) -> Plugins:
-    """Read plugin options. files: plugin name -> properties file, as given with -F. Raises ConfigError, which names the
-    plugin or key and the remedy.
+    """Read the files of the plugin options. files: plugin name -> properties file, as given with -F. Raises a
+    ConfigError that names the plugin or key and the remedy.
 
-    metaslave excludes all others: they are ignored with a warning, as in 1.x.
+    With metaslave all other plugins are ignored with a warning, as in 1.x.
     """
     for name in files:
         if name not in _READERS:
@@ -100,7 +107,7 @@ def _unknown_plugin(name: str, path: str) -> ConfigError:
 
 
 class _Values:
-    """Typed access to one file; blank values count as unset, as in 1.x."""
+    """Typed access to one properties file. Blank values count as unset, as in 1.x."""
 
     def __init__(self, plugin: str, path: str) -> None:
         self._path = path
@@ -111,7 +118,7 @@ class _Values:
             raise ConfigError(f"-F{plugin}", path, f"cannot be read ({error.strerror}): give a file") from error
 
     def only(self, *keys: str) -> None:
-        """Refuse all other keys."""
+        """Raise ConfigError if the file has any other key."""
         for found in self._found.values():
             if found.key not in keys:
                 close = difflib.get_close_matches(found.key, keys, 1, 0.6)
@@ -224,7 +231,7 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Property(NamedTuple):
-    """line: of the first character; the first line is 1."""
+    """A property. line: number of the line where it begins; the first line is 1."""
 
     key: str
     value: str
@@ -232,15 +239,15 @@ class Property(NamedTuple):
 
 
 def parse_properties(source: bytes) -> dict[str, Property]:
-    """Parse a file, ISO-8859-1 as Java reads it; the last value of a repeated key counts.
+    """Parse a properties file, which is read as ISO-8859-1 as in Java. The last value of a repeated key counts.
 
-    Source of the format (comments, continued lines, escapes): java.util.Properties.load. Damaged \\u escapes, which
-    Java refuses, are kept as they are.
+    java.util.Properties.load defines the format (comments, continued lines, escapes). Invalid \\u escapes, which Java
+    refuses, are kept unchanged.
     """
     found = {}
     for number, line in _logical_lines(source.decode("iso-8859-1")):
         key = _KEY.match(line)
-        assert key is not None  # also matches the empty text
+        assert key is not None  # it also matches the empty text
         separator = _SEPARATOR.match(line, key.end())
         assert separator is not None
         name = _unescape(key.group())
@@ -249,7 +256,9 @@ def parse_properties(source: bytes) -> dict[str, Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without comments and blank lines. Lines that end in an odd number of backslashes are joined."""
+    """Yield line numbers and lines, without comments and blank lines. A line that ends in an odd number of backslashes
+    is joined with the next.
+    """
     lines = enumerate(re.split(r"\r\n|\r|\n", text), 1)
     for number, natural in lines:
         line = natural.lstrip(" \t\f")

@@ -1,7 +1,7 @@
-"""recoverOffset: the groups' offsets after a synchronous slave has become the master (zookeeper.md §7).
+"""recoverOffset: convert the groups' offsets after a synchronous slave has become the master (zookeeper.md §7).
 
-Its messages have the former master's ids, but their own offsets. So each offset in ZooKeeper is moved to the end of the
-last message whose id is at most the id of the last processed message.
+The new master's messages have the same ids as on the former master, but other offsets. So each offset in ZooKeeper is
+changed to the end of the last message whose id is at most the id of the last processed message.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _BLOCK_RECORDS = 1 << 16
 
 
 def recover_offsets(config: BrokerConfig, store: Store) -> int:
-    """Rewrite offsets, and return how many. Blocks. To be called before the broker listens.
+    """Rewrite the offsets in ZooKeeper, and return how many were changed. Blocks. Must be called before the broker
+    listens.
 
-    As in 1.x, only offsets with a positive message id are rewritten; ids of Java masters on Linux are negative.
+    As in 1.x, only offsets with a positive message id are rewritten; the ids of Java masters on Linux are negative.
     Raises CoordinationUnavailable, StoreError.
     """
     zookeeper = config.zookeeper
@@ -79,7 +80,7 @@ def _recover(
 
 
 def position_behind(log: PartitionLog, message_id: int) -> int | None:
-    """Return the end of the last readable message whose id is at most `message_id`; None if there is none."""
+    """Return the end offset of the last readable message whose id is at most `message_id`; None if there is none."""
     for segment in reversed(log.segments):
         found = None
         for units in log.lookup.units_between(

@@ -1,4 +1,4 @@
-"""A broker's role by its plugin options: the parts that it runs, and what it registers."""
+"""The role that a broker has according to its plugin options: which parts it runs, and what it registers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ __all__ = ["Roles", "check_roles", "config_for"]
 
 
 def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
-    """Raise ConfigError if server.ini does not allow the plugins, or if they are combined with a node of a set."""
+    """Raise ConfigError if server.ini does not allow the plugins, or if they are combined with a node of a broker
+    set.
+    """
     if config.node is not None:
         _check_node(config.node, plugins, config)
     elif os.path.isdir(directory := os.path.join(config.data_paths[0], SET_DIRECTORY)):
@@ -60,7 +62,7 @@ def _check_node(node: str, plugins: Plugins, config: BrokerConfig) -> None:
 
 
 def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
-    """Return the configuration of the role: a synchronous slave has one more topic, for its master's probes."""
+    """Return the configuration for the role. A synchronous slave has an additional topic, for its master's probes."""
     if not plugins.gregor:
         return config
     probes = replace(config.system, name=SLAVE_STATUS_TOPIC, partitions=1)
@@ -68,7 +70,9 @@ def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
 
 
 class Roles:
-    """Reactor thread. Made before the port listens, started when the broker is registered."""
+    """Runs the parts of the broker's role. Reactor thread. Created before the port listens, started when the broker is
+    registered.
+    """
 
     def __init__(
         self, plugins: Plugins, broker: ReplicationHost, config: BrokerConfig, files: ConfigFiles | None
@@ -80,13 +84,13 @@ class Roles:
         self._slave: AsyncSlave | None = None
         self._sync_master: SyncMaster | None = None
         self.registers = config.zookeeper.enabled and not plugins.gregor
-        """Whether the broker has znodes."""
+        """Whether the broker registers itself in ZooKeeper."""
         if plugins.metaslave is not None:
             broker.partitions.takes_puts = False
         if plugins.samsa is not None:
             from .sync_master import SyncMaster
 
-            # before the port listens: no message may miss the slave
+            # before the port listens, so that every message also goes to the slave
             master = SyncMaster(broker, plugins.samsa, unregister=self._unregister, register=self._register_again)
             self._sync_master = broker.writing.slave = broker.replication = master
         if plugins.gregor:
@@ -95,16 +99,18 @@ class Roles:
 
     @property
     def slave_id(self) -> int | None:
-        """The id of an asynchronous slave, else None."""
+        """The id of an asynchronous slave; None for other roles."""
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
     async def before_registration(self) -> None:
-        """Prepare for the first client: connect a synchronous master to its slave."""
+        """Prepare for the first client: a synchronous master connects to its slave."""
         if self._sync_master is not None:
             await self._sync_master.start()
 
     def start(self, registration: Registration | None) -> None:
-        """Start: the broker serves and is registered. registration: None if it registers nothing."""
+        """Start the role's parts; called when the broker serves and is registered. registration: None if it registers
+        nothing.
+        """
         self._registration = registration
         plugin = self._plugins.metaslave
         if plugin is None:
@@ -121,16 +127,20 @@ class Roles:
         self._slave.start(registration.session)
 
     def stop(self) -> Deferred[None]:
-        """Stop copying; fires when copying has ended. A synchronous master goes on while it serves: see `end`."""
+        """Stop copying; the Deferred fires when copying has ended. A synchronous master continues as long as it serves;
+        `end` stops it.
+        """
         return succeed(None) if self._slave is None else self._slave.stop()
 
     def end(self) -> None:
-        """End: the broker no longer serves anybody."""
+        """Stop the synchronous master's replication, because the broker no longer serves anybody."""
         if self._sync_master is not None:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Offer the master's topics, with its numbers of partitions, regardless of the slave's own file."""
+        """Register the master's topics with the master's numbers of partitions. The slave's own file does not
+        matter.
+        """
         assert self._registration is not None
         for name, partitions in topics.items():
             config = self._broker.config.topic(name) or self._broker.config.system

@@ -1,4 +1,4 @@
-"""An asynchronous slave (metaslave): follows its master as ZooKeeper shows it, and copies every partition (§5)."""
+"""An asynchronous slave (metaslave): it finds its master in ZooKeeper, and copies every partition of it (§5)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _BACKOFF_SECONDS = (0.2, 5.0)
 """The first and the longest pause after a refused connection."""
 
 OnTopics = Callable[[Mapping[str, int]], None]
-"""on_topics(partitions by topic): called with the master's topics."""
+"""on_topics(number of partitions by topic): called with the master's topics."""
 
 
 class AsyncSlave:
-    """Reactor thread. `start` once ZooKeeper is connected."""
+    """An asynchronous slave. Reactor thread. `start` is called when ZooKeeper is connected."""
 
     def __init__(
         self,
@@ -43,14 +43,16 @@ class AsyncSlave:
         on_topics: OnTopics,
         config_copy: ConfigCopy | None = None,
     ) -> None:
-        """config_copy: for autoSyncMasterConfig. on_topics: called whenever the master's topics have changed."""
+        """config_copy: copies the topics for autoSyncMasterConfig; None without this option. on_topics: called whenever
+        the master's topics have changed.
+        """
         self._broker = broker
         self._plugin = plugin
         self._on_topics = on_topics
         self._config_copy = config_copy
         self._copies: dict[tuple[str, int], PartitionCopy] = {}
         self._view = MasterView(None, {})
-        self._seen = False  # whether ZooKeeper has shown anything yet
+        self._seen = False  # whether anything was read from ZooKeeper yet
         self._watch: MasterWatch | None = None
         self._changed: Deferred[None] | None = None
         self._connecting_to = self._view.address
@@ -60,7 +62,7 @@ class AsyncSlave:
         self._checksum: str | None = None
 
     def start(self, session: ZkSession) -> None:
-        """Begin to follow the master, even if it is absent."""
+        """Begin to follow the master, even if it is not registered now."""
         reactor: Any = self._broker.reactor
 
         def seen(view: MasterView) -> None:
@@ -71,20 +73,20 @@ class AsyncSlave:
         ensureDeferred(self._link.keep(self._where, self._copy_from, lambda: None))
 
     def stop(self) -> Deferred[None]:
-        """Stop copying, and leave ZooKeeper."""
+        """Stop copying, and stop watching ZooKeeper."""
         self._link.stop()
         self._wake()
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Connect anew and check every partition again, including stopped ones."""
+        """Make a new connection and check every partition again, including those whose copy has stopped."""
         self._halt("restarted by an operator")
         if self._watch is not None:
             self._watch.again()
         self._wake()
 
     def status(self) -> ReplicationStatus:
-        """Return the whole status, with sorted partitions."""
+        """Return the whole status, with the partitions sorted."""
         partitions = [self._copies[key].status for key in sorted(self._copies)]
         address, peer = self._view.address, self._link.peer
         stopped = sum(each.state is CopyState.STOPPED for each in partitions)
@@ -106,7 +108,7 @@ class AsyncSlave:
     # --- what ZooKeeper shows -----------------------------------------------------------------------------------------
 
     def follow(self, view: MasterView) -> None:
-        """Follow a change of the master or of its topics."""
+        """Handle a change of the master or of its topics."""
         before, self._view = self._view, view
         self._seen = True
         if view.topics and view.topics != before.topics:
@@ -130,7 +132,7 @@ class AsyncSlave:
     # --- the connection -----------------------------------------------------------------------------------------------
 
     async def _where(self) -> tuple[str, int] | None:
-        """Return the master's address; None after a change if ZooKeeper shows no master."""
+        """Return the master's address. If ZooKeeper shows no master, wait for a change and return None."""
         address = self._connecting_to = self._view.address
         if address is not None:
             return address.host, address.port
@@ -141,7 +143,7 @@ class AsyncSlave:
         return None
 
     async def _copy_from(self, peer: Peer, lost: Deferred[None]) -> None:
-        """Copy everything until the connection is lost."""
+        """Copy all partitions until the connection is lost."""
         if self._connecting_to != self._view.address:
             peer.close()
             return
@@ -163,7 +165,7 @@ class AsyncSlave:
         self._running.append(running)
 
     async def _copy_config(self, source: MasterSource) -> None:
-        """Take the master's topics over if the options say so and the master's file has changed."""
+        """With autoSyncMasterConfig, copy the master's topics into server.ini if they differ."""
         self._checksum = self._view.checksum
         if self._config_copy is None:
             return

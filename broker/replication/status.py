@@ -1,4 +1,4 @@
-"""The progress of a copy, for operators: the text of `stats replication` and the JSON of REPLICATION_STATUS."""
+"""The status of replication for operators: as the text of `stats replication` and as the JSON of REPLICATION_STATUS."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ __all__ = ["CopyState", "NodeStatus", "PartitionStatus", "ReplicationStatus", "S
 
 
 class CopyState(Enum):
-    """The state of one partition's copy."""
+    """The state of the copy of one partition."""
 
     CONNECTING = "connecting"
-    """Not asked for yet on this connection."""
+    """The partition was not requested yet on this connection."""
     EMPTY = "empty"
     """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
-    """Nothing was missing at the last look."""
+    """The last request found no missing data."""
     TROUBLED = "troubled"
-    """The last try has failed; the copy goes on."""
+    """The last attempt has failed; the copy continues."""
     STOPPED = "stopped"
-    """The copy goes on only after an operator has acted (docs/replication.md)."""
+    """The copy continues only after an operator has acted (docs/replication.md)."""
 
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """One partition of a slave. Offsets in bytes. since_ms: when `state` was entered, wall clock.
+    """The status of one partition of a slave. Offsets are in bytes. since_ms: when `state` was entered, by the wall
+    clock.
 
-    master_end: as far as known. behind: the number of messages not copied yet; None where the master does not tell.
+    master_end: the master's end, as far as known. behind: number of messages not copied yet; None if the master does
+        not tell it.
     """
 
     topic: str
@@ -44,7 +46,7 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """The number of the master's bytes that are not here; None before the first answer."""
+        """The number of bytes that the master has and the slave has not; None before the first answer."""
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,10 +65,11 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """Another node of a broker set, as its leader sees it. live: whether it gets every block as it is made.
+    """The status of another node of a broker set, as the leader sees it. live: whether the node gets every block of
+    data as soon as it is made.
 
-    lag_bytes, lag_seconds: the size and age of the data that it has not acknowledged; None (unknown) if it is not live.
-    since_ms: when one of the flags last changed, wall clock.
+    lag_bytes, lag_seconds: the size and age of the data that the node has not acknowledged; None (unknown) if it is not
+    live. since_ms: when one of the flags last changed, by the wall clock.
     """
 
     name: str
@@ -103,9 +106,9 @@ class NodeStatus:
 
 @dataclass(slots=True)
 class ReplicationStatus:
-    """A broker's part in replication. peer: the other side, or "".
+    """The status of a broker's replication. peer: the other broker, or "".
 
-    role: master, slave, sync-master or sync-slave; for a node of a broker set see sets/status.py.
+    role: master, slave, sync-master or sync-slave. For the roles of a broker set's node see sets/status.py.
     """
 
     role: str
@@ -113,14 +116,14 @@ class ReplicationStatus:
     connected: bool = False
     error: str = ""
     since_ms: int = 0
-    """When the connection was made or lost, wall clock; 0 if never."""
+    """When the connection was made or lost, by the wall clock in ms; 0 if never."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
-    """The figures that only this role has."""
+    """Additional figures of this role."""
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
     """The followers of a broker set's leader; None on all other brokers."""
     configuration: Mapping[str, Any] | None = None
-    """On a broker set's node: the settings of its server.ini that clients notice (configuration/served.py)."""
+    """On a broker set's node: the settings in its server.ini that matter to clients (configuration/served.py)."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -176,10 +179,10 @@ def _one_line(text: str) -> str:
 
 
 class SyncSlave:
-    """The replication of a synchronous slave: it opens no connection, because its master connects to it."""
+    """The part of a synchronous slave in replication. It opens no connection, because its master connects to it."""
 
     def status(self) -> ReplicationStatus:
         return ReplicationStatus("sync-slave")
 
     def restart(self) -> None:
-        """Do nothing: the master keeps the connection."""
+        """Do nothing, because the master makes the connection."""

@@ -1,8 +1,9 @@
-"""A synchronous master (samsa): every message also goes to its slave, and is answered when both have it (§5).
+"""A synchronous master (samsa): it sends every message also to its slave, and answers the producer when both have it
+(§5).
 
-The master writes a message, and at once sends it to its slave; both then become safe at the same time. A message that
-the master cannot write never reaches the slave. Requests are pipelined on one connection, so the slave sees each
-partition in order.
+The master writes a message, and immediately sends it to its slave, so both copies become safe at about the same time. A
+message that the master cannot write is never sent to the slave. Requests are pipelined on one connection, so the slave
+gets the messages of each partition in order.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _log = logging.getLogger(__name__)
 _BACKOFF_SECONDS = (0.1, 2.0)
 """The first and the longest pause after a refused connection."""
 HEARTBEAT_SECONDS = 10.0
-"""The time between two requests for a sign of life: a broker cuts connections that are idle for 300 s."""
+"""Seconds between two heartbeat requests, because a broker closes connections that are idle for 300 s."""
 _PROBE = b"test"
 
 
 class SyncMaster:
-    """Reactor thread."""
+    """A synchronous master. Reactor thread."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class SyncMaster:
         unregister: Callable[[], Awaitable[None]],
         register: Callable[[], Awaitable[None]],
     ) -> None:
-        """unregister, register: take the broker out of ZooKeeper while its slave fails, and back in."""
+        """unregister, register: remove the broker from ZooKeeper while its slave fails, and register it again."""
         self._broker = broker
         self._plugin = plugin
         self._unregister = unregister
@@ -61,27 +62,30 @@ class SyncMaster:
         complaint = f"no connection to the synchronous slave {self._url}: %s; trying again"
         self._link = KeptPeer(broker, Backoff(*_BACKOFF_SECONDS), complaint, frames=False)
         self._first: Deferred[None] = Deferred()
-        self._failures = 0  # bad answers and timeouts in a row
+        self._failures = 0  # number of consecutive bad answers and timeouts
         self._healing = False
         self._sent = self._failed = 0
 
     def start(self) -> Deferred[None]:
-        """Keep connected from now on. Fires when the first try has ended: the broker should not begin by refusing
-        messages although its slave is there."""
+        """Keep a connection to the slave from now on. The Deferred fires when the first attempt has ended, so that the
+        broker does not at first refuse messages although its slave is available.
+        """
         address = self._plugin.host, self._plugin.port
         ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
         return self._first
 
     def stop(self) -> None:
-        """Close the connection for good."""
+        """Close the connection, and make no new one."""
         self._link.stop()
 
     def restart(self) -> None:
-        """Connect anew."""
+        """Close the connection, so that a new one is made."""
         self._link.restart()
 
     def status(self) -> ReplicationStatus:
-        """Return the status, without partitions: a slave has its own offsets, which its master does not know."""
+        """Return the status. It has no partitions, because the slave has its own offsets, which the master does not
+        know.
+        """
         return ReplicationStatus(
             "sync-master",
             self._url,
@@ -100,12 +104,14 @@ class SyncMaster:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection; no message should be stored then (1.x)."""
+        """Raise SlaveDisconnected if there is no connection. As in 1.x, no message should be stored then."""
         if self._link.peer is None:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send whole records with their ids. Calls `done` once, when each has its answer or timeout."""
+        """Send whole records with their ids to the slave. `done` is called once, when each record has been answered or
+        has timed out.
+        """
         topic, partition = log.topic, log.partition
         data = memoryview(records)
         headers = list(iter_headers(data))
@@ -150,7 +156,7 @@ class SyncMaster:
             self._failures = 0
             return True
         if isinstance(error, PeerLost):
-            return False  # not counted (1.x)
+            return False  # not counted, as in 1.x
         self._failures += 1
         self._link.error = str(error) if error is not None else str(getattr(reply, "text", reply))
         if self._failures >= self._plugin.failure_threshold:
@@ -163,7 +169,7 @@ class SyncMaster:
     # --- a slave that fails -------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
-        """Leave ZooKeeper until the slave again stores a message of the status topic."""
+        """Unregister from ZooKeeper until the slave again stores a message of the status topic."""
         _log.error(
             "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",
             self._url,

@@ -1,4 +1,4 @@
-"""ACQUIRE and SETTLE: the requests of shared consumers, and their answers."""
+"""ACQUIRE and SETTLE, the requests of shared consumers, and their answers."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ if TYPE_CHECKING:
 __all__ = ["Acquire", "answer_settle"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if more is asked for; the rest of a frame is for the rows."""
+"""The most bytes of records in one answer, even if the request asks for more. The rest of a frame is for the rows that
+describe the records.
+"""
 
 
 class Acquire(Parkable):
-    """One ACQUIRE under way. Lives on the reactor thread.
+    """One ACQUIRE that is being served. Lives on the reactor thread.
 
-    If a member's connection has ended, its leased messages go to other members at once. Otherwise they would go there
-    only when the lease expires, and as suspects.
+    If a member's connection has ended before the answer, the leased messages go to other members at once. Otherwise
+    other members would get them only after the lease has expired, and as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
 
-    repeatable = False  # the answered messages were leased
+    repeatable = False  # the messages in the answer were leased
 
     def __init__(self, groups: SharedGroups, reading: Reading, frame: Frame, caller: Caller | None) -> None:
-        """Raises RemoteProtocolError, InvalidName for a frame that is no valid ACQUIRE."""
+        """Raises RemoteProtocolError or InvalidName for a frame that is not a valid ACQUIRE."""
         request = AcquireRequest.from_ext(frame.ext)
         self._groups = groups
         self._caller = caller
@@ -73,7 +75,7 @@ class Acquire(Parkable):
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
-        """As Parkable. Raises SharedRefused, StoreError, and as Partitions.find."""
+        """As in Parkable. Raises SharedRefused, StoreError, and the errors of Partitions.find."""
         request = self._request
         if not request.max_records:
             self._groups.withdraw(self.key, self._is_of_the_same)
@@ -85,8 +87,9 @@ class Acquire(Parkable):
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
-        """Whether `other` is the same member's, on the same connection: by the name alone, anybody could end
-        its wait."""
+        """Return whether `other` is a request of the same member on the same connection. The member's name alone is not
+        enough, because then any client could end the member's wait.
+        """
         return (
             isinstance(other, Acquire)
             and other._caller is self._caller
@@ -110,7 +113,7 @@ class Acquire(Parkable):
             self._groups.give_back(self.key, grants, leases.token)
             raise AccountSpent(why)
         reply = AcquireReply(len(grants), leases.waiting, leases.damaged_bytes, leases.suspicion)
-        if not grants:  # all were damaged: there may be other messages
+        if not grants:  # all messages were damaged; there may be others
             return answer_frame(self.opaque, reply.to_ext(), ResponseCode.PULL_NOT_FOUND)
         token = leases.token
         rows = b"".join([encode_leased(offset, token, attempts, size) for offset, size, _, attempts in grants])
@@ -119,7 +122,7 @@ class Acquire(Parkable):
 
 
 def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
-    """Answer SETTLE. Raises RemoteProtocolError, NotLeader, and as Partitions.find."""
+    """Answer SETTLE. Raises RemoteProtocolError, NotLeader, and the errors of Partitions.find."""
     request = SettleRequest.from_ext(frame.ext)
     slices = split_settlements(frame.body, request.records, tuning.SHARED_SETTLED)
     if len(slices) > 1:
@@ -129,13 +132,14 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
-    """Settle slice by slice. Nothing is done unless all rows can be read. Then each row is done or not on its own; if
-    one slice is refused or its outcome is unknown, the answer says that."""
+    """Settle the rows slice by slice. If any row cannot be read, nothing is done. Otherwise each row is settled
+    independently of the others; if one slice is refused or its outcome is unknown, the answer is this error.
+    """
     for rows in slices:
-        decode_settlements(rows)  # and again below: all rows of a request at once would take 10 MB
+        decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB
         yield
     outcomes: list[Deferred[bytes]] = []
-    settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # which may also answer at once
+    settle = cast("Callable[..., Deferred[bytes]]", groups.settle)  # it may also return the outcomes themselves
     for rows in slices:
         outcomes.append(maybeDeferred(settle, request, decode_settlements(rows)))
         yield
@@ -143,7 +147,7 @@ def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int,
 
 
 async def _joined(outcomes: Sequence[Deferred[bytes]], opaque: int) -> Bytes:
-    """Return the answer with all outcomes. Raises as the first one that failed."""
+    """Return the answer with all outcomes. Raises the error of the first slice that failed."""
     found: list[bytes] = []
     for is_done, result in await DeferredList(outcomes, consumeErrors=True):
         if not is_done:

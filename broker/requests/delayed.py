@@ -1,4 +1,4 @@
-"""LIST_DELAYED: how many delayed messages wait, and which."""
+"""LIST_DELAYED: tell how many delayed messages wait, and list them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from ..store.worker_turns import Turns
 __all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
-"""Sorted ids, and the offsets of their records in the snapshot."""
+"""A snapshot of an internal log, sorted ids, and the offsets of their records in it."""
 
 _MOST_BYTES = 4 << 20
-"""How much of the records is read at once."""
+"""The most bytes of records that are read at once."""
 
 
 class Slices:
-    """Pauses of a worker thread, in which other threads get the interpreter."""
+    """Makes a worker thread pause, so that other threads get the interpreter."""
 
     def __init__(self, pause: Callable[[float], None]) -> None:
-        """pause(seconds)."""
+        """pause(seconds): sleeps in the worker thread."""
         self._pause = pause
         self._done = 0
 
     def worked(self, size: int) -> None:
-        """Note that `size` bytes of a record were read or made; pause if it is time."""
+        """Note that `size` bytes of a record were read or made. Pause if enough work was done since the last pause."""
         self._done += size + tuning.LISTING_RECORD_BYTES
         if self._done >= tuning.LISTING_BYTES:
             self._done = 0
@@ -51,10 +51,11 @@ class Slices:
 
 
 class Listings:
-    """Makes the lists of a broker's waiting messages: one at a time; addresses take turns. Reactor thread.
+    """Makes the lists of a broker's waiting messages, one list at a time. The asking addresses take turns. Reactor
+    thread.
 
-    A worker thread does the costly part. It uses the interpreter meanwhile: with many lists at once, this thread would
-    get little of it.
+    A worker thread does the costly part. With many lists at the same time, the worker threads would leave the reactor
+    thread little time of the interpreter.
     """
 
     def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:
@@ -62,12 +63,14 @@ class Listings:
         self._account = account
         self._pause = pause
         self._turns = Turns(run_coroutine, 1, pause=self._pause_between, call_later=reactor.callLater)
-        self._one_ended = False  # in this iteration of the reactor, and others wait
+        self._one_ended = False  # whether a list ended in this iteration of the reactor, and others wait
 
     def encoded(
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
-        """Give the coroutine's result as JSON, made in a worker thread if there may be items. Raises AccountSpent."""
+        """Give the coroutine's result as JSON. A worker thread encodes it if it has items. items: key of the list of
+        items. Raises AccountSpent.
+        """
         slices = Slices(self._pause)
 
         async def encoded() -> bytes:
@@ -75,7 +78,7 @@ class Listings:
             encode = partial(_encode, answer, items, slices)
             return cast(bytes, await delays.in_thread(encode)) if answer[items] else encode_json(answer)
 
-        if not limit:  # only a number, for which no thread is needed
+        if not limit:  # the answer is only a number, for which no thread is needed
             return ensureDeferred(encoded())
         answer: Deferred[bytes] = Deferred()
         address, places = self._account.asker, self._account.lists
@@ -90,13 +93,13 @@ class Listings:
         return answer
 
     def _pause_between(self) -> float:
-        """Return a pause, so that the next list begins in another iteration of the reactor."""
+        """Return the seconds to pause before the next list, so that it begins in another iteration of the reactor."""
         one_ended, self._one_ended = self._one_ended, False
         return tuning.LISTING_PAUSE_SECONDS if one_ended else 0.0
 
 
 def _encode(answer: dict[str, Any], items: str, slices: Slices) -> bytes:
-    """Encode an answer as JSON; `body` of an item as base64. Worker thread."""
+    """Encode an answer as JSON. The `body` of an item is encoded as base64. Worker thread."""
     others = {name: value for name, value in answer.items() if name != items}
     parts = [encode_json(others)[:-1], b", ", encode_json(items), b": ["]
     for number, item in enumerate(answer[items]):
@@ -122,7 +125,7 @@ def _base64(body: bytes, slices: Slices) -> Iterator[bytes]:
 
 
 def list_delayed(listings: Listings, delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
-    """The JSON of the answer."""
+    """Return the answer to LIST_DELAYED as JSON."""
     return listings.encoded(delays, partial(_list, delays, request), "messages", request.limit)
 
 
@@ -165,7 +168,9 @@ async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> 
 
 
 def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
-    """Return the next ids after `after`, at most `most`: with the offsets of their records, by log, and all sorted."""
+    """Return the next ids after `after`, at most `most` of them: as batches with the offsets of their records, and all
+    together as a sorted list.
+    """
     batches: list[Batch] = []
     for contents in delays.contents():
         snapshot = contents.log.segments.snapshot()
@@ -195,7 +200,7 @@ def _describe(batches: Sequence[Batch], slices: Slices) -> list[dict[str, Any]]:
 
 
 def read_pendings(batches: Sequence[Batch], slices: Slices) -> Iterator[Pending]:
-    """Yield the records. Records that are gone meanwhile are left out. Worker thread."""
+    """Yield the decoded messages of these batches. Records that were removed meanwhile are left out. Worker thread."""
     for snapshot, ids, offsets in batches:
         start = 0
         while start < len(ids):

@@ -1,8 +1,9 @@
-"""The gate: every request passes `Gate.admit` once, before anything is done for it, and gets the row that serves it.
+"""The gate. Every request passes `Gate.admit` once, before anything is done for it, and gets the verb (a row of the
+table in verbs.py) that serves it.
 
-Requests of both protocols, of the HTTP gateway and for the dashboard's pages pass it. A request that waits afterwards
-keeps its row (session.py); a pull under way was admitted before. Only `quit` does not pass: it ends only its own
-connection. `serve` and its companions turn every error into an answer. verbs.py has the table.
+The gate checks requests of both protocols, of the HTTP gateway, and for the dashboard's pages. A request that waits
+afterwards keeps its verb (session.py), and a pull under way was admitted before. Only `quit` does not pass the gate,
+because it ends only its own connection. `serve` and the similar methods turn every error into an answer.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ _ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, u
 
 
 class Caller(Protocol):
-    """The sender of requests: one object for all requests of a connection. Local transactions belong to it."""
+    """The sender of requests: one object for all requests of a connection. Local transactions belong to their
+    caller.
+    """
 
     @property
     def host(self) -> str:
-        """The numeric address of the connection's other end; `?` if it has none."""
+        """The client's numeric address; `?` if it has none."""
 
     @property
     def address(self) -> str:
@@ -50,17 +53,19 @@ class Caller(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client has closed the connection or its sending half, or the connection was lost."""
+        """Whether the client has closed the connection or its sending half, or the connection is lost."""
 
 
 Served: TypeAlias = Answer | Work | Parkable
-"""An answer, work to do in slices, or a pull to step."""
+"""An answer, work that is done in slices, or a request to advance with `step`."""
 
 _UNDER_WAY = (Parkable, GeneratorType)
 
 
 class HttpPeer(NamedTuple):
-    """The sender of an HTTP request. Its requests share no state, so verbs do not get it as a caller."""
+    """The sender of an HTTP request. HTTP requests have no common state, so verbs do not get this object as their
+    caller.
+    """
 
     host: str
 
@@ -71,7 +76,7 @@ class HttpPeer(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Always False: a request by HTTP is answered whether or not its client has gone."""
+        """Always False, because an HTTP request is answered even if its client has left."""
         return False
 
 
@@ -79,12 +84,12 @@ class PageRequest(NamedTuple):
     """A request for a page of the dashboard."""
 
     words: list[str]
-    """The parts of its path."""
+    """The parts of the URL's path."""
     changes: bool
-    """Whether it is a POST."""
+    """Whether the request is a POST."""
     topic: str | None
     show: Callable[[], Any]
-    """Makes the page, or does what the request asks."""
+    """Makes the page, after doing what a POST asks for."""
 
 
 def _named_topic(request: Any) -> tuple[str | None, ...]:
@@ -92,48 +97,55 @@ def _named_topic(request: Any) -> tuple[str | None, ...]:
 
 
 class Nodes(Enum):
-    """The nodes of a broker set that serve a request. A single broker serves all requests."""
+    """Which nodes of a broker set serve a request. A single broker serves all requests."""
 
     LEADER = 0
     READERS = 1
-    """The leader; and if the request has `follower=1`, a follower that shows all committed messages."""
+    """The leader, and for a request with `follower=1` also a follower that shows all committed messages."""
     ALL = 2
 
 
 class Verb(NamedTuple):
-    """A row of the table: a decoder, an action and an encoder, composed to `serve`, and what the gate needs."""
+    """A row of the table: `serve`, which combines a decoder, an action and an encoder, and what the gate needs to
+    know.
+    """
 
     serve: Callable[[Any, Caller | None], Served]
-    """serve(request, caller). Raises MetaqError, also later. caller: None for a client of a single request."""
+    """serve(request, caller). Raises MetaqError, or its Deferred fails with it. caller: None for a client that sends a
+    single request.
+    """
     held: Callable[[Any], int] = lambda request: 0
-    """The bytes that a request keeps in memory until it is answered."""
+    """Returns how many bytes a request keeps in memory until it is answered."""
     stores: bool = False
-    """Whether it brings messages: it is not served while too many messages wait for the disk."""
+    """Whether the request stores messages. Such a request is not served while too many messages wait for the disk."""
     gathers: bool = False
-    """Whether it may be served together with its neighbours, in a PutGroup."""
+    """Whether the request may be served together with the requests before and after it, in a PutGroup."""
     lists: bool = False
-    """Whether it changes nothing, and lists so much that its answer is made in slices."""
+    """Whether the request changes nothing and lists so much that its answer is made in slices."""
     repeatable: bool = False
-    """Whether a large answer may be refused: a repeated request gets the same data, or the data of that time."""
+    """Whether a large answer may be refused, because a repeated request gets the same or newer data."""
     admin: bool = False
-    """Whether it is for operators."""
+    """Whether the request is only for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
-    """Gives the topics that a request names, each once; only None if it names none."""
+    """Returns the topics that a request names, each once; if it names none, only None."""
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
-    """The row that serves it instead if it has the key of a transaction."""
+    """The verb that serves the request instead if it has the key of a transaction."""
 
 
 Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
-"""check(row, request, topic, peer): raise MetaqError to refuse a request; the answer has that error.
+"""check(verb, request, topic, peer): raises MetaqError to refuse a request; the answer then has this error.
 
-It is called for each topic of a request (once with None if there is none), and any refusal refuses the request. The
-puts of a run are separate requests: it is called once for each topic of the run, and refuses only that topic's puts.
+It is called for each topic of a request (once with None if there is none), and any refusal refuses the whole request.
+The puts of a run are separate requests: for a run it is called once for each topic, and a refusal refuses only the puts
+of this topic.
 """
 
 
 class Gate:
-    """Never raises: every error becomes an answer. Lives on the reactor thread."""
+    """The gate of a broker. Its methods never raise, because every error becomes an answer. Lives on the reactor
+    thread.
+    """
 
     def __init__(
         self,
@@ -145,31 +157,36 @@ class Gate:
         unsent: Unsent,
         check: Check | None = None,
     ) -> None:
-        """texts: rows by the type of the command, including PageRequest. frames: rows by code. admits(host): whether
-        operators' requests are accepted from there. connection_lost: forgets a caller's state. unsent: knows whether
-        there is room for an answer."""
+        """texts: verbs by the type of the command, including PageRequest. frames: verbs by code. admits(host): whether
+        operators' requests are accepted from this address. connection_lost: drops the state of a caller. unsent: tells
+        whether there is memory for an answer.
+        """
         self.texts = texts
         self.frames = frames
         self._admits = admits
         self._unsent = unsent
         self.check = check
-        """Called for every request; None: all are permitted."""
+        """Called for every request; None: all requests are permitted."""
         self.check_pull: Callable[[Parkable], None] | None = None
-        """Called each time that a pull resumes: the reason for its admission may be gone. Raises MetaqError."""
+        """Called each time a pull resumes, because it might not be admitted any more; None: no check. Raises
+        MetaqError.
+        """
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
-        """The row that serves a PutGroup."""
+        """The verb that serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
 
     def refusing(self, error: MetaqError) -> Gate:
-        """Return a gate for a connection whose every request is refused with this error."""
+        """Return a gate that refuses every request with this error."""
         refusal = Verb(partial(_refuse, error), nodes=Nodes.ALL)
         gate = copy.copy(self)
         gate.admit = lambda request, peer: refusal  # type: ignore[method-assign]
         return gate
 
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
-        """Return the row that serves a request. For a forbidden request it is a row that refuses it at its turn."""
+        """Return the verb that serves a request. For a forbidden request, return a verb that refuses it when it is
+        served.
+        """
         if type(request) is Frame:
             verb = self.frames.get(request.code, _UNKNOWN)
             if verb.in_transaction is not None and TX_KEY in request.ext:
@@ -187,7 +204,7 @@ class Gate:
         for topic in verb.topics(request):
             try:
                 check(verb, request, topic, peer)
-            except Exception as error:  # also a bug of the check: only permitted requests are done
+            except Exception as error:  # also for a bug of the check, so that only permitted requests are done
                 refused[topic] = error
         if not refused:
             return verb
@@ -215,7 +232,7 @@ class Gate:
         return _settled(request, cast(Answer, served))
 
     def go_on(self, request: WireRequest, work: Work) -> Answer | Work:
-        """Do a slice of a request's work. Return the work if there is more to do, else the answer."""
+        """Do one slice of the work on a request. Return the work if there is more to do, otherwise the answer."""
         try:
             next(work)
         except StopIteration as done:
@@ -225,7 +242,7 @@ class Gate:
         return work
 
     def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """Advance a pull; the caller decides whether it may wait."""
+        """Advance a pull. If it has to wait, the caller decides whether it may."""
         try:
             if self.check_pull is not None:
                 self.check_pull(pull)
@@ -244,14 +261,15 @@ class Gate:
             return _failed(pull, error)
 
     def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
-        """Return the answer to a pull that would have to wait while too many others wait."""
+        """Return the answer to a pull that would have to wait although too many others already wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """Give the answer, or a refusal if it is large and the address has no room for answers that clients may
-        leave."""
+        """Return the answer. Return a refusal instead if the answer is large and the address already has too many bytes
+        of unread answers.
+        """
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
 
@@ -261,7 +279,7 @@ class Gate:
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:
-    """Turn the failure of a verb's later answer into an answer."""
+    """Make a verb's answer complete: if it is a Deferred that fails, the failure becomes an answer, too."""
     if type(answer) is Deferred:
         answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
     return _unless_one_way(request, answer)
@@ -287,13 +305,14 @@ _UNKNOWN, _NO_OPERATOR = Verb(_unknown_code, nodes=Nodes.ALL), Verb(_no_operator
 
 def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:
     if type(request) is IgnoredAnswer or (type(request) is TransactionCommand and request.type is TransactionType.END):
-        return None  # the text protocol never answers it
+        return None  # the text protocol never answers this
     raise error
 
 
 def _failed(request: WireRequest | Parkable, error: BaseException) -> bytes:
-    """Return the answer to a failed request. An error that is no MetaqError is a bug: the log gets it in full, the
-    client only its name."""
+    """Return the answer to a failed request. An error that is not a MetaqError is a bug; the log gets all of it, the
+    client only the name of its type.
+    """
     framed = isinstance(request, Frame | Parkable)
     opaque: int = getattr(request, "opaque", NO_OPAQUE)
     if isinstance(error, MetaqError):

@@ -1,8 +1,8 @@
-"""`get`: bytes of a partition from an offset on (wire.md §4).
+"""`get`: read bytes of a partition from an offset on (wire.md §4).
 
-A group with a filter gets the accepted records of a whole stretch. A 1.x client counts only the bytes that it got, so
-its next offset stands for another place of the log. filters/remembered_places.py remembers that place, and explains why
-no message is lost.
+A group with a filter gets only the accepted records of a stretch. A 1.x client adds only the bytes that it received to
+its offset, so its next offset means another offset of the log. filters/remembered_places.py remembers this offset, and
+explains why no message is lost.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ _SLAVES = "meta-slave-group"
 
 
 def _is_slave_group(group: str) -> bool:
-    """Whether this is the default group of a Java broker's slave, which copies records as they are."""
+    """Return whether this is the default group of a Java broker's slave, which copies records unchanged."""
     return group.startswith(_SLAVES)
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Answer with data, with where to go on, or that there are no data yet. Raises PartitionClosed, PartitionNotFound,
-    StoreError, and CompressionNotAccepted for a client that cannot read the topic's possibly compressed messages.
+    """Answer with data, with the offset at which to continue, or that there are no data yet. Raises PartitionClosed,
+    PartitionNotFound, StoreError, and CompressionNotAccepted if the topic may have compressed messages and the client
+    cannot read them.
 
-    connection: earlier answers to its client are remembered for it; None for a client of a single request.
+    connection: identifies the client, for which earlier answers are remembered; None for a client that sends a single
+        request.
     """
     reading.metrics.get(get.topic)
     try:
@@ -75,7 +77,9 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
 
 
 def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer with data. A first record that our limit `size` would always cut is given whole if the client takes it."""
+    """Answer with data. If the broker's limit `size` cuts the first record, return the whole record, provided that the
+    client asks for that many bytes.
+    """
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
         if size < end <= get.max_size:
@@ -85,11 +89,11 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
 
 
 def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer with the bytes as they are, even from the middle of a record, as in 1.x.
+    """Answer with the bytes unchanged, even if they begin in the middle of a record, as in 1.x.
 
-    If the group has had a filter since the reading's start, the answer sends the client to the record's start. Without
-    that a Java client may take other bytes for a record, and wait for its end forever. The client has to find damaged
-    data.
+    If the group has had a filter since the broker's start, the answer sends the client to the start of the record
+    instead. Otherwise a Java client may take other bytes for a record, and wait forever for its end. Damaged data are
+    returned, too; the client must notice the damage.
     """
     if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
@@ -116,7 +120,7 @@ def _value(get: Get, data: Buffer) -> Bytes:
 
 
 class _Filtered(NamedTuple):
-    """A `get` of a group that has or had a filter. found: the place that its offset stands for."""
+    """A `get` of a group that has or had a filter. found: the request's offset and the stored offset that it means."""
 
     reading: Reading
     log: PartitionLog
@@ -126,13 +130,13 @@ class _Filtered(NamedTuple):
     found: FoundOffset
 
     def move(self, offset: int) -> bytes:
-        """Return the answer that sends the client to `offset`."""
+        """Return the answer that tells the client to continue at `offset`."""
         self.reading.places.moved(self.connection, self.key, self.found, offset)
         self.reading.metrics.get_missed(self.get.topic)
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
-        """Return the answer where nothing can be read."""
+        """Return the answer for an offset at which nothing can be read."""
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))
@@ -161,14 +165,14 @@ def _must_be_put_right(reading: Reading, found: FoundOffset) -> bool:
 
 
 def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferred[int]:
-    """Return the begin of the record that has the byte at the request's offset."""
+    """Return the start offset of the record that contains the byte at the request's offset."""
     if log.lookup.is_indexed(get.offset):
         return reading.cold_reads.look_up(partial(log.lookup.record_start, get.offset), get.group)
     return reading.cold_reads.run(get.group, partial(log.segments.snapshot().record_start, get.offset))
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
-    """Answer an unknown offset. start: where the record at this offset begins."""
+    """Answer a request with an unknown offset. start: where the record at this offset begins."""
     if start != request.get.offset:
         return request.move(start)
     return _choose(request, filter_)
@@ -191,7 +195,7 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
     if not chosen.data:
         return request.miss() if chosen.next_offset == found.stored else request.move(chosen.next_offset)
     whole = len(chosen.client_ends) > 0
-    size = len(chosen.data) if whole else 0  # a cut or damaged record does not move the client on
+    size = len(chosen.data) if whole else 0  # a cut or damaged record does not advance the client
     behind = chosen.next_offset - get.offset > size
     since = found.behind_since if found.gap else reading.seconds() if behind else None
     ends = chosen.client_ends, chosen.stored_ends
@@ -201,7 +205,9 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """Answer a client of a single request with accepted records without a gap, or with where the first one begins."""
+    """Answer a client that sends a single request: with the accepted records before the first rejected one, or else
+    with the offset of the first accepted record.
+    """
     stored = request.found.stored
     if leading := chosen.leading:
         return _value(request.get, chosen.data[:leading])
@@ -216,7 +222,7 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return 1.x's text for a failed get; it is the text for a failed put."""
+    """Return 1.x's answer to a failed get, which has the text of a failed put."""
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

@@ -1,4 +1,6 @@
-"""END_HALVES, the answer to CHECK_HALVES, and LIST_HALVES: how many half messages wait for their outcome, and which."""
+"""END_HALVES; the answer to CHECK_HALVES; and LIST_HALVES, which tells how many half messages wait for their outcome,
+and lists them.
+"""
 
 from __future__ import annotations
 
@@ -34,25 +36,25 @@ __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
 
 def end_halves(halves: Halves, frame: Frame) -> Deferred[list[EndHalfReply]]:
-    """Decide half messages, and give the outcome of each. Raises RemoteProtocolError."""
+    """Commit or roll back half messages, and give the outcome of each. Raises RemoteProtocolError."""
     request = EndHalvesRequest.from_ext(frame.ext)
     return halves.end_many((request.topic, request.partition), decode_ends(frame.body))
 
 
 def ended_frame(opaque: int, replies: Sequence[EndHalfReply]) -> Bytes:
-    """Return the answer with these outcomes."""
+    """Return the answer frame with these outcomes."""
     body = encode_ended(replies)
     return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
-    """Return the answer with these half messages."""
+    """Return the answer frame with these half messages."""
     body = encode_checked(halves)
     return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
 
 
 def list_halves(listings: Listings, halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
-    """The JSON of the answer."""
+    """Return the answer to LIST_HALVES as JSON."""
     return listings.encoded(halves, partial(_list, halves, request), "halves", request.limit)
 
 
@@ -88,7 +90,7 @@ async def _list(halves: Halves, request: ListHalvesRequest, slices: Slices) -> d
 
 
 def _describe(batches: Sequence[Batch], whole: bool, slices: Slices) -> dict[int, dict[str, Any]]:
-    """Return the content of the records, by id. Worker thread."""
+    """Return descriptions of the half messages by id. Worker thread."""
     return {pending.id: _said(pending, whole) for pending in read_pendings(batches, slices)}
 
 
@@ -110,7 +112,9 @@ def _said(pending: Pending, whole: bool) -> dict[str, Any]:
 def _with_state(
     halves: Halves, half_id: int, said: dict[str, Any], request: ListHalvesRequest
 ) -> dict[str, Any] | None:
-    """Return the description with the half message's state; None if the request does not ask for that state."""
+    """Add the half message's state to its description `said` and return it; None if topic, group or state are not those
+    that the request asks for.
+    """
     state, half = halves.state(half_id)
     wanted = {"topic": request.topic, "group": request.group, "state": request.state}
     said["state"] = state.value

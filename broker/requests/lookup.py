@@ -1,6 +1,6 @@
-"""Positions: `offset`; MIN_OFFSET, MAX_OFFSET, the searches by time and by count, MESSAGE_COUNTS.
+"""Requests about offsets: `offset`, MIN_OFFSET, MAX_OFFSET, the searches by time and by count, and MESSAGE_COUNTS.
 
-For frames, a configured partition without data begins and ends at 0.
+In answers to frames, a configured partition without data begins and ends at offset 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ T = TypeVar("T")
 
 
 class Lookups:
-    """Each method raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition."""
+    """The actions of these requests. Each method raises PartitionClosed, TopicNotAccepted, InvalidName,
+    WrongPartition.
+    """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -74,10 +76,10 @@ class Lookups:
         return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
-        """Answer `offset` with the nearest earlier offset at which a record surely begins: the segment's start (wire.md
-        §4).
+        """Answer `offset` with the nearest earlier offset at which a record certainly begins, which is the start of the
+        segment (wire.md §4).
 
-        Closed partitions answer too. Raises PartitionNotFound.
+        Closed partitions are answered, too. Raises only PartitionNotFound.
         """
         reading = self._reading
         reading.metrics.offset(query.topic)
@@ -85,14 +87,16 @@ class Lookups:
         if log is None:
             raise PartitionNotFound(query.topic, query.partition)
         start = log.segments.start_of(query.offset)
-        if len(reading.places):  # the client moves there
+        if len(reading.places):  # the client will continue there
             key = query.topic, query.partition, query.group
             reading.places.moved(connection, key, FoundOffset(start, start), start)
         return encode_result(Status.SUCCESS, str(start), query.opaque)
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """Return the number of messages before the offset, and the id of the last one if the request names another id."""
+    """Return the number of messages before the offset, and the id of the last of them if it differs from the id in the
+    request.
+    """
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)
 

@@ -1,4 +1,5 @@
-"""PULL: whole records from an offset on, filtered by tag, by content and by the group's filter; it may wait for them.
+"""PULL: read whole records from an offset on. They are filtered by tag, by content and by the group's filter. The
+request may wait for new records.
 
 A `Pull` is advanced by `step` until it has an answer (reading/parkable.py).
 """
@@ -38,12 +39,13 @@ from ..store.segments import Snapshot
 __all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if more is asked for; the rest of a frame has room for the table of the
-smallest records."""
+"""The most bytes of records in one answer, even if the request asks for more. The rest of a frame has room for the
+table of record sizes, even for the smallest records.
+"""
 
 
 class Pull(Parkable):
-    """One PULL under way. Lives on the reactor thread."""
+    """One PULL that is being served. Lives on the reactor thread."""
 
     key: tuple[str, int]
 
@@ -66,31 +68,33 @@ class Pull(Parkable):
     )
 
     def __init__(self, reading: Reading, frame: Frame) -> None:
-        """Raises RemoteProtocolError for a frame that is no valid PULL, InvalidWhere for an invalid filter."""
+        """Raises RemoteProtocolError for a frame that is not a valid PULL, InvalidWhere for an invalid filter by
+        content.
+        """
         request = PullRequest.from_ext(frame.ext)
         self._reading = reading
         self._request = request
         self.opaque = frame.opaque
         self._loads = 0
-        self._place: Soundness | BaseException | None = None  # what lies at the offset, once examined
-        self._offset = request.offset  # everything before it was looked at
+        self._place: Soundness | BaseException | None = None  # what is at the offset, if it was examined
+        self._offset = request.offset  # all records before it were looked at
         self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
-        request.tags = ()  # up to a megabyte, no longer needed
+        request.tags = ()  # they may take a megabyte and are no longer needed
         hashes_bytes = 0 if self._hashes is None else self._hashes.nbytes
         where_bytes = getsizeof(request.where) if request.where else 0
         self.held_bytes = WAITING_BYTES + where_bytes + hashes_bytes
         self._selection = Selection(request.where, reading.where_time) if request.where else None
-        self._stretch: Stretch | None = None  # read for the next step
-        self._was_loaded = False  # the stretch came from the disk, so a slice of it is judged at once
-        self._scans_until: float | None = None  # set while there are records to look at
+        self._stretch: Stretch | None = None  # the stretch that was read for the next step
+        self._was_loaded = False  # it came from the disk, so a slice is judged without a turn
+        self._scans_until: float | None = None  # set while there are more records to look at
         self.key = request.topic, request.partition
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """As Parkable; the byte offset is that of the next record to look at."""
+        """As in Parkable; the byte offset is that of the next record to look at."""
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
@@ -104,13 +108,13 @@ class Pull(Parkable):
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """As Parkable. Raises StoreError, FilterUnavailable, and as Partitions.find."""
+        """As in Parkable. Raises StoreError, FilterUnavailable, and the errors of Partitions.find."""
         try:
             with self._reading.cold_reads.cached_only:
                 return self._step()
         except NotCached as missing:
             self._loads += 1
-            if self._loads > tuning.PULL_MAX_LOADS:  # data leave the cache again and again: there is no memory
+            if self._loads > tuning.PULL_MAX_LOADS:  # data are dropped from the cache again and again: memory is short
                 return self._step()
             return Loading(self._reading.cold_reads.run(self._request.group, missing.load))
 
@@ -121,7 +125,7 @@ class Pull(Parkable):
         if log is None:
             return Step.WAIT if self._offset == 0 else self._moved(0, 0, 0, 0)
         if self._request.follower and log.visible_end < self._offset <= log.end_offset:
-            return Step.WAIT  # another node has shown messages that are not visible here yet
+            return Step.WAIT  # another node has shown messages that are not visible on this node yet
         if self._request.last_id != UNKNOWN_ID and self._offset == self._request.offset:
             self._id_before = log.lookup.other_id_before(self._offset, self._request.last_id)
         if not log.first_offset <= self._offset <= log.visible_end:
@@ -132,28 +136,29 @@ class Pull(Parkable):
             raise self._place
         damaged = log.segments.damage.at(self._offset) if len(log.segments.damage) else None
         if damaged is None and isinstance(self._place, Damaged) and self._place.start <= self._offset < self._place.end:
-            damaged = self._place  # found for this pull, but not remembered: there are too many ranges
+            damaged = self._place  # found for this pull but not stored: there are too many ranges
         if damaged is not None:
             return self._damaged(log, damaged)
         if self._request.verify and self._place is None:
             return self._examine(log)
         group = self._request.group
         if len(self._reading.places):
-            self._reading.places.forget((*self.key, group))  # this client commits true offsets
+            self._reading.places.forget((*self.key, group))  # this client commits stored offsets
         filter_ = self._reading.filters.find(self._request.topic, group)
         if self._hashes is None and filter_ is None and self._selection is None:
             return self._step_all(log)
         return self._step_filtered(log, filter_)
 
     def put_aside(self) -> bool:
-        """As Parkable: any number of pulls may wait in this way."""
+        """As in Parkable. Data are freed because any number of pulls may wait in this way."""
         self._stretch = None
         self._was_loaded = False
         return self._selection is not None and bool(self._selection.chosen.runs)
 
     def nothing(self) -> Bytes:
-        """Return the answer when the wait has ended: the records that a filter by content has chosen so far, else the
-        offset up to which records need not be looked at again."""
+        """Return the answer for the end of the wait: the records that a filter by content has chosen so far. If there
+        are none, the answer has the offset up to which records need not be looked at again.
+        """
         if self._selection is not None and self._selection.chosen.runs:
             return self._given()
         self._reading.metrics.get_missed(self._request.topic)
@@ -190,11 +195,13 @@ class Pull(Parkable):
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
     def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
-        """Send the client behind the damage, and tell it what it has missed."""
+        """Tell the client to continue after the damage, and which bytes it has missed."""
         return self._moved_to(log, damaged.end, damaged.start)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        """Answer an offset at which no unit begins: it is inside a record or damage, or its record has no unit yet."""
+        """Answer a pull at an offset at which no index unit begins. The offset is inside a record or inside damage, or
+        its record has no unit yet.
+        """
         place = self._place
         if not isinstance(place, Sound):
             return self._examine(log)
@@ -207,7 +214,7 @@ class Pull(Parkable):
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
-        """Have a worker examine the offset; the step is repeated afterwards."""
+        """Let a worker thread examine what is at the offset. The step is repeated afterwards."""
         question = log.lookup.examination(self._offset)
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
@@ -216,13 +223,15 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Return units of the records from the offset on, up to known damage; empty if none begins there."""
+        """Return index units of the records from the offset on, up to known damage; an empty array if no unit begins at
+        the offset.
+        """
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
             return units[:0]
         return (
             log.segments.damage.in_front(units) if len(log.segments.damage) else units
-        )  # an older index has units of damage
+        )  # an older index has units for damage
 
     # --- without a filter ---------------------------------------------------------------------------------------------
 
@@ -272,7 +281,7 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _passed(self, log: PartitionLog, offset: int) -> Bytes | Step:
-        """Note that everything before `offset` was looked at. Return an answer, or have the pull wait for more."""
+        """Note that all records before `offset` were looked at. Return an answer, or make the pull wait or continue."""
         self._offset = offset
         self._place = None
         if offset == log.visible_end:
@@ -292,7 +301,9 @@ class Pull(Parkable):
         return accepted.addCallbacks(partial(self._accepted, log), self._gone)
 
     def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
-        """Answer with the records that the group's filter has accepted; with none, the client asks from there on."""
+        """Answer with the records that the group's filter has accepted. If there are none, tell the client the offset
+        at which to continue.
+        """
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
             found = self._reading.examinations.examine(log, self._request.group, next_offset)
@@ -304,12 +315,14 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
-        """Answer where the filter has reached a record that fails its check."""
+        """Answer a pull whose filter has reached a record with a wrong checksum. place: what is at this record's
+        offset.
+        """
         if isinstance(place, BaseException):
             raise place
         if isinstance(place, Damaged):
             return self._damaged(log, place)
-        # it was read wrongly or is no record: the next pull looks again
+        # it was read wrongly or is not a record: the next pull looks again
         return self._reply(ResponseCode.PULL_NOT_FOUND, self._progress(log, offset))
 
     def _runs(self, log: PartitionLog, runs: list[ByteSpan], next_offset: int, parts: list[Buffer]) -> Bytes:
@@ -321,8 +334,9 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Whether there are records to look at after the chosen ones. If not, the answer has the chosen ones, and the
-        next pull learns what lies there."""
+        """Return whether there are records to look at after the chosen ones. If not, the pull is answered with the
+        chosen ones, and the next pull finds out what is there.
+        """
         return (
             log is not None
             and log.first_offset <= self._offset < log.visible_end
@@ -340,7 +354,7 @@ class Pull(Parkable):
         elif selection.chosen.runs and self._reading.where_time.is_over:
             return self._given()
         elif (turn := self._reading.where_time.turn()) is not None:
-            return Loading(turn)  # the records are read again then: waiting pulls hold none
+            return Loading(turn)  # the records are read again then, because waiting pulls hold none
         if stretch is None or int(stretch.units[0]["offset"]) != int(found[0]["offset"]):
             read = self._read_stretch(log, units, found)
             if isinstance(read, Loading):
@@ -354,7 +368,9 @@ class Pull(Parkable):
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
     def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
-        """Return the records that the step looks at, or Loading: they are in memory when the step is repeated."""
+        """Return the records that the step looks at. If they are not in memory, return Loading; they are in memory when
+        the step is repeated.
+        """
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
         read: Buffer | list[Buffer] | Deferred[Any] | None
@@ -372,7 +388,7 @@ class Pull(Parkable):
             return stretch_of(found[:count], spans, data if isinstance(data, list) else [data], next_offset)
 
         def failed(failure: Failure) -> None:
-            if not isinstance(failure.value, OffsetOutOfRange):  # else the step finds the rest
+            if not isinstance(failure.value, OffsetOutOfRange):  # otherwise the next step finds out the rest
                 self._place = failure.value
 
         def keep(data: Buffer | list[Buffer]) -> None:
@@ -384,14 +400,16 @@ class Pull(Parkable):
         return as_stretch(read)
 
     def _given(self) -> Bytes:
-        """Return the answer with the chosen records."""
+        """Return the answer with the records chosen so far."""
         assert self._selection is not None
         chosen, log = self._selection.chosen, self._reading.partitions.for_read(*self.key)
         return self._runs(log, chosen.runs, self._offset, [b"".join(chosen.parts)])
 
 
 class _Accepted(NamedTuple):
-    """Runs of accepted records, their bytes, and where to go on: at a record that fails its check if `damaged`."""
+    """Spans of accepted records, their bytes, and the offset at which to continue. damaged: whether the record at this
+    offset has a wrong checksum.
+    """
 
     runs: list[ByteSpan]
     parts: list[Buffer]
@@ -400,7 +418,7 @@ class _Accepted(NamedTuple):
 
 
 def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
-    """Return the accepted records of `runs`, as far as the judge's time allows. Worker thread."""
+    """Read the records of `runs`, and return the accepted ones, as far as the judge's time allows. Worker thread."""
     accepted: list[ByteSpan] = []
     parts: list[Buffer] = []
     for run, data in zip(runs, _read_blocking(log, runs), strict=True):
@@ -415,7 +433,7 @@ def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offse
 
 
 def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer) -> None:
-    """Add a record to the last run if it is adjacent, else as a new run."""
+    """Add a record: to the last run if it is adjacent, otherwise as a new run."""
     parts.append(data)
     if runs and runs[-1].end == start:
         runs[-1] = ByteSpan(runs[-1].start, start + len(data))
@@ -424,9 +442,10 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Return the found records that fit (always the first one), as runs of adjacent ones, and where to go on.
+    """Return the found records that fit into max_bytes, as runs of adjacent records, and the offset at which to
+    continue. The first record always fits.
 
-    units: of all records that were looked at, without gaps.
+    units: index units of all records that were looked at, without gaps.
     """
     starts = found["offset"]
     ends = starts + found["size"]
@@ -446,7 +465,7 @@ def _end_of(units: UnitArray) -> int:
 
 
 def _read_cached(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
-    """Return the bytes of the runs if all are in the page cache, else None."""
+    """Return the bytes of the runs if all are in the page cache, otherwise None."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= tuning.SPAN_BYTES:
         data = log.segments.read(start, end - start)

@@ -1,7 +1,9 @@
-"""`put` and SEND: the puts that one read brought, answered in their order; and `sync`, a synchronous master's copies.
+"""`put` and SEND: store the puts of one read together, and answer them in their order. Also `sync`, which stores a
+synchronous master's copies.
 
-What becomes of them is decided in broker/writing/taking.py. A run has columns (protocol/put_run.py) and is taken at
-once; its benchmark: `python -m bench --system mixed --scenario pipelined`.
+broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts in columns
+(protocol/put_run.py), which are stored all at once. Its benchmark is `python -m bench --system mixed --scenario
+pipelined`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ __all__ = ["PutAnswers", "PutGroup", "answer_one_by_one", "answer_run", "answer_
 
 
 class _Send:
-    """A SEND frame as a put."""
+    """A SEND frame with the attributes of a put."""
 
     __slots__ = ("body", "checksum", "flag", "number", "one_way", "opaque", "partition", "topic")
 
@@ -58,16 +60,17 @@ PutOrSend = Put | _Send
 
 
 class PutAnswers:
-    """The encoder of refused puts: each is answered in its own protocol."""
+    """Encodes the answers to refused puts, each in the put's own protocol."""
 
     def __init__(self, writing: Writing, url: Callable[[], str]) -> None:
-        """url: this broker's, as registered in ZooKeeper."""
+        """url: returns this broker's URL, as registered in ZooKeeper."""
         self._writing = writing
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """Count a put that is not stored or not safe, and return its answer. partition: the chosen one if the client
-        left the choice to the broker."""
+        """Count a put that is not stored or not safe, and return its answer. partition: the put's partition, which the
+        broker has chosen if the client left the choice to it.
+        """
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
             return b"" if put.one_way else error_frame(put.opaque, error)
@@ -82,36 +85,38 @@ class PutAnswers:
         return encode_result(error.status, text, sync.opaque)
 
     def too_large(self, put: TooLargePut) -> bytes:
-        """Refuse a put whose body was dropped as it came."""
+        """Refuse a put that is too large, whose body was dropped while it was received."""
         self._writing.metrics.put(put.topic, 1, 0)
         return self.refused(put, put.partition, MessageTooLarge(put.body_bytes, MAX_BODY_BYTES))
 
     def lost(self, log: PartitionLog, error: MetaqError) -> MetaqError:
-        """Return the client's error for a failed write: 1.x's synchronous master names itself."""
+        """Return the error that the client gets for a failed write. In the error of a synchronous master, as in 1.x,
+        the master names itself.
+        """
         if self._writing.slave is None:
             return error
         return SyncFailed("master", self._url(), log.topic, log.partition)
 
 
 class PutGroup(Puts[PutOrSend]):
-    """The puts of one read, in order. Lives until they are answered. `commit` appends them."""
+    """The puts of one read, in order. The object exists until they are answered. `commit` appends them."""
 
     __slots__ = ("_answers", "_order")
 
     def __init__(self, writing: Writing, answers: PutAnswers, caller: SendingPeer | None = None) -> None:
-        """caller: the sender of the puts; None for a client of a single request."""
+        """caller: the sender of the puts; None for a client that sends a single request."""
         super().__init__(writing, caller)
         self._answers = answers
-        self._order: list[PutBatch[PutOrSend] | bytes] = []  # per put: the batch that has its answer, or the answer
+        self._order: list[PutBatch[PutOrSend] | bytes] = []  # per put: its batch, which has the answer, or the answer
 
     @property
     def held_bytes(self) -> int:
-        """The memory that the puts take until they are answered."""
+        """The bytes of memory that the puts take until they are answered."""
         bodies = sum(len(put.body) for batch in self.batches for put in batch.asked)
         return bodies + PUT_OVERHEAD_BYTES * len(self._order)
 
     def add(self, request: Any) -> None:
-        """Check a put, or a SEND frame, and keep it for `commit`."""
+        """Check a put or a SEND frame, and keep it for `commit`."""
         number = None
         if type(request) is Put:
             put: PutOrSend = request
@@ -127,12 +132,13 @@ class PutGroup(Puts[PutOrSend]):
         self._order.append(self._answers.refused(put, *taken) if isinstance(taken, tuple) else taken)
 
     def refuse(self, answer: bytes) -> None:
-        """Answer a put in its turn without looking at it."""
+        """Add a put that is not stored but gets this answer, in its place among the answers."""
         self._order.append(answer)
 
     def commit(self) -> Answer:
-        """Append everything, once per partition and number. Give all answers, in the order of the puts, when all are
-        known."""
+        """Append all puts, with one append for each partition and each numbered send. Give all answers, in the order of
+        the puts, when all are known.
+        """
         return self._writing.answer(self.append(), self._encoded)
 
     def _encoded(self) -> bytes:
@@ -150,7 +156,7 @@ class PutGroup(Puts[PutOrSend]):
             return [self._answers.refused(put, partition, error) for put in batch.asked]
         offset = batch.base
         if batch.number is not None:
-            batch.ids = (batch.answered_id,)  # a repeated send gets the first one's
+            batch.ids = (batch.answered_id,)  # a repeated send gets the id of the first one
         waits = batch.delayed is not None
         encoded = []
         for put, message_id in zip(batch.asked, batch.ids, strict=True):
@@ -173,7 +179,7 @@ class PutGroup(Puts[PutOrSend]):
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
-    """Answer a run. Puts that are not all plain, or few, need a PutGroup."""
+    """Answer a run. If not all its puts are plain, or if there are only few, they are stored with PutGroups."""
     if (logs := plain_logs(writing, run)) is None:
         return answer_one_by_one(partial(PutGroup, writing, answers), run, PutGroup.add)
     return _answer_plain(writing, answers, run, TakenRun(writing, run, logs))
@@ -195,7 +201,7 @@ def _encoded_run(answers: PutAnswers, run: PutRun, taken: TakenRun) -> bytes:
 
 
 def answer_one_by_one(new_group: Callable[[], PutGroup], run: PutRun, add: Callable[[PutGroup, Put], None]) -> Work:
-    """Answer the puts of a run in groups, each group in its own step."""
+    """Store the puts of a run in groups, each group in a separate step, and answer them."""
     committed: list[Answer] = []
     group = new_group()
     for number, put in enumerate(run.puts(), 1):
@@ -218,11 +224,13 @@ async def _joined(answers: Sequence[Answer]) -> Bytes:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
-"""1.x's own words for: no request handler is registered for the class."""
+"""The text of metaq 1.x that says that no request handler is registered for this class."""
 
 
 def answer_sync(writing: Writing, answers: PutAnswers, now_ms: Callable[[], int], sync: Sync, caller: object) -> Answer:
-    """Store a synchronous master's message with its id. Only a synchronous slave has this handler (wire.md §4)."""
+    """Store a message of a synchronous master with the id that it already has. Only a synchronous slave does this;
+    other brokers refuse `sync` (wire.md §4).
+    """
     if not writing.takes_copies:
         return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)
     try:

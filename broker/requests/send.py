@@ -1,6 +1,7 @@
-"""SEND_BATCH and SEND_MANY: records that a client has encoded, for one partition or for many, in one frame.
+"""SEND_BATCH and SEND_MANY: store the records of one frame, which the client has encoded. SEND_BATCH is for one
+partition, SEND_MANY for many.
 
-What becomes of them is decided in broker/writing/taking.py.
+broker/writing/taking.py decides how the records are stored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ __all__ = ["answer_send_batch", "answer_send_many"]
 
 
 def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None) -> Work:
-    """Store all records or none. Raises RemoteProtocolError, ChecksumMismatch, and as a refused put."""
+    """Store all records of the batch or none. Raises RemoteProtocolError, ChecksumMismatch, and the errors of a refused
+    put.
+    """
     request, opaque = SendBatchRequest.from_ext(frame.ext), frame.opaque
     if request.sequence and request.partition == ANY:
         raise RemoteProtocolError("a send with a sequence names no partition")
@@ -53,8 +56,9 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
 
 
 def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: SendingPeer | None) -> Work:
-    """Store each part on its own. Raises RemoteProtocolError, with nothing appended, for a body that contradicts its
-    header."""
+    """Store each part of the frame independently of the others. If the body contradicts its header, raise
+    RemoteProtocolError without storing anything.
+    """
     request, opaque = SendManyRequest.from_ext(frame.ext), frame.opaque
     parts = split_many(frame.body, request)
     number = request.producer, parts.sequences, request.repeats, request.repeat_ms

@@ -1,6 +1,7 @@
-"""`transaction` and puts with a transaction key; TRANSACTION, and SEND and SEND_BATCH with `txKey`.
+"""Requests of transactions: `transaction` and puts with a transaction key, TRANSACTION, and SEND and SEND_BATCH with
+`txKey`.
 
-`connection` is the caller of a request: local transactions belong to it.
+The argument `connection` is the caller of a request, to which its local transactions belong.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""The answer of a broker in synchronous replication, after `Unsupported`, as in 1.x."""
+"""The word after `Unsupported` in the answer of a broker with synchronous replication, as in 1.x."""
 
 
 class TransactionVerbs:
-    """Each method raises TransactionRefused, or fails with it later."""
+    """The actions of these requests. Each method raises TransactionRefused, or its Deferred fails with it."""
 
     def __init__(self, transactions: Transactions, writing: Writing) -> None:
         self._transactions = transactions
@@ -58,7 +59,7 @@ class TransactionVerbs:
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def text(self, command: TransactionCommand, connection: object) -> Answer:
-        """Answer `transaction`. END is never answered (wire.md §4)."""
+        """Answer the command `transaction`. END is never answered (wire.md §4)."""
         if command.type is TransactionType.END:
             return None
         request = TransactionRequest(
@@ -68,7 +69,7 @@ class TransactionVerbs:
         return then(text, lambda text: encode_result(Status.SUCCESS, text, command.opaque))
 
     def perform(self, request: TransactionRequest, connection: object) -> str | Deferred[str]:
-        """Perform the request, and give the text of 1.x's answer."""
+        """Perform the request. Return the text that 1.x answers, or a Deferred of it."""
         transactions, key = self._transactions, request.tx_key
         kind = TransactionType[request.type]
         if not self._writing.takes_all_kinds and kind in _UNSUPPORTED:
@@ -93,28 +94,28 @@ class TransactionVerbs:
         return ""
 
     def outcome(self, request: TransactionOutcomeRequest) -> Any:
-        """Return the outcome of a local transaction. Also raises NotLeader."""
+        """Return the outcome of a local transaction, or a Deferred of it. Also raises NotLeader."""
         committed = self._transactions.outcome(request.tx_key, request.first_id)
         return then(committed, TransactionOutcomeReply)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def put(self, put: Put, connection: object) -> bytes:
-        """Take a put into its transaction. Raises why it is refused."""
+        """Add a put to its transaction. Raises the error if it is refused."""
         puts = [(put.flag, put.checksum, put.body)]
         meant = meant_of(put.flag, put.body)
         first_id = self._put(connection, put.tx_key, put.topic, put.partition, puts, put.opaque, meant)
         return encode_put_result(put.opaque, first_id, put.partition, -1)
 
     def send(self, frame: Frame, connection: object) -> Bytes:
-        """Take a SEND into its transaction. Raises why it is refused."""
+        """Add a SEND to its transaction. Raises the error if it is refused."""
         sent = SendRequest.from_ext(frame.ext)
-        # a copy: the body is a view into everything that was received with it
+        # copied, because the body is a view of everything that was received with it
         puts = [(sent.flag, sent.checksum, bytes(frame.body))]
         return self._put_framed(connection, sent, puts, frame.opaque)
 
     def send_batch(self, frame: Frame, connection: object) -> Bytes:
-        """Take all records of a batch into its transaction, or none. Raises why it is refused."""
+        """Add all records of a batch to its transaction, or none. Raises the error if it is refused."""
         sent = SendBatchRequest.from_ext(frame.ext)
         count = sent.records
         if count > MAX_TX_BATCH_RECORDS:
@@ -153,7 +154,9 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """Take messages into a transaction. meant: the bits of the flags that ask something of the broker."""
+        """Add messages to a transaction, and return the id of the first one. meant: the bits of the messages' flags;
+        some of them request something from the broker.
+        """
         try:
             check_in_transaction(self._writing, topic, puts, meant)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
@@ -164,7 +167,7 @@ class TransactionVerbs:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self, frame: Frame) -> Work:
-        """Answer PREPARED_TRANSACTIONS with rows of JSON. Raises RemoteProtocolError, NotLeader."""
+        """Answer PREPARED_TRANSACTIONS with a JSON list. Raises RemoteProtocolError, NotLeader."""
         request = PreparedTransactionsRequest.from_ext(frame.ext)
         rows = []
         for each in self._transactions.prepared(active=request.active):
@@ -185,7 +188,9 @@ class TransactionVerbs:
         return body_frame(frame.opaque, b"[%b]" % b", ".join(rows))
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:
-        """Complete a prepared transaction. Raises TransactionRefused."""
+        """Apply an operator's decision on a transaction; CompleteTransactionRequest lists the actions. Raises
+        TransactionRefused.
+        """
         return self._transactions.complete(request.tx_key, request.action)
 
 

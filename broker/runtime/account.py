@@ -1,9 +1,10 @@
 """How much each client address uses of a broker's limited resources: bytes of memory, connections and others.
 
-The limits are `Quotas`, [limits] of server.ini. Each resource has one `Shares`, which knows how much of it each address
-uses. An address that is alone may use everything but a reserve. While others use some, it may use its share, half by
-default. So one host with all connections works, and a host that comes later finds room. Use that exists when the
-broker starts has no address: it does not use up the reserve, so the total may exceed the limit.
+The limits are in `Quotas`, which holds the section [limits] of server.ini. Each resource has one `Shares` object, which
+knows how much of the resource each address uses. If only one address uses the resource, that address may use everything
+except a reserve. While several addresses use the resource, each may use up to its share, which is half by default. So a
+single host may open nearly all connections, and a host that comes later still finds room. Use that already exists when
+the broker starts belongs to no address. This use does not reduce the reserve, so the total may exceed the limit.
 
 Only lasting use is counted (a connection, a waiting request, an incomplete frame), never a message that is answered at
 once. Reactor thread.
@@ -40,49 +41,59 @@ __all__ = [
 ]
 
 NOBODY = ""
-"""The address of use that exists when a broker starts, or that belongs to no client."""
+"""The address that stands for use without a client, for example use that exists when a broker starts."""
 
 RESERVE_PART = 16
-"""The reserve, which no address gets alone, is the limit divided by this."""
+"""The reserve is the limit divided by this number. An address that is alone does not get the reserve."""
 
 MAX_PREPARED_BYTES = 12 << 20
-"""The maximum size of the list of prepared transactions: with MAX_ACTIVE_BYTES of others it fits into one frame. The
-list is never cut, because a coordinator takes a missing transaction for ended."""
+"""The maximum size of the list of prepared transactions. This list and MAX_ACTIVE_BYTES of other transactions fit into
+one frame together. The list is never truncated, because a coordinator assumes that a missing transaction has ended.
+"""
 
 MAX_SEARCHES = 64
 """How many searches for messages, by id or key, may wait or run."""
 
 MAX_ASKED_MOVES = 64
-"""How many MOVE requests may look at moves in ZooKeeper at once, each in a thread of its own."""
+"""How many MOVE requests may read moves from ZooKeeper at once. Each uses a thread of its own."""
 
 MAX_LISTS = 64
-"""How many lists of delayed or half messages may wait or be made."""
+"""How many requests for a list of delayed or half messages may wait or run."""
 
 MAX_PAGES = 32
-"""How many pages and metrics may be made or sent at once: each holds its unsent rest, and up to some megabytes."""
+"""How many pages and metrics may be made or sent at once. Each keeps its unsent rest in memory, up to some
+megabytes.
+"""
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""A request that arrives faster may take longer than `requestSeconds`; so may an answer that is taken faster."""
+"""A request that arrives faster than this rate may take longer than `requestSeconds`. The same is true for an answer
+that the client receives faster.
+"""
 
 SCAN_SECONDS = 5
-"""The time between two looks at unfinished requests."""
+"""The time between two checks of unfinished requests."""
 
 SCARCE_ANSWER_BYTES = 64 << 10
-"""The most data of an answer while its address has no room for unsent answers; a single record may be larger."""
+"""The maximum data in one answer while its address has no room for unsent answers. A single record may be larger."""
 
 REFUSED_ANSWER_BYTES = 80 << 10
-"""A larger answer is refused then: this has room for SCARCE_ANSWER_BYTES and the description of the data."""
+"""While an address has no room for unsent answers, a larger answer is refused. This size has room for
+SCARCE_ANSWER_BYTES and the description of the data.
+"""
 
 WAITING_BYTES = 1 << 10
-"""How much a waiting request counts in addition to its own size."""
+"""How many bytes a waiting request counts in addition to its own size."""
 
 SPACE_READ_BYTES = 1 << 20
-"""The most that is read from a connection before it is counted: a socket holds up to eight times as much."""
+"""The maximum number of bytes that are read from a connection before they are counted. A socket's buffer holds up to
+eight times as much.
+"""
 
 
 LOST_BYTES = 32 << 20
-"""After so many bytes of requests that were never completed, the heap gives free memory back: later requests may not
-fit into the places of the lost ones."""
+"""After so many bytes of requests that were never completed, the heap gives free memory back to the system. Later
+requests may not fit into the memory blocks of the lost ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +101,48 @@ class Quotas:
     """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
 
     unfinished_bytes: int = 128 << 20
-    """Bytes of requests that are incomplete, wait for their turn or are under way. Above it, connections that bring
-    more are not read, except one of each address."""
+    """Bytes of requests that are incomplete, wait for their turn or are under way. Above this limit, the broker does
+    not read from connections that bring more requests, except from one connection of each address.
+    """
     request_seconds: int = 30
-    """How long a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND."""
+    """How many seconds a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND."""
     unsent_bytes: int = 64 << 20
-    """Bytes of answers that clients do not take. Above it, answers have at most REFUSED_ANSWER_BYTES."""
+    """Bytes of answers that clients have not yet received. Above this limit, answers have at most
+    REFUSED_ANSWER_BYTES.
+    """
     waiting_bytes: int = 64 << 20
-    """Bytes of requests that wait for data: WAITING_BYTES each, and their own size."""
+    """Bytes of requests that wait for data. Each request counts its own size and WAITING_BYTES."""
     transaction_bytes: int = 256 << 20
-    """Bytes of messages in open transactions, in memory."""
+    """Bytes of messages in open transactions. They are kept in memory."""
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
     """An unprepared XA transaction without a timeout is rolled back after so long without a request; 0: never."""
     http_connections: int = 1024
-    """Connections of the pages and the HTTP gateway; at most a quarter of all connections."""
+    """Connections to the operator's pages and the HTTP gateway. They get at most a quarter of all connections."""
     waiting_pages: int = 4
-    """Operator's pages that wait for ZooKeeper, in a thread each."""
+    """Operator's pages that wait for ZooKeeper. Each page uses one thread."""
     shared_groups: int = 10_000
     """Shared groups, counted by partition."""
     shared_bytes: int = 512 << 20
-    """Bytes of shared groups' state about messages. Above it, each group still leases and looks at a few."""
+    """Bytes of state that shared groups keep about messages. Above this limit, each group still leases and examines a
+    few messages.
+    """
     made_topics: int = 10_000
-    """Topics without a section that a client's message makes: by a pattern, or metaq's own."""
+    """Topics without a section in server.ini that are created by a client's message: topics that match a pattern, or
+    metaq's own topics.
+    """
     half_messages: int = 1 << 18
-    """Half messages that wait for their outcome: at most 1.5 KB each in memory, if each has its own group and
-    producer."""
+    """Half messages that wait for their outcome. Each takes at most 1.5 KB of memory, even if each has its own group
+    and producer.
+    """
     address_share: int = 50
-    """The percentage of each limit that one address may use while others use some."""
+    """The percentage of each limit that one address may use while other addresses use some."""
 
 
 def account_address(host: str) -> str:
-    """Return what counts as one address: for IPv6 the 64-bit network, because one host may choose any address in it."""
+    """Return the text under which this host's use is counted. For IPv6 this is the 64-bit network, because one host may
+    choose any address in it.
+    """
     if ":" not in host:
         return host
     try:
@@ -135,8 +156,9 @@ def account_address(host: str) -> str:
 
 
 def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that a socket gave, an IPv4 address also if it is mapped into IPv6. None if it is no address:
-    the peer's origin is unknown."""
+    """Return the IP address in `host`, as a socket reported it. An IPv4 address that is mapped into IPv6 is returned as
+    IPv4. Return None if `host` is not an address; then the peer's origin is unknown.
+    """
     try:
         address = ip_address(host)
     except ValueError:
@@ -154,8 +176,10 @@ class Shares:
     """The limit of one resource, and how much of it each address uses."""
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
-        """what: the name in refusals and metrics. key: of [limits]. share: percent. reserve: what an address that is
-        alone does not get; 0: the limit divided by RESERVE_PART."""
+        """what: the resource's name in refusals. key: the key in [limits]. share: the percentage of the limit that one
+        address may use while others also use some. reserve: the amount that an address does not get when it is alone; 0
+        means the limit divided by RESERVE_PART.
+        """
         self.what = what
         self.key = key
         self.limit = limit
@@ -172,7 +196,7 @@ class Shares:
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
-        """Whether the address uses any."""
+        """Whether the address uses any of the resource."""
         return address in self._by_address
 
     def room(self, address: str) -> int:
@@ -183,7 +207,7 @@ class Shares:
         return min(most - mine, self.limit - self.used + nobodys_reserve)
 
     def add(self, address: str, amount: int) -> None:
-        """Change the address's use by `amount`, without a check of the limits."""
+        """Change the address's use by `amount` without checking the limits."""
         self.used += amount
         left = self._by_address.get(address, 0) + amount
         if left:
@@ -192,7 +216,7 @@ class Shares:
             self._by_address.pop(address, None)
 
     def take(self, address: str, amount: int = 1) -> bool:
-        """Add `amount` to the address's use, and return True; False, counted as a refusal, if that is too much."""
+        """Add `amount` to the address's use, and return True. If that is too much, count a refusal and return False."""
         if amount > self.room(address):
             self.refused += 1
             return False
@@ -200,15 +224,16 @@ class Shares:
         return True
 
     def why_not(self, address: str, amount: int = 1) -> str | None:
-        """Return why the address may not use `amount` more, and count that as a refusal; None if it may. The use
-        stays."""
+        """Return why the address may not use `amount` more, and count a refusal. Return None if it may. The address's
+        use is not changed.
+        """
         if amount <= self.room(address):
             return None
         self.refused += 1
         return self.refusal(address)
 
     def check(self, address: str, amount: int = 1) -> None:
-        """Add `amount` to the address's use. Raises AccountSpent if that is too much."""
+        """Add `amount` to the address's use. Raises AccountSpent, and counts a refusal, if that is too much."""
         if (why := self.why_not(address, amount)) is not None:
             raise AccountSpent(why)
         self.add(address, amount)
@@ -225,8 +250,9 @@ class Shares:
 
 
 class _Begun:
-    """A connection's unfinished requests. age: how many looks found them too slow. seen: their bytes at the
-    last look."""
+    """A connection's unfinished requests. age: how many checks found that they arrive too slowly. seen: their bytes at
+    the last check.
+    """
 
     __slots__ = ("address", "age", "cut", "seen", "size")
 
@@ -240,10 +266,10 @@ class _Begun:
 class Unfinished:
     """The requests of all connections that are incomplete, wait for their turn or are under way.
 
-    When they have too many bytes, connections with such a request are not read until there is room again. The oldest
-    one of each address goes on, so that some requests always complete. Connections whose request does not complete in
-    time are cut. Time counts in looks of this broker, and only while the connection is read: a broker that stood still
-    cuts nobody.
+    When these requests have too many bytes, the broker stops reading from their connections until there is room again.
+    The oldest such connection of each address is still read, so that some requests always complete. A connection is
+    aborted if its request does not complete in time. Time is counted in this broker's checks (`look`), and only while
+    the connection is read. So a broker that was suspended aborts no connection.
     """
 
     def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
@@ -255,7 +281,7 @@ class Unfinished:
         self._waking = False
         self._lost_bytes = 0  # of ended connections, since memory was last given back
         self.cut = 0
-        """Requests cut since the start because they did not arrive in time."""
+        """The number of requests since the start that were aborted because they did not arrive in time."""
 
     @property
     def waiting(self) -> int:
@@ -263,10 +289,11 @@ class Unfinished:
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
-        """Note that `who` has unfinished requests of `size` bytes, 0 for none. Return whether it may be read further.
+        """Note that the connection `who` has unfinished requests of `size` bytes, 0 for none. Return whether to read
+        from it further.
 
-        fresh: whether a request was completed since the last call. cut(why): end the connection unless it is not read;
-        returns whether it did.
+        fresh: whether a request was completed since the last call. cut(why): ends the connection if the broker
+        currently reads from it, and returns whether it did.
         """
         mine = self._begun.get(address)
         if not size:
@@ -285,8 +312,8 @@ class Unfinished:
             found = mine[who] = _Begun(address, cut)
         elif fresh:
             found.age = found.seen = 0
-            mine[who] = mine.pop(who)  # now the youngest one
-            if self._waiting:  # perhaps the new oldest one waits
+            mine[who] = mine.pop(who)  # now the youngest connection
+            if self._waiting:  # perhaps the new oldest connection waits
                 self._wake_soon()
         self._budget.add(address, size - found.size)
         found.size = size
@@ -296,23 +323,24 @@ class Unfinished:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
     def room(self, who: object, address: str) -> int:
-        """Return how many bytes to read at once: as many as there is room for; without room a single one, then it
-        waits."""
+        """Return how many bytes to read from the connection at once: as many as there is room for. Without room, return
+        1: the connection then waits.
+        """
         if self._is_oldest(who, address):
             return SPACE_READ_BYTES
         return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
 
     def _is_oldest(self, who: object, address: str) -> bool:
-        """Whether `who` is the oldest of its address."""
+        """Whether `who` is the oldest connection of its address."""
         return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when `who` may be read again; never within this call."""
+        """Call `resume` once, when `who` may be read again. It is never called within this call."""
         self._waiting[who] = address, resume
         self._budget.refused += 1
 
     def read_again(self, who: object, address: str) -> None:
-        """Restart the time of a connection that was not read for a while."""
+        """Restart the time limit of a connection that was not read for a while."""
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
             begun.age = 0
@@ -344,7 +372,7 @@ class Unfinished:
             call_safely(resume)
 
     def look(self) -> None:
-        """Cut connections whose requests take too long. To be called every SCAN_SECONDS."""
+        """End connections whose requests take too long. To be called every SCAN_SECONDS."""
         late = []
         for begun in self._all():
             begun.age += begun.size - begun.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND
@@ -369,14 +397,15 @@ class Receiver(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes sent to the client while the transport was full, since the connection was made."""
+        """The number of bytes sent to the client while the transport was full, since the connection was made."""
 
     def abort(self, why: str) -> None: ...
 
 
 class _Untaken:
-    """A connection's unsent answers. age: how many looks found its client too slow. seen: `sent_bytes` at the last
-    look."""
+    """A connection's unsent answers. age: how many checks found that its client receives too slowly. seen: `sent_bytes`
+    at the last check.
+    """
 
     __slots__ = ("age", "seen", "size")
 
@@ -386,17 +415,18 @@ class _Untaken:
 
 
 class Unsent:
-    """The answers of all connections that wait in full transports.
+    """The answers that wait in full transports, for all connections.
 
-    While an address has no room for more, its answers are small: larger ones are refused. Then the connections of all
-    addresses whose clients take their answers too slowly are cut. Time counts in looks, as for Unfinished.
+    While an address has no room for more unsent answers, it gets only small answers, and larger ones are refused. Then
+    the broker also aborts connections, of all addresses, whose clients receive their answers too slowly. Time is
+    counted in checks (`look`), as for Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
         self._budget = budget
         self._seconds = seconds
         self._untaken: dict[Receiver, _Untaken] = {}
-        self._short = False  # an address lacked room since the last look
+        self._short = False  # whether an address lacked room since the last check
 
     def data_bytes(self, address: str, limit: int) -> int:
         """Return how much data an answer may carry, at most `limit` bytes."""
@@ -407,7 +437,7 @@ class Unsent:
         return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
-        """Return why the address gets no answer of this size now; None if it does."""
+        """Return why the address gets no answer of this size now. Return None if it does get it."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
         self._short = True
@@ -415,7 +445,9 @@ class Unsent:
         return self._budget.refusal(address)
 
     def _room(self, address: str) -> int:
-        """Return the room for one answer. With any room, and no waiting answer of the address, every answer fits."""
+        """Return the room for one answer. If the address has any room and no unsent answers, an answer of every size
+        fits.
+        """
         room = self._budget.room(address)
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
@@ -438,7 +470,9 @@ class Unsent:
             self._budget.add(who.address, -untaken.size)
 
     def look(self) -> None:
-        """Cut connections that take too little, if an address lacked room. To be called every SCAN_SECONDS."""
+        """Abort connections whose clients receive too slowly, if an address lacked room. To be called every
+        SCAN_SECONDS.
+        """
         late = []
         for who, untaken in self._untaken.items():
             sent = who.sent_bytes
@@ -486,7 +520,7 @@ class Account:
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
-        """The address whose requests are served now or were served last."""
+        """The address of the client whose requests are served now or were served last."""
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
@@ -495,8 +529,9 @@ class Account:
         self.waiting = Shares("bytes of requests that wait", "waitingBytes", limits.waiting_bytes, share)
 
     def use_descriptors(self, connections: int, *, http: bool = False) -> None:
-        """Set the maximum number of connections, before any is counted. http: whether the HTTP ports get some
-        of them."""
+        """Set the maximum number of connections. Must be called before any connection is counted. http: whether to
+        reserve some of the connections for the HTTP ports.
+        """
         limits = self.limits
         if http:
             of_http = min(limits.http_connections, connections // 4)

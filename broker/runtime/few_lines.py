@@ -1,4 +1,4 @@
-"""Log lines about clients' actions: the first ones of a period as they are, the others as one sum."""
+"""Log lines about clients' actions: write the first lines of a period as they are, and only count the others."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""How many lines are written in which time: an operator sees the cause, and no client can fill the disk with
-the log."""
+"""At most PERIOD_LINES lines are written in PERIOD_SECONDS. This shows the cause to an operator, and no client can fill
+the disk with log lines.
+"""
 
 
 class FewLines:
-    """Log lines of one kind. Reactor thread."""
+    """The log lines of one kind. Reactor thread."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: the words after the sum, as in `33 more connections closed`."""
+        """what: the words after the number of uncounted lines, as in `33 more connections closed`."""
         self._log = log
         self._what = what
         self._reactor = reactor
@@ -27,7 +28,7 @@ class FewLines:
         self._last = ""
 
     def info(self, line: str) -> None:
-        """Write this line, or only count it if this period has had its lines."""
+        """Write this line, or only count it if PERIOD_LINES lines were already written in this period."""
         if not self._written:
             self._reactor.callLater(PERIOD_SECONDS, self._end)
         if self._written < PERIOD_LINES:

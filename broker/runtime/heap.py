@@ -1,5 +1,6 @@
-"""The C library's heap: many threads use little memory, and memory that is soon needed again is kept. And the garbage
-collector, which looks at everything once."""
+"""Settings of the C library's heap and of Python's garbage collector. Even many threads use little memory, and memory
+that is soon needed again is kept. The garbage collector examines each object in a full collection only once.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _OLDEST = 2
-"""The generation of a full collection."""
+"""The generation number that the garbage collector reports for a full collection."""
 
 
 def set_up_heap() -> bool:
     """Set up the heap. Return whether the C library knows the settings, as glibc does. To be called before threads are
     started.
 
-    All threads share one heap: otherwise glibc gives threads their own heaps, and each keeps the memory freed in it.
-    Threads seldom wait for the one heap, because nearly all of its users hold the interpreter's lock anyway. Some free
-    memory is kept: otherwise each answer of megabytes would get fresh pages and give them back at once. Measured in
-    docs/decisions/009-one-heap-for-all-threads.md.
+    All threads share one heap. Otherwise glibc gives each thread its own heap, which keeps the memory that was freed in
+    it. Threads seldom wait for the shared heap, because nearly all of its users hold the interpreter's lock anyway.
+    Some free memory is kept. Otherwise each answer of megabytes would get fresh pages from the system and give them
+    back at once. The measurements are in docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -36,8 +37,9 @@ def set_up_heap() -> bool:
 
 
 def give_back() -> None:
-    """Give all free memory of the heap back to the system, where the C library can do that. Takes milliseconds: for use
-    when much freed memory will not be needed again soon."""
+    """Give all free memory of the heap back to the system, where the C library can do that. This takes milliseconds.
+    Use it when much freed memory will not be needed again soon.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -53,9 +55,11 @@ class _HeapFigures(ctypes.Structure):
 
 
 def give_back_spare() -> None:
-    """As `give_back`, but only if more than HEAP_KEPT_BYTES are free; so many at the heap's end stay. By itself the C
-    library gives back only memory at the end: one used block there keeps all free memory before it. Takes some
-    milliseconds for 100 MiB, and none if they were given back before. Any thread; others wait for memory meanwhile."""
+    """Do the same as `give_back`, but only if more than HEAP_KEPT_BYTES are free, and keep HEAP_KEPT_BYTES at the
+    heap's end. By itself the C library gives back only memory at the heap's end, so one used block there keeps all free
+    memory before it. The call takes some milliseconds for 100 MiB, and no time if they were given back before. Any
+    thread may call it; other threads that need memory wait meanwhile.
+    """
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)
     if figures is None:
@@ -66,15 +70,17 @@ def give_back_spare() -> None:
 
 
 def collect_later() -> None:
-    """Collect no garbage before `keep_for_good`: the objects of a start stay, and looking at them again and again makes
-    the start longer."""
+    """Stop garbage collection until `keep_for_good` is called. The objects made during a start are kept anyway, and
+    examining them again and again makes the start longer.
+    """
     gc.disable()
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but never look at the present objects, and only once at later ones. To be called
-    once, when everything has been read: a look at the objects of 10,000 partitions and groups takes half a second
-    (docs/decisions/115-the-collector-leaves-the-start-alone.md)."""
+    """Collect garbage from now on, but never examine the objects that exist now. Full collections examine later objects
+    only once. To be called once, when everything has been read. Examining the objects of 10,000 partitions and groups
+    takes half a second (docs/decisions/115-the-collector-leaves-the-start-alone.md).
+    """
     gc.freeze()
     gc.callbacks.append(_put_aside)
     gc.enable()

@@ -1,6 +1,7 @@
-"""What each part of a broker may use of the process that it runs in.
+"""What every part of a broker may use of its process: time and threads.
 
-Rooms that need more say so in their own `host.py`. The broker (assembly/broker.py) implements all of them.
+Packages that need more declare it in their own `host.py`. The broker (assembly/broker.py) implements all of these
+protocols.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Time, and threads that may wait. Reactor thread."""
+    """Gives the time, and runs functions in threads that may wait for the disk. Reactor thread."""
 
     @property
     def reactor(self) -> ReactorTime: ...
 
     def now_ms(self) -> int:
-        """Return the time by the wall clock, Unix milliseconds."""
+        """Return the wall clock's time in Unix milliseconds."""
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """Run a function that may wait for the disk in a thread, and give its result."""
+        """Run `function`, which may wait for the disk, in a worker thread. The Deferred gives its result."""

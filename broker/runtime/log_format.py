@@ -10,8 +10,10 @@ __all__ = ["LogFormat"]
 
 
 class LogFormat(logging.Formatter):
-    """Removes characters that a terminal would obey, because lines have names that clients have chosen. Text after a
-    line's end, such as a traceback, is indented, so that no text of a client begins a log line."""
+    """A log format that removes control characters, because log lines contain names that clients have chosen and a
+    terminal would obey such characters. Text after a line's end, such as a traceback, is indented, so that no text of a
+    client begins a log line.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,4 +1,4 @@
-"""The rate at which cold data are read: as fast as the disk gives them, unless producers suffer from it."""
+"""The rate at which cold data are read: as fast as the disk allows, unless the reads slow producers down."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
-    """Measures how late the reactor's loop is while cold data are read. The rate is halved if the loop is too late, and
-    grows otherwise. While nobody writes, there is no limit, because nobody suffers.
+    """Measure how late the reactor's loop is while cold data are read. The rate is halved if the loop is too late, and
+    grows otherwise. While nobody writes, there is no limit, because the reads disturb no producer.
 
-    The lateness shows everything that delays the loop: a machine short of processors, worker threads that take the
-    interpreter lock, or the loop's own work for producers and hot readers. Reactor thread; costs nothing while nobody
-    reads cold data.
+    The lateness includes everything that delays the loop: a machine short of processors, worker threads that take the
+    interpreter lock, or the loop's own work for producers and hot readers. Reactor thread. It costs nothing while
+    nobody reads cold data.
     """
 
     def __init__(
@@ -29,9 +29,10 @@ class Pace:
         least: float = tuning.PACE_MIN_BYTES_PER_SECOND,
         written_factor: float = tuning.PACE_WRITTEN_FACTOR,
     ) -> None:
-        """written: gives the bytes appended so far. waited: gives the seconds that the reactor thread has waited for a
-        processor so far. least: bytes a second, > 0, that may always be read; so may written_factor times the bytes
-        written."""
+        """written: returns the number of bytes appended so far. waited: returns the seconds that the reactor thread has
+        waited for a processor so far. least: the rate that is always allowed, in bytes a second, > 0. A rate of
+        written_factor times the rate of writing is also always allowed.
+        """
         self._least = least
         self._written_factor = written_factor
         self._waited = waited or processor_wait_seconds
@@ -82,7 +83,7 @@ class Pace:
         self._timers += 1
         elapsed = now - self._since
         if elapsed >= tuning.PACE_WINDOW_SECONDS:
-            if self._read == self._read_before:  # nobody reads now
+            if self._read == self._read_before:  # nobody reads cold data now
                 self._timer_runs = False
                 return
             self._adapt(elapsed)
@@ -105,7 +106,8 @@ class Pace:
 
 
 def processor_wait_seconds() -> float:
-    """Return how long the calling thread was ready to run but did not run so far; 0.0 where the kernel does not say.
+    """Return how many seconds the calling thread has so far waited for a processor while it was ready to run. Return
+    0.0 where the kernel does not report this.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst, second field of `/proc/<pid>/schedstat` in nanoseconds.
     """

@@ -1,4 +1,6 @@
-"""Puts of all connections that wait to be safe. Above a bound, connections that bring more are not read."""
+"""Puts of all connections that are not safe yet. Above a limit, the broker does not read from connections that bring
+more puts.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""The bytes that a waiting put takes, and counts, in addition to its body."""
+"""The bytes that a waiting put uses in addition to its body. They are counted, too."""
 
 
 class PendingPuts:
-    """Counts the bytes and wakes the waiting connections. Lives on the reactor thread.
+    """Count the bytes of these puts, and wake the waiting connections. Reactor thread.
 
-    A caller that finds it full calls `wait` and takes no more puts. When a quarter of the bound is free again, callers
-    are woken, in their order, until it is full again. Nobody waits forever: each counted put becomes safe or fails.
+    A caller that finds `full` set calls `wait` and accepts no more puts. When a quarter of the limit is free again,
+    callers are woken in their order until the limit is exceeded again. No caller waits forever, because each counted
+    put becomes safe or fails.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:
@@ -49,18 +52,18 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when there is room; never within this call."""
+        """Call `resume` once, when there is room. It is never called within this call."""
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:
-        """Let a caller wait no more."""
+        """Remove a waiting caller."""
         self._waiting.pop(who, None)
 
     def _wake(self) -> None:
         self._waking = False
         for who in list(self._waiting):
             if self.full:
-                return  # `settle` wakes the rest
+                return  # a later `settle` wakes the rest
             resume = self._waiting.pop(who, None)
             if resume is not None:
                 call_safely(resume)

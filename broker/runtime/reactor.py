@@ -23,8 +23,9 @@ __all__ = [
 elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds that never go back or jump, even if the wall clock is set. On Linux the machine's sleep counts, so that a
-broker set's grant has run out when a leader wakes up."""
+"""Seconds that never go back or jump, even if the wall clock is set. On Linux the time while the machine sleeps counts,
+so a broker set's grant has expired when a leader's machine wakes up.
+"""
 
 
 class Timer(Protocol):
@@ -34,7 +35,9 @@ class Timer(Protocol):
 
 
 class ReactorTime(Protocol):
-    """Monotonic seconds and delayed calls. Twisted's task.Clock is one."""
+    """The part of a reactor that gives monotonic seconds and makes delayed calls. Twisted's task.Clock is such an
+    object.
+    """
 
     def seconds(self) -> float: ...
     def callLater(self, delay: float, function: Callable[..., Any], /, *args: Any) -> Any:  # noqa: N802
@@ -42,23 +45,26 @@ class ReactorTime(Protocol):
 
 
 class Reactor(ReactorTime, Protocol):
-    """Time, and calls from other threads."""
+    """A reactor: it gives the time and makes delayed calls, and other threads can call functions on its thread."""
 
     def callFromThread(self, function: Callable[..., Any], /, *args: Any) -> object: ...  # noqa: N802
 
 
 def measures_elapsed_time(reactor: Any) -> Any:
-    """Give one of Twisted's reactors `elapsed_seconds` as its clock, and return it. It must have nothing scheduled yet.
+    """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. It must have nothing scheduled
+    yet.
 
-    Its own clock is the wall clock. If that is set back by an hour, all timers stop for an hour, and grants run longer.
+    Twisted's own clock is the wall clock. If the wall clock is set back by an hour, all timers stop for an hour, and
+    grants last longer.
     """
     reactor.seconds = elapsed_seconds
     return reactor
 
 
 class _FewEvents:
-    """An epoll object that reports at most so many events at once. The kernel reports the others first the next
-    time."""
+    """An epoll object that reports at most a given number of events at once. The kernel reports the others first the
+    next time.
+    """
 
     def __init__(self, poller: Any, most: int) -> None:
         self._most = most
@@ -71,10 +77,11 @@ class _FewEvents:
 
 
 def serves_few_at_once(reactor: Any, most: int) -> Any:
-    """Have a Twisted epoll reactor serve at most `most` descriptors between two looks at its timers, and return it.
+    """Make a Twisted epoll reactor serve at most `most` descriptors between two checks of its timers, and return the
+    reactor.
 
-    Twisted takes the events of all descriptors at once: the end of 4,000 connections was one step of 90 ms. Another
-    reactor (of a system without epoll) stays as it is.
+    Without this, Twisted serves all ready descriptors at once: when 4,000 connections ended, that was one step of 90
+    ms. A reactor without epoll stays as it is.
     """
     if hasattr(select, "epoll") and isinstance(poller := getattr(reactor, "_poller", None), select.epoll):
         reactor._poller = _FewEvents(poller, most)  # Twisted has no setting for it
@@ -85,7 +92,7 @@ class Transport(Protocol):
     """One TCP connection as a session sees it."""
 
     sent_bytes: int
-    """The sent bytes of answers that had to wait in its buffer."""
+    """How many bytes of answers were sent after they had to wait in the transport's buffer."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802
@@ -97,4 +104,4 @@ class Transport(Protocol):
     def abortConnection(self) -> object: ...  # noqa: N802
     def getPeer(self) -> object: ...  # noqa: N802
     def read_once(self) -> object:
-        """Receive once, and have the data served, without asking the reactor whether there are any."""
+        """Receive once and process the data, without asking the reactor whether there are any."""

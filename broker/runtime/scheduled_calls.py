@@ -1,4 +1,4 @@
-"""A broker's work by the clock: the store's syncs and checkpoints, and retention on its schedules."""
+"""Work that a broker does at certain times: the store's syncs and checkpoints, and retention on its schedules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ __all__ = ["ScheduledCalls", "repeat"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 3600.0
-"""How soon to look at the wall clock again, because it may have been set."""
+"""The longest time before the wall clock is read again, because it may have been set."""
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
-    """Call `function` every `seconds` until the returned call is stopped. Exceptions are logged, and the calls go on. A
-    MetaqError is logged as one line, repeated only after a different error or a success."""
+    """Call `function` every `seconds` until the returned LoopingCall is stopped. Exceptions are logged, and the calls
+    go on. A MetaqError is logged as one line. The same line is logged again only after a different error or a
+    success.
+    """
     told = ""
 
     def guarded() -> None:
@@ -52,7 +54,7 @@ def _report(failure: Failure, name: str) -> None:
 
 
 class ScheduledCalls:
-    """Calls a function whenever one of several schedules is due, with that schedule. Reactor thread."""
+    """Call a function whenever one of several schedules is due. The function gets that schedule. Reactor thread."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class ScheduledCalls:
         reactor: ReactorTime,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """now: local time."""
+        """now: returns the local time."""
         self._function = function
         self._reactor = reactor
         self._now = now
@@ -69,7 +71,7 @@ class ScheduledCalls:
         self.replace(schedules)
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Follow these schedules from now on. Schedules that were followed before keep their next time."""
+        """Use these schedules from now on. A schedule that was already in use keeps its next time."""
         wanted = dict.fromkeys(schedules)
         for schedule in self._timers.keys() - wanted.keys():
             self._timers.pop(schedule).cancel()

@@ -1,4 +1,4 @@
-"""Work in slices, so that others are served in between."""
+"""Long work that is done in slices, so that other work is served in between."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["SlicedWork"]
 
 
 class SlicedWork:
-    """Does works of one kind one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
+    """Do tasks of one kind one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
 
-    A work is an iterator that pauses (`yield`) when `is_over`. Its first slice is done at once, unless another work is
-    under way.
+    A task is an iterator that pauses (`yield`) when `is_over` is true. Its first slice is done at once, unless another
+    task is under way.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -26,33 +26,33 @@ class SlicedWork:
         self._going_on = False  # whether a slice runs or is scheduled
 
     def __bool__(self) -> bool:
-        """Whether any work is unfinished."""
+        """Whether any task is unfinished."""
         return bool(self._works)
 
     @property
     def is_over(self) -> bool:
-        """Whether the slice is over."""
+        """Whether the time of the current slice is over."""
         return self._reactor.seconds() >= self._until
 
     def add(self, work: Iterator[None]) -> None:
-        """Do this work after all that were added before."""
+        """Do this task after all tasks that were added before."""
         self._works.append(work)
         if not self._going_on:
             self._going_on = True
             self._go_on()
 
     def finish(self) -> None:
-        """Finish all works now. For shutdown; no work may call this."""
+        """Finish all tasks now. For shutdown; no task may call this."""
         self._until = inf
         while self._works:
             self._work()
 
     def clear(self) -> None:
-        """Drop all unfinished works; no work may call this."""
+        """Drop all unfinished tasks. No task may call this."""
         self._works.clear()
 
     def _go_on(self) -> None:
-        if not self._works:  # finished, or cleared
+        if not self._works:  # all tasks are finished or were dropped
             self._going_on = False
             return
         self._until = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS
@@ -65,7 +65,7 @@ class SlicedWork:
                 self._reactor.callLater(0, self._go_on)
 
     def _work(self) -> bool:
-        """Continue the first work. Return whether it is done."""
+        """Continue the first task. Return whether it is done."""
         done = True
         try:
             for _ in self._works[0]:

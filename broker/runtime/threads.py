@@ -1,4 +1,4 @@
-"""Threads that do not keep the process from ending: one for the journal, and pools for long calls."""
+"""Daemon threads, which do not keep the process from ending: one thread for the journal, and pools for long calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """Run `function` in a thread of the pool, then `done(its result or exception)` on the reactor thread."""
+    """Run `function` in a thread of the pool, then call `done(its result or exception)` on the reactor thread."""
 
     def finished(success: bool, result: Any) -> None:
         reactor.callFromThread(done, result if success else result.value)
@@ -28,7 +28,7 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run the coroutine of `begin` on this thread, then `done(its result or failure)`. For Turns."""
+    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. For Turns."""
     ensureDeferred(begin()).addBoth(done)
 
 
@@ -43,7 +43,9 @@ def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> 
 
 
 def in_own_thread(reactor: Reactor, name: str, function: Callable[[], T]) -> Deferred[T]:
-    """Run `function` in a thread of its own, and give its result or exception. For ZooKeeper, which may take long."""
+    """Run `function` in a thread of its own. The Deferred gives its result or exception. For ZooKeeper calls, which may
+    take long.
+    """
     deferred: Deferred[T] = Deferred()
     _Daemon(target=fire, name=name, args=(reactor, deferred, function)).start()
     return deferred
@@ -57,8 +59,9 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache, separate from
-    the threads that sync. It has at most `limit` threads, which start when first needed and never stop.
+    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache. These threads
+    are separate from the threads that sync. There are at most `limit` threads, which start when first needed and never
+    stop.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -68,17 +71,18 @@ class DaemonThreads(ThreadPool):
         self._reactor = reactor
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """As `run_in_pool`. Reactor thread."""
+        """Do the same as `run_in_pool`, with this pool. Reactor thread."""
         if not self.started:
             self.start()
         run_in_pool(self._reactor, self, function, done)
 
 
 class DiskThread:
-    """A `RunInThread` (store/worker_turns.py) only for the journal: an acknowledgement never waits for other disk work.
-    It does one call after the other, with less overhead per call than a pool.
+    """A `RunInThread` (store/worker_turns.py) that only the journal uses, so that an acknowledgement never waits for
+    other disk work. The thread makes one call after the other, with less overhead per call than a pool.
 
-    The first call starts it. A caller that needs the last call's result waits for it before the process ends.
+    The first call starts the thread. A caller that needs the last call's result must wait for it before the process
+    ends.
     """
 
     def __init__(self, reactor: Reactor, name: str) -> None:
@@ -88,7 +92,9 @@ class DiskThread:
         self._thread: Thread | None = None
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `function` in the thread, then `done(its result or exception)` on the reactor thread. Reactor thread."""
+        """Run `function` in the thread, then call `done(its result or exception)` on the reactor thread. Must be called
+        on the reactor thread.
+        """
         self._calls.put((function, done))
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)

@@ -1,4 +1,4 @@
-"""Things with changeable times, in the order of the times."""
+"""Objects ordered by their times; the time of an object may change."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""How many old entries one push looks at. Two would suffice to finish before there are too many new ones."""
+"""How many old entries one push examines. Two would suffice to move all old entries before there are too many new
+ones.
+"""
 
 _NONE: list[Any] = []
-"""Shared and never changed: mostly there are no old entries."""
+"""An empty list that all objects share and nobody changes, because most of the time there are no old entries."""
 
 
 class TimedEntries(Generic[E]):
-    """A heap of entries that may be stale. When it has twice as many entries as there are things, it becomes the old
-    part. Each push then moves a few old entries to a new heap, so no push costs more because there are many."""
+    """A heap of entries that may be stale. When the heap has twice as many entries as there are current objects, it
+    becomes the old heap. Each push then moves a few entries from the old heap to a new one, so no single push is slow
+    because there are many entries.
+    """
 
     __slots__ = ("_new", "_old")
 
@@ -48,7 +52,7 @@ class TimedEntries(Generic[E]):
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """Add an entry. things: how many current entries there may be."""
+        """Add an entry. things: how many current entries there may be. is_current: whether an entry is not stale."""
         heappush(self._new, entry)
         for _ in range(min(MOVED_ENTRIES, len(self._old))):
             each = self._old.pop()  # a heap without its last entry is still a heap

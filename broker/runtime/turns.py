@@ -1,4 +1,4 @@
-"""The turns of all connections in an iteration of the reactor."""
+"""Divide the time of each iteration of the reactor among connections. A turn is a piece of a connection's work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class _Queue:
-    """Waiting turns: addresses take turns, with one each, however many connections they have."""
+    """A queue of waiting turns. It gives one turn to each address after the other, however many connections an address
+    has.
+    """
 
     def __init__(self) -> None:
         self._by_address: dict[str, deque[Callable[[], None]]] = {}  # the next address first
@@ -39,11 +41,12 @@ class _Queue:
 
 
 class ConnectionTurns:
-    """The turns of all connections. One iteration of the reactor takes some of them; the rest follow in later ones,
-    those of an address in their order. Reactor thread.
+    """The turns of all connections. One iteration of the reactor runs some of them, and later iterations run the rest.
+    The turns of one address run in their order. Reactor thread.
 
-    A connection is *busy*, not 0, if it has lately had more to do than one turn. Other connections go first, so that a
-    single request does not wait for all that send thousands. Each iteration takes at least one turn of both kinds.
+    A connection is *busy* (a number other than 0) if it has lately had work for more than one turn. Other connections
+    go first, so that a single request does not wait for all clients that send thousands. Each iteration runs at least
+    one turn of both kinds.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -52,10 +55,10 @@ class ConnectionTurns:
         self._waiting = _Queue()
         self._busy = _Queue()
         self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
-        """The places for requests that take much memory while they are under way."""
+        """Limits the requests that take much memory while they are under way."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
-        """The places for requests whose answers take much memory."""
-        self._timed = False  # this iteration's time counts: the next one begins with `_take_turns`
+        """Limits the requests whose answers take much memory."""
+        self._timed = False  # whether this iteration's time is counted; the next one begins with `_take_turns`
         self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
@@ -64,11 +67,13 @@ class ConnectionTurns:
         self._time()
 
     def defers(self, busy: int) -> bool:
-        """Whether a connection that has work to do should `wait` with it."""
+        """Return whether a connection that has work to do should call `wait` instead of doing the work now."""
         return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do work now; or in a later iteration if this one has enough to do, after connections with little to do."""
+        """Do `work` now. If this iteration has enough to do, do it in a later iteration, after connections with little
+        to do.
+        """
         if self.defers(1):
             self.wait(work, 1, address)
         else:
@@ -77,13 +82,15 @@ class ConnectionTurns:
             self.has_worked(since)
 
     def turn(self, address: str) -> Deferred[None]:
-        """Give the next turn to an address that has much to do."""
+        """Return a Deferred that fires at the next turn of `address`, which has much to do."""
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
     def has_worked(self, since: float) -> None:
-        """Note that a connection has worked on incoming data since `since`: that uses this iteration's time, too."""
+        """Note that a connection has worked on incoming data since `since`. This work counts as part of this
+        iteration's time.
+        """
         if self.seconds() >= since + tuning.COUNTED_SECONDS:
             self._time()
 
@@ -95,7 +102,7 @@ class ConnectionTurns:
 
     def _take_turns(self) -> None:
         until = self.seconds() + tuning.ITERATION_SECONDS
-        chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # later ones are not chosen
+        chosen = [(queue, len(queue)) for queue in (self._waiting, self._busy)]  # turns that are added later must wait
         for queue, count in chosen:
             for _ in range(count):
                 _, turn = queue.popleft()
@@ -108,7 +115,9 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """Limits how much work of one kind is under way at once; more begins in the order of turns. Reactor thread."""
+    """Limit how much work of one kind is under way at once. Further work begins in the order of turns. Reactor
+    thread.
+    """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
         self._turns = turns
@@ -117,7 +126,9 @@ class WorkPlaces:
         self._waiting = _Queue()
 
     def begin(self, turn: Callable[[], None], address: str) -> bool:
-        """Whether work may begin now; if not, `turn` is called when it may. `end` must follow."""
+        """Return whether work may begin now. If not, call `turn` when it may begin. The caller must call `end` after
+        the work.
+        """
         if self._taken < self._most():
             self._taken += 1
             return True
@@ -125,7 +136,7 @@ class WorkPlaces:
         return False
 
     def end(self) -> None:
-        """End a work: its place goes to the next one."""
+        """Note the end of a piece of work, and let the next one begin."""
         if self._waiting:
             address, turn = self._waiting.popleft()
             self._turns.wait(turn, 1, address)

@@ -1,1 +1,1 @@
-"""Broker sets: nodes of one broker id with identical partitions; one node leads (decision 100)."""
+"""Broker sets: several nodes with one broker id and identical partitions. One node leads (decision 100)."""

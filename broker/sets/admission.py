@@ -1,4 +1,4 @@
-"""Followers that connect to a broker set's node: which of them a leader takes in. Reactor thread."""
+"""Decide which of the followers that connect to this node are admitted as replicas. Reactor thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Answers FOLLOW."""
+    """Answer FOLLOW requests."""
 
     def __init__(
         self,
@@ -40,10 +40,12 @@ class Admission:
         leader: Callable[[], Leader | None],
         look: Callable[[], Coroutine[Any, Any, SetView]],
     ) -> None:
-        """name, file: this node's. view: the last view of ZooKeeper. leader: set while this node leads. look: reads
-        ZooKeeper, so that `view` gives what is there now."""
+        """name, file: this node's name and file. view: returns the last known state of ZooKeeper. leader: returns the
+        Leader while this node leads, else None. look: reads ZooKeeper, so that `view` then returns the present
+        state.
+        """
         self.instances: dict[str, str] = {}
-        """The data instances of the followers that were taken in, by node."""
+        """The data instances of the admitted followers, by node name."""
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._name = name
@@ -52,22 +54,25 @@ class Admission:
         self._leader = leader
         self._look = look
         self._early: list[Callable[[], None]] | None = None  # answers that wait for an election; None without one
-        self._listing: Deferred[Any] | None = None  # a look at which nodes have a znode
-        self._unlisted: list[Callable[[], None]] = []  # followers that wait for that look
+        self._listing: Deferred[Any] | None = None  # a read of the nodes that have a znode
+        self._unlisted: list[Callable[[], None]] = []  # followers that wait for that read
 
     def hold(self) -> None:
-        """Let followers wait: they may have seen in ZooKeeper, before this node has, that it was elected."""
+        """Make followers wait for their answer, because they may learn from ZooKeeper earlier than this node that it
+        was elected.
+        """
         self._early = []
 
     def let_in(self) -> None:
-        """Answer the followers that wait, and later ones at once."""
+        """Answer the waiting followers now, and later ones at once."""
         early, self._early = self._early, None
         for answer in early or ():
             answer()
 
     def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
-        """Handle FOLLOW: the connection becomes a stream. become: hands the connection to that protocol. Raises
-        RemoteProtocolError."""
+        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
+        protocol. Raises RemoteProtocolError.
+        """
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
             hello.node,
@@ -85,7 +90,7 @@ class Admission:
         if self._is_listed(hello):
             self._take_in(connection, hello)
             return
-        if self._listing is None:  # one look for all that ask
+        if self._listing is None:  # one read of ZooKeeper for all followers
             look = self._listing = ensureDeferred(self._look())
             look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
             look.addBoth(self._have_listed)
@@ -99,8 +104,10 @@ class Admission:
             take_in()
 
     def _is_listed(self, hello: Hello) -> bool:
-        """Whether the node has a znode with this name and instance. Without this check anybody on the port could become
-        a replica, whose word counts for acknowledgements. The answer stays while ZooKeeper is away."""
+        """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. Without this
+        check any client of the port could become a replica, and its acknowledgements would count. While ZooKeeper is
+        away, the last known view is used.
+        """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)
         return node is not None and node.instance == hello.instance
@@ -119,7 +126,7 @@ class Admission:
         leader.serve(hello.node, connection)
 
     def _refusal(self, leader: Leader, hello: Hello) -> str:
-        """Why this follower is not taken in; "" if it is."""
+        """Return why this follower is refused; "" if it is admitted."""
         if hello.set != self._broker.config.broker_id:
             return f"this is broker set {self._broker.config.broker_id}, not {hello.set}"
         name = hello.node

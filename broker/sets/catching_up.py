@@ -1,8 +1,8 @@
-"""Bring a follower up to date: read what it lacks from the partition files, and send it as blocks of a copy.
+"""Bring a follower up to date: read the data that it lacks from the partition files, and send them as blocks of a copy.
 
-A round copies each partition up to its end at the round's start. Rounds follow until little is left. During the last
-one the leader holds its new blocks back, so that they follow the copy. Worker threads read; the connection sets the
-speed.
+A round copies each partition up to the end that it has at the round's start. Further rounds follow until little is left
+to copy. During the last round the leader holds its new blocks back, so that they arrive after the copy. Worker threads
+read the files. The connection limits the speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def copy_pace(broker: SetHost) -> Pace:
-    """Return the pace that all copies of a leader share."""
+    """Return the Pace object that all copies of a leader share."""
     return Pace(
         broker.reactor,
         lambda: broker.metrics.put_bytes,
@@ -44,7 +44,7 @@ def copy_pace(broker: SetHost) -> Pace:
 
 
 class _Place(NamedTuple):
-    """Where a partition of the follower begins and ends."""
+    """The offsets where a partition of the follower begins and ends."""
 
     first: int
     end: int
@@ -61,8 +61,9 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the follower's READY. pace: applies until blocks are held back. go_live: holds new blocks back, and
-        returns the function that releases them."""
+        """ready: the content of the follower's READY message. pace: limits the reads until blocks are held back.
+        go_live: holds new blocks back, and returns the function that releases them.
+        """
         self.sent_bytes = 0
         self._broker = broker
         self._store = broker.store
@@ -78,7 +79,7 @@ class Copying:
         self._stopped = True
 
     async def run(self) -> None:
-        """Copy until the follower is live. Raises StoreError, PeerLost."""
+        """Copy all data until the follower can follow the live stream. Raises StoreError, PeerLost."""
         await self._turn()  # handling READY has filled this turn
         while await self._missing() > tuning.LIVE_BYTES and not self._stopped:
             await self._round()
@@ -98,7 +99,7 @@ class Copying:
             live()
 
     async def _turn(self) -> None:
-        """Let others be served."""
+        """Let the reactor serve others before this coroutine goes on."""
         await deferLater(cast(Any, self._broker.reactor), 0)
 
     async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
@@ -119,15 +120,17 @@ class Copying:
         return log.first_offset if place is None else place.end
 
     def _place(self, log: PartitionLog) -> _Place | None:
-        """Return the follower's place, or None if the partition has to begin anew: the follower has no such partition,
-        or it ends before ours begins, or it lacks our first messages."""
+        """Return where the follower's partition begins and ends. Return None if the partition has to begin anew: the
+        follower has no such partition, or its partition ends before the leader's begins, or it lacks the leader's first
+        messages.
+        """
         place = self._places.get(log.journal_name.decode())
         if place is None or place.end < log.first_offset or place.first > log.first_offset:
             return None
         return place
 
     async def _round(self) -> None:
-        """Copy everything that exists now."""
+        """Copy all data that exist now."""
         targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
         async for log, _ in self._in_turns(targets):
@@ -155,7 +158,7 @@ class Copying:
         while reading is not None and not self._stopped:
             try:
                 piece = await reading
-            except OffsetOutOfRange:  # retention was faster: the partition begins anew
+            except OffsetOutOfRange:  # retention has removed these data: the partition begins anew
                 self._connection.send([encode_json(Kind.BEGIN, {name: log.first_offset})])
                 first = end = log.first_offset
                 reading = self._read(reader, end, target)
@@ -183,8 +186,9 @@ class Copying:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
-        """Have the follower begin its partitions where ours begin. Partitions that were created after the last round
-        reach it in the blocks that are held back."""
+        """Tell the follower to drop data before the first offset of the leader's partitions. Partitions that were
+        created after the last round reach the follower in the blocks that are held back.
+        """
         firsts = {
             name: log.first_offset
             for log in self._store.all_logs()

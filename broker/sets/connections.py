@@ -1,4 +1,4 @@
-"""Both ends of a replication connection, as Twisted protocols. Reactor thread."""
+"""The Twisted protocol for both ends of a replication connection. Reactor thread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 class StreamProtocol(Protocol):
-    """One end: messages in, bytes out. An exception of `on_messages` ends the connection."""
+    """One end of a replication connection. It passes received messages to `on_messages` and sends bytes. An exception
+    of `on_messages` ends the connection.
+    """
 
     large = False
-    """The transport of an accepted connection asks for it (network/transport.py)."""
+    """The transport of an accepted connection reads this attribute (network/transport.py)."""
 
     def __init__(
         self,
@@ -34,8 +36,9 @@ class StreamProtocol(Protocol):
         on_messages: Callable[[Sequence[StreamMessage]], None],
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """name: the other side's, for errors. on_messages: gets the messages that one read completed.
-        max_message_bytes: a larger message ends the connection."""
+        """name: the other side's name, for error messages. on_messages: called with the messages that one read has
+        completed. max_message_bytes: a larger message ends the connection.
+        """
         self.name = name
         self.on_gone: Callable[[], None] | None = None
         """Called when the connection is closed; `lost` may be set long before."""
@@ -50,12 +53,12 @@ class StreamProtocol(Protocol):
         self._drained: list[Deferred[None]] = []
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send; does nothing on a lost connection."""
+        """Send the buffers. On a lost connection, do nothing."""
         if self.lost is None:
             cast(Transport, self.transport).writeSequence(buffers)
 
     def drained(self) -> Deferred[None]:
-        """Fire when the transport has room, or the connection is lost."""
+        """Return a Deferred that fires when the transport has room, or when the connection is lost."""
         deferred: Deferred[None] = Deferred()
         if self.full and self.lost is None:
             self._drained.append(deferred)
@@ -113,7 +116,7 @@ class StreamProtocol(Protocol):
         self._tell_drained()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """The connection is gone; connectionLost follows."""
+        """Do nothing, because the connection is gone and connectionLost follows."""
 
     def _tell_drained(self) -> None:
         waiting, self._drained = self._drained, []

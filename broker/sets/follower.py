@@ -1,7 +1,8 @@
-"""A follower at work: connects to its leader, cuts what the leader does not have, copies, and follows the stream.
+"""A follower at work: it connects to its leader, cuts data that the leader does not have, receives a copy of the data
+that it lacks, and then follows the leader's stream.
 
-Reactor thread; worker threads cut and sync files. One object serves one connection; its owner makes a new one for the
-next.
+Reactor thread. Worker threads cut and sync files. One object serves one connection; its owner makes a new object for
+the next connection.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ _log = logging.getLogger(__name__)
 
 
 class LeaderGone(PeerLost):
-    """Nothing listens on the leader's port: its process has ended."""
+    """Nothing listens on the leader's port, so the leader's process has ended."""
 
 
 class Follower:
-    """One connection to a leader, from the first try to its end. `run` once."""
+    """One connection to a leader, from the first attempt to connect until the connection ends. Call `run` once."""
 
     def __init__(
         self,
@@ -89,14 +90,15 @@ class Follower:
         on_caught_up: Callable[[], None],
     ) -> None:
         """ready_mirror: gives the mirror of the transaction log once nothing else uses the log. grants(`epoch`):
-        whether to answer a ping with a grant now; if so, the caller has noted the promise."""
+        returns whether to answer a ping with a grant now; if it returns True, it has recorded the promise.
+        """
         self.connection: StreamProtocol | None = None
         self.live = False
-        """Whether this node has everything that the leader had when this node went over to the stream."""
+        """Whether this node has all data that the leader had when this node began to follow the stream."""
         self.failure: MetaqError | None = None
-        """Why the disk takes no more writes for good, or for now (DiskFull)."""
+        """Why the disk accepts no more writes: permanently, or for now (DiskFull)."""
         self.epoch = 0
-        """The epoch of the leader whose history this node has taken over; 0 before."""
+        """The epoch of the leader whose history this node has taken over; 0 before it has done so."""
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -112,7 +114,7 @@ class Follower:
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
         self._live_from = 0
-        self._told = (0, 0)  # what the leader has reported as committed
+        self._told = (0, 0)  # the last blocks that the leader has reported as committed
         self._ping = 0
         self._ack_due = False
         self._held: list[StreamMessage] | None = None  # set while the store is being cut
@@ -127,8 +129,9 @@ class Follower:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
-        """Follow the leader of `epoch` until the connection is lost, then raise the reason. ReplicaDiverged: an
-        operator must decide. chosen: `SetState.chosen`."""
+        """Follow the leader of `epoch` until the connection is lost, then raise the reason. If the reason is
+        ReplicaDiverged, an operator must decide. chosen: `SetState.chosen`.
+        """
         connection = await self._connect(host, port)
         self.connection = connection
         if self._stopped or connection.lost is not None:
@@ -168,7 +171,7 @@ class Follower:
             self.connection.close(PeerLost("the node follows no longer"))
 
     def leave(self, why: str) -> None:
-        """Tell the leader not to count on this node."""
+        """Ask the leader to take this node out of the in-sync set, so that no producer waits for this node."""
         if self.connection is not None:
             self.connection.send([encode_json(Kind.LEAVE, {"why": why})])
 
@@ -223,7 +226,7 @@ class Follower:
             raise connection.lost
         self._mirror = mirror
         partitions = {name: [first, end] for name, (first, end, _) in store.ends().items()}
-        await deferLater(cast(Any, self._reactor), 0)  # with 10,000 partitions each of the lines around takes 20 ms
+        await deferLater(cast(Any, self._reactor), 0)  # with 10,000 partitions the lines around take 20 ms each
         if connection.lost is not None:
             raise connection.lost
         connection.send([encode_json(Kind.READY, {"partitions": partitions, "transactions": transactions})])
@@ -237,8 +240,10 @@ class Follower:
         leader: str,
         chosen: int,
     ) -> None:
-        """Cut every partition to what it has in common with the leader's. common: the last common epoch. their_ends:
-        where the leader's partitions ended at the end of `common`. Raises ReplicaDiverged."""
+        """Cut every partition so that only data stay that the leader's partition also has. common: the last common
+        epoch.
+        their_ends: where the leader's partitions ended at the end of `common`. Raises ReplicaDiverged.
+        """
         broker_id = self._broker.config.broker_id
         if common is None:
             if any(our_ends.values()):
@@ -273,11 +278,11 @@ class Follower:
         if cuts:
             _log.warning("cuts %d partitions: %s does not have all of them", len(cuts), leader)
             left = {**self._file.ends, **our_ends, **{log.journal_name.decode(): end for log, end in cuts.items()}}
-            await self._broker.in_thread(partial(self._file.remember, left))  # else a start sees a loss
+            await self._broker.in_thread(partial(self._file.remember, left))  # otherwise a start would report a loss
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
-        """Run a change of the store and wait for its end. Raises StoreError."""
+        """Start a change of the store and wait until it is done. Raises StoreError."""
         changed: Deferred[StoreError | None] = Deferred()
         change(lambda kept, error: changed.callback(error))
         error = await changed
@@ -296,8 +301,9 @@ class Follower:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     def _messages(self, messages: Sequence[StreamMessage]) -> None:
-        """Handle the messages of one read. Raises RemoteProtocolError, StoreError, LogReadOnly; each ends the
-        connection."""
+        """Handle the messages of one read. Raises RemoteProtocolError, StoreError or LogReadOnly, which end the
+        connection.
+        """
         if self._stopped:
             return
         self._heard_at = self._reactor.seconds()
@@ -372,7 +378,7 @@ class Follower:
         self._ack_due = True
 
     def _copied(self, entries: Sequence[StreamEntry]) -> None:
-        """Append a part of a copy. It is not journaled, because the complete copy is synced."""
+        """Append a part of a copy. The part is not journaled, because the complete copy is synced."""
         for entry in entries:
             if entry.segment < 0:
                 self._take_mirrored(entry)
@@ -392,8 +398,9 @@ class Follower:
                 raise
 
     def _take_mirrored(self, entry: StreamEntry) -> None:
-        """Take an entry of the transaction log. Raises as `TransactionMirror.take`; DiskFull is also kept as
-        `failure`, so that this node waits for room."""
+        """Write an entry of the transaction log. Raises the same errors as `TransactionMirror.take`. DiskFull is also
+        kept in `failure`, so that this node waits for room.
+        """
         assert self._mirror is not None
         try:
             self._mirror.take(entry)
@@ -447,11 +454,11 @@ class Follower:
 
     @property
     def shows_all(self) -> bool:
-        """Whether readers of this node see all that the leader had when this node went over to the stream."""
+        """Whether readers of this node see all data that the leader had when this node began to follow the stream."""
         return self.live and min(self._told) >= self._live_from
 
     def _force(self, log: PartitionLog) -> None:
-        """Sync each message before acknowledging it: the leader has promised that."""
+        """Sync each message of this log before acknowledging it, because the leader has promised this for the topic."""
         if log.topic not in {each.topic for each in self._forced}:
             _log.warning(
                 "topic %s has ack=disk at %s and asynchronous flush here: it is synced as long as this node follows; "
@@ -463,13 +470,14 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """Keep the leader's promises after a change of this node's own settings."""
+        """Continue to sync logs as the leader has promised, even after a change of this node's own settings."""
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """Wait for the sync of bytes that were appended before their logs had group commit: nothing else waits for
-        them."""
+        """Call `done` when bytes are synced that were appended before their logs had group commit. Nothing else waits
+        for these bytes.
+        """
 
         def look() -> None:
             failed = next((LogReadOnly(log.directory, log.read_only) for log, _ in ends if log.read_only), None)
@@ -508,7 +516,9 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """The copy of the transaction log is in its place: received blocks count from now on."""
+        """Note that the copy of the transaction log is complete. From now on, this node acknowledges the blocks that it
+        receives.
+        """
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return
         if error is not None:
@@ -520,7 +530,7 @@ class Follower:
         _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
-        """Begin partitions anew; later messages wait until that is done."""
+        """Empty partitions and let them begin at a new offset. Later messages wait until that is done."""
         anew = {}
         for name, first in words.items():
             log = self._store.find_named(name)

@@ -1,4 +1,4 @@
-"""A node's following of one leader after another, through broken connections. Reactor thread."""
+"""Follow one leader after another, and connect again after a connection breaks. Reactor thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Office = tuple[int, str]
 
 
 class FollowedLeader:
-    """At most one leader is followed at a time."""
+    """Follows at most one leader at a time."""
 
     def __init__(
         self,
@@ -36,14 +36,15 @@ class FollowedLeader:
         on_failure: Callable[[MetaqError], None],
         on_end: Callable[[], None],
     ) -> None:
-        """make: makes the follower of one connection. address: host and port of a node, None if they are unknown.
-        on_gone: called when the process of that leader has ended. on_failure: called when nothing may be followed
-        until somebody acts; nothing is tried again. on_end: called after each connection."""
+        """make: returns a new Follower for one connection. address: returns host and port of a node, None if they are
+        unknown. on_gone: called when the process of that leader has ended. on_failure: called when this node may follow
+        no leader until an operator acts; it does not try again. on_end: called after each connection.
+        """
         self.office: Office | None = None
-        """Whom it follows or tries to follow."""
+        """The leader that this node follows or tries to follow; None if there is none."""
         self.follower: Follower | None = None
         self.trouble = ""
-        """Why it does not follow now, as far as is known."""
+        """The last known reason why this node does not follow now; "" for none."""
         self._reactor = reactor
         self._make = make
         self._address = address
@@ -51,11 +52,11 @@ class FollowedLeader:
         self._on_failure = on_failure
         self._on_end = on_end
         self._leaving = False
-        self._ended: list[Deferred[None]] | None = None  # who waits for the end; None while nothing goes on
+        self._ended: list[Deferred[None]] | None = None  # callers that wait for the end; None while not following
 
     @property
     def live(self) -> bool:
-        """Whether this node gets the leader's blocks as they are made."""
+        """Whether this node receives the leader's blocks when the leader makes them."""
         return self.follower is not None and self.follower.live
 
     def follow(self, office: Office, chosen: int) -> None:
@@ -76,14 +77,16 @@ class FollowedLeader:
             self.follower.leave(why)
 
     def stop(self) -> None:
-        """Follow nobody. What is under way may take longer: see `ended`."""
+        """Stop following. Work that is under way may take longer: see `ended`."""
         self.office = None
         follower, self.follower = self.follower, None
         if follower is not None:
             follower.stop()
 
     async def ended(self) -> None:
-        """Wait until following has ended: it may be cutting logs or writing the node's file."""
+        """Wait until following has really ended, because a follower may still be cutting logs or writing the node's
+        file.
+        """
         while self._ended is not None:
             deferred: Deferred[None] = Deferred()
             self._ended.append(deferred)
@@ -121,7 +124,9 @@ class FollowedLeader:
     async def _follow_once(
         self, follower: Follower, office: Office, address: tuple[str, int], chosen: int
     ) -> MetaqError | None:
-        """Follow until the connection has ended. Return why nothing may be followed any more, None to try again."""
+        """Follow until the connection has ended. Return the reason if this node may follow no leader any more, None to
+        try again.
+        """
         try:
             await follower.run(*address, office[0], chosen)
         except LeaderGone:

@@ -1,13 +1,13 @@
-"""What a node of a set remembers of its epochs: `<first data directory>/metaqset/history.json`.
+"""The file in which a node of a set records its epochs: `<first data directory>/metaqset/history.json`.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
-"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" is the start of the machine in which the node was
-last known to have everything. "ends" says where its partitions ended when the file was written. "inode" is the file's
-own inode number, which is wrong in a copy of the directory.
+"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies the start of the machine during which the
+node was last known to have all data. "ends" says where the node's partitions ended when the file was written. "inode"
+is the file's own inode number, which is wrong in a copy of the directory.
 
-An epoch's id is random: it tells epochs of the same number apart if ZooKeeper was set back or emptied. An epoch's ends
-say where each partition ended when the epoch began. Only ends that differ from the epoch before are written. The file
-is replaced as a whole and synced, so there is always either the old file or the new one.
+An epoch's id is random. If ZooKeeper was set back or emptied, the id distinguishes epochs of the same number. An
+epoch's ends say where each partition ended when the epoch began. Only ends that differ from those of the epoch before
+are written. The file is replaced as a whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ Epoch = tuple[int, str]
 
 MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
-"""Limits of the kept epochs, and of the ends in all of them together: reading, comparing and sending them takes time on
-the reactor thread. A node that followed none of the kept epochs has to be emptied to join."""
+"""Limits of the number of kept epochs, and of the total number of ends in them. There are limits because reading,
+comparing and sending the history takes time on the reactor thread. A node that followed none of the kept epochs has to
+be emptied before it can join.
+"""
 
 
 class EpochHistory:
-    """The epochs that a node's partitions went through, oldest first. A value: every change gives a new one."""
+    """The epochs that a node's partitions went through, oldest first. Immutable: every change returns a new object."""
 
     def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
         """changes: for each epoch, in rising order, its number, its id and the ends that differ from the epoch
@@ -59,8 +61,9 @@ class EpochHistory:
         return self.changes[-1][0] if self.changes else 0
 
     def begin(self, epoch: int, ends: Mapping[str, int]) -> EpochHistory:
-        """Return this history with one more epoch, at whose begin the partitions ended at `ends`. Raises ValueError
-        unless `epoch` is above the last one."""
+        """Return this history with one more epoch. ends: where the partitions ended when the new epoch began. Raises
+        ValueError unless `epoch` is above the last one.
+        """
         if epoch <= self.last:
             raise ValueError(f"epoch {epoch} behind {self.last}")
         known = self._ends_at(len(self.changes))
@@ -69,7 +72,7 @@ class EpochHistory:
         return EpochHistory((*self.changes, (epoch, uuid.uuid4().hex, changed)))._bounded()
 
     def ends_of(self, epoch: Epoch, now: Mapping[str, int]) -> dict[str, int]:
-        """Return where each partition ended when `epoch` ended (rules.epoch_end). now: their present ends."""
+        """Return where each partition ended when `epoch` ended (rules.epoch_end). now: the partitions' present ends."""
         following = self._number(epoch) + 1
         if following == len(self.changes):
             return dict(now)
@@ -90,8 +93,9 @@ class EpochHistory:
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
-        """Return this history followed by `later`, a result of `behind`. Raises ValueError unless `later` is above this
-        one's last epoch."""
+        """Return this history followed by `later`, a result of `behind`. Raises ValueError unless the epochs of `later`
+        are above the last epoch of this history.
+        """
         if later.changes and later.changes[0][0] <= self.last:
             raise ValueError(f"epoch {later.changes[0][0]} behind {self.last}")
         return EpochHistory((*self.changes, *later.changes))._bounded()
@@ -100,7 +104,7 @@ class EpochHistory:
         return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
-        """Return the ends at the begin of the epoch at index count - 1."""
+        """Return where the partitions ended when the epoch at index count - 1 began."""
         ends: dict[str, int] = {}
         for _, _, changed in self.changes[:count]:
             ends.update(changed)
@@ -125,7 +129,7 @@ class EpochHistory:
 
     @classmethod
     def from_json(cls, value: object) -> EpochHistory:
-        """Raises ValueError."""
+        """Return the history that `to_json` has turned into `value`. Raises ValueError."""
         if not isinstance(value, list):
             raise ValueError("a history is a list")
         changes = []
@@ -144,26 +148,26 @@ class EpochHistory:
 
 
 class NodeFile:
-    """The file. Its methods block; any thread."""
+    """The file with the node's history. Its methods block. Any thread may call them."""
 
     def __init__(self, files: Files, data_path: str) -> None:
         self.path = os.path.join(data_path, SET_DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
-        """Identifies this node's data: no other node's data and no copy have it."""
+        """Identifies this node's data. Data of other nodes, and copies of this node's data, have other instances."""
         self.copied = False
-        """Whether `read` found a copied directory or a restored backup; the instance is a new one then."""
+        """Whether `read` found a copied directory or a restored backup. Then the instance is a new one."""
         self.epoch = 0
-        """The highest epoch seen. A stream of an older epoch is refused, also after a restart."""
+        """The highest epoch that this node has seen. It refuses a stream of an older epoch, also after a restart."""
         self.history = EpochHistory()
         self.boot = ""
-        """The start of the machine in which the node had everything."""
+        """Identifies the start of the machine during which the node was last known to have all data."""
         self.ends: Mapping[str, int] = {}
-        """Where each partition ended here when the file was written."""
+        """Where each partition of this node ended when the file was written."""
         self._files = files
         self._lock = threading.Lock()
 
     def read(self) -> None:
-        """Read the file. Raises StoreError if it is unreadable or damaged: an operator must decide then."""
+        """Read the file. Raises StoreError if it is unreadable or damaged; then an operator must decide."""
         try:
             with opened(self._files, self.path) as fd:
                 status = self._files.status(self.path)
@@ -188,18 +192,20 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """Take a new instance, because the data are no longer what the set knows by the old one. The next `write`
-        stores it."""
+        """Choose a new instance, because the data are no longer those that the set knows by the old instance. The next
+        `write` stores the new one.
+        """
         self.instance = uuid.uuid4().hex
 
     def write(self, epoch: int, history: EpochHistory, ends: Mapping[str, int], boot: str | None = None) -> None:
-        """Write the file, synced when this returns. ends: where this node's partitions end. boot: None keeps the old
-        value. Raises StoreError, DiskFull."""
+        """Write and sync the file. ends: where this node's partitions end. boot: None keeps the old value. Raises
+        StoreError, DiskFull.
+        """
         with self._lock:
             self._write(epoch, history, ends, self.boot if boot is None else boot)
 
     def remember(self, ends: Mapping[str, int], boot: str | None = None) -> None:
-        """`write` with the present epoch and history."""
+        """Call `write` with the present epoch and history."""
         with self._lock:
             self._write(self.epoch, self.history, ends, self.boot if boot is None else boot)
 
@@ -228,7 +234,9 @@ class NodeFile:
 
 
 def machine_start() -> str:
-    """Return what identifies this start of the machine; on a system that does not say it, a new value at each call."""
+    """Return a text that identifies this start of the machine. On a system that does not provide one, return a new
+    value at each call.
+    """
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()

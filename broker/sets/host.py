@@ -1,4 +1,4 @@
-"""What a node of a broker set needs from the broker that it runs in."""
+"""The parts of the broker that a node of a broker set uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SetHost", "StoreHost", "TransactionHost"]
 
 
 class StoreHost(CopyHost, Protocol):
-    """A broker whose partitions are copied."""
+    """The interface of a broker whose partitions are copied to other nodes."""
 
     @property
     def config(self) -> BrokerConfig: ...
@@ -30,7 +30,9 @@ class StoreHost(CopyHost, Protocol):
 
 
 class TransactionHost(Host, Protocol):
-    """A broker whose transactions are also copied. run_in_thread: as `in_thread`, with a callback."""
+    """The interface of a broker whose transactions are also copied. run_in_thread: like `in_thread`, but with a
+    callback.
+    """
 
     @property
     def config(self) -> BrokerConfig: ...
@@ -43,7 +45,7 @@ class TransactionHost(Host, Protocol):
 
 
 class SetHost(StoreHost, TransactionHost, Protocol):
-    """A broker that is a node of a set."""
+    """The interface of a broker that is a node of a set."""
 
     @property
     def port(self) -> int: ...

@@ -1,4 +1,6 @@
-"""A set's leader at work: makes blocks of appended data, sends them, and reports what is committed. Reactor thread."""
+"""A set's leader at work: it makes blocks of appended data, sends them to followers, and reports which blocks are
+committed. Reactor thread.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,12 @@ __all__ = ["FollowerStatus", "Leader"]
 _log = logging.getLogger(__name__)
 
 _EPOCH_START = 1
-"""The number of the block that stands for all data of this node at its election."""
+"""The number of the block that stands for all data that this node had at its election."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
-"""change(nodes): write the set's znode. Fires with whether that is done, once it is known; never while it is
-unknown."""
+"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires with whether that is done. It fires
+only once the outcome is known.
+"""
 
 
 class FollowerStatus(NamedTuple):
@@ -74,7 +77,7 @@ class _Link:
     def __init__(self, name: str, protocol: StreamProtocol, heard_at: float) -> None:
         self.name = name
         self.protocol = protocol
-        self.held: list[list[Buffer]] | None = []  # blocks that wait behind the copy; None once it is live
+        self.held: list[list[Buffer]] | None = []  # blocks held during the copy; None once it is live
         self.counting = False  # whether blocks are held or sent
         self.unacknowledged: deque[tuple[int, int]] = deque()  # (block, bytes)
         self.backlog = 0
@@ -86,15 +89,16 @@ class _Link:
         self._read_at = heard_at
 
     def is_stuck(self, now: float) -> bool:
-        """Whether data have waited for STUCK_SECONDS without the follower reading any. To be called about once a
-        second."""
+        """Return whether data have waited for STUCK_SECONDS and the follower has read none of them. To be called about
+        once a second.
+        """
         if not self.protocol.full or self.protocol.drains != self._drains:
             self._read_at, self._drains = now, self.protocol.drains
         return now - self._read_at > tuning.STUCK_SECONDS
 
 
 class Leader:
-    """One leadership, from the election to its end."""
+    """The work of a leader from its election until it stops leading."""
 
     def __init__(
         self,
@@ -105,12 +109,13 @@ class Leader:
         on_established: Callable[[], None],
         on_failure: Callable[[MetaqError], None],
     ) -> None:
-        """on_established: called once, when all data that this node had at its election are committed; until then
-        nobody knows what readers may see. on_failure: called when this node's disk has failed."""
+        """on_established: called once, when all data that this node had at its election are committed. Until then it is
+        unknown which data readers may see. on_failure: called when this node's disk has failed.
+        """
         self.core = core
         self._on_established: Callable[[], None] | None = on_established
         self.draining = False
-        """Whether a hand-over is under way: no messages are taken then."""
+        """Whether a hand-over is under way. The leader accepts no messages during a hand-over."""
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -130,10 +135,10 @@ class Leader:
         self._told_at = -math.inf
         self._tell_due = False
         self._writing = False
-        self._leaving: set[str] = set()  # followers that said that they stop
+        self._leaving: set[str] = set()  # followers that have announced that they stop
         self._retry_at = 0.0
         self._ended = False
-        self._settled: list[Callable[[], None]] = []  # drains that wait until a follower has everything
+        self._settled: list[Callable[[], None]] = []  # drains that wait until a follower has all data
         self._timer: LoopingCall | None = None
         self._internal_from: dict[PartitionLog, int] = {}
         self._promises: dict[PartitionLog, tuple[Lane, Promise, int]] = {}
@@ -143,7 +148,7 @@ class Leader:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take over the store: its present data are block 1, which is committed when every in-sync node has it."""
+        """Begin to lead. The store's present data are block 1, which is committed when every in-sync node has it."""
         for log in self._store.all_logs():
             self._note(log)
         self._store.on_append = self._appended
@@ -151,7 +156,7 @@ class Leader:
         self._make_block()
 
     def stop(self, error: MetaqError) -> None:
-        """End the leadership: everybody who waits gets `error`, because the outcome is unknown."""
+        """Stop leading. Every waiting callback gets `error`, because the outcome of its write is unknown."""
         if self._ended:
             return
         self._ended = True
@@ -167,11 +172,11 @@ class Leader:
 
     @property
     def refusal(self) -> NotLeader | None:
-        """Why nothing may be appended any more; None while appends are allowed."""
+        """The error for appends after this node has stopped leading; None while appends are allowed."""
         return NotLeader(self._broker.config.broker_id) if self._ended else None
 
     def check(self, log: PartitionLog) -> None:
-        """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
+        """Raise NotLeader or NotEnoughReplicas if the leader would not acknowledge a message for this log now."""
         if self._ended or self.draining:
             raise NotLeader(self._broker.config.broker_id)
         least = self._promise(log)[2]
@@ -179,8 +184,9 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these writes of this turn are stored as their topics' `ack` demands. A Write that may not be
-        gets an `error`."""
+        """Call `done` when these writes of this turn are stored as their topics' `ack` demands. If a write is perhaps
+        not stored as demanded, its `error` is set.
+        """
         missing = 1
 
         def copied(lane: Lane, number: int, group: Sequence[Write], error: MetaqError | None) -> None:
@@ -223,7 +229,7 @@ class Leader:
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other node can have been elected until now."""
+        """Whether it is certain that no other node has been elected until now."""
         return not self._ended and self.core.may_acknowledge(self._reactor.seconds())
 
     def _may_answer(self) -> bool:
@@ -231,7 +237,7 @@ class Leader:
 
     @property
     def copies(self) -> int:
-        """The number of nodes that have all committed data, this one included."""
+        """The number of nodes that have all committed data, including this node."""
         return len(self.core.in_sync)
 
     @property
@@ -254,9 +260,10 @@ class Leader:
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
-        """Put entries that belong to no partition into the next block, in front of its messages. `done` is called when
-        the block is committed, or with the error that leaves this unknown. Without entries it is called when all
-        earlier ones are committed."""
+        """Put entries that belong to no partition into the next block, in front of its messages. `done` is called with
+        None when the block is committed, or with an error if it is unknown whether it will be. Without entries, `done`
+        is called when all earlier blocks are committed.
+        """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
             return
@@ -280,7 +287,7 @@ class Leader:
             self._reactor.callLater(0, self._flush)
 
     def _note(self, log: PartitionLog) -> None:
-        """Put the present data of a log into the next block."""
+        """Add the present end of a log to the next block, so that this block also covers the log's present data."""
         self._gathered_marks[log] = Mark(log, log.end_offset, log.durability.count)
 
     def _flush(self) -> None:
@@ -335,7 +342,7 @@ class Leader:
     def _show(
         self, marks: Iterable[Mark], answers: Iterable[OnCommitted], established: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Show readers what is committed, and then answer those who wait."""
+        """Make committed data visible to readers, and then call the waiting callbacks."""
         for log, end, count in {mark.log: mark for mark in marks}.values():
             if self._ended:  # the next leader decides what readers see; those who wait may be answered
                 break
@@ -350,7 +357,7 @@ class Leader:
             established()
 
     def _when_shown(self, lane: Lane, number: int, answered: OnCommitted) -> None:
-        """Call `answered` when the block is committed and readers see it."""
+        """Call `answered` when the block is committed and visible to readers."""
         if self.core.wait(lane, number, answered):
             return
         if self._showing:
@@ -359,7 +366,7 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Tell followers what is committed, unless a block has just told them."""
+        """Tell followers which blocks are committed, unless a block has just told them."""
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
             self._told, self._told_at = self.core.committed, self._reactor.seconds()
@@ -371,7 +378,9 @@ class Leader:
     # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve(self, name: str, protocol: StreamProtocol) -> None:
-        """Serve a follower that has connected and was told the epoch and where to cut. Its first message is READY."""
+        """Serve a follower that has connected and has been told the epoch and where to cut. Its first message is
+        READY.
+        """
         before = self._links.get(name)
         if before is not None:
             before.protocol.close(PeerLost(f"{name} has connected anew"))
@@ -433,7 +442,7 @@ class Leader:
             self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
 
     def _leaves(self, link: _Link, words: Mapping[str, Any]) -> None:
-        """Drop a follower that says that it stops, so that no producer waits for it."""
+        """Remove a follower that says that it stops, so that no producer waits for it."""
         self._leaving.add(link.name)
         self._errors[link.name] = str(words.get("why", "it stops"))
         self._consider()
@@ -445,8 +454,9 @@ class Leader:
         ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
-        """From now on, keep new blocks for the follower. The caller copies the data that is there now, and then calls
-        the returned function, which sends the kept blocks; later ones go out at once."""
+        """From now on, hold new blocks back for the follower. The caller copies the data that exist now, and then calls
+        the returned function. That function sends the held blocks; later blocks are sent at once.
+        """
         self._flush()
         link.counting = True
         number = self.core.number
@@ -483,7 +493,7 @@ class Leader:
             self._cut_stuck(now)
 
     def _send_pings(self, links: Iterable[_Link]) -> None:
-        """Ask for grants, with a new number each time."""
+        """Send pings that ask for grants. Each call uses a new ping number."""
         self._ping += 1
         now = self._reactor.seconds()
         ping = encode_ping(Ping(self._ping, self.core.committed))
@@ -496,22 +506,26 @@ class Leader:
             link.protocol.close(PeerLost(f"{link.name} has read nothing for {tuning.STUCK_SECONDS:g} s"))
 
     def _look_at_disk(self) -> None:
-        """Give up the lead if another node is in sync, and one of this node's logs has failed or its disk is full, even
-        within the reserve. This finds failed background syncs too, for which perhaps nobody waits."""
+        """Stop leading if another node is in sync, and either one of this node's logs has failed, or its disk is full
+        and even the reserve is used up. This check also finds failed background syncs, for which perhaps nobody
+        waits.
+        """
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
             if failure is not None:
                 self._on_failure(failure)
 
     def _drop_internal(self) -> None:
-        """Have followers drop the compacted parts of internal logs."""
+        """Tell followers to drop the compacted parts of internal logs."""
         for log in self._store.all_internal_logs():
             if self._internal_from.get(log, log.first_offset) != log.first_offset:
                 self._send_firsts([log])
             self._internal_from[log] = log.first_offset
 
     def _lag_seconds(self, name: str, now: float) -> float:
-        """Return the age of the first block that the follower has not acknowledged; 0.0 if it has all."""
+        """Return the age, in seconds, of the first block that the follower has not acknowledged; 0.0 if it has all
+        blocks.
+        """
         safe = self.core.followers[name].safe
         if safe >= self.core.number:
             return 0.0
@@ -520,8 +534,10 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Change the in-sync set if it is not what it should be. A joining node first counts for commits; it is written
-        into the set when it has all committed data. A leaving node counts until the set is written without it."""
+        """Change the in-sync set if it is not as it should be. From the start of a change, commits also need a joining
+        node. It is written into the set when it has all committed data. Commits need a leaving node until the set is
+        written without it.
+        """
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
             return
@@ -573,7 +589,9 @@ class Leader:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def drain_to(self, name: str) -> Deferred[bool]:
-        """Stop taking messages, and fire with True when the follower has everything, with False if it is gone."""
+        """Stop accepting messages. The Deferred fires with True when the follower has all data, with False if it is
+        gone.
+        """
         self.draining = True
         self._flush()
         deferred: Deferred[bool] = Deferred()
@@ -591,8 +609,9 @@ class Leader:
         return deferred
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
-        """Tell the follower to stand for election at once; its grants no longer count. leaving: this node stops, so the
-        next leader need not wait for it."""
+        """Tell the follower to stand for election at once. Its grants no longer count. leaving: whether this node
+        stops, so that the next leader need not wait for it.
+        """
         link = self._links.get(name)
         if link is not None:
             self.core.revoke(name)
@@ -600,7 +619,7 @@ class Leader:
             link.protocol.send([encode_json(Kind.HAND_OVER, {"leaving": leaving})])
 
     def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Have followers drop the segments that retention has dropped here."""
+        """Tell followers to drop the segments that retention has dropped on this node."""
         self._send_firsts([self._store.get(*each) for each in partitions])
 
     def _send_firsts(self, logs: Sequence[PartitionLog]) -> None:
@@ -635,7 +654,7 @@ class Leader:
 
 
 def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
-    """Join a log's appends of one turn, in order, to one entry per segment."""
+    """Join a log's appends of one turn, in their order, into one entry per segment."""
     if len(entries) == 1:
         yield entries[0]
         return

@@ -1,8 +1,8 @@
-"""What a leader knows of its followers, and which of its blocks are committed: no I/O, no clock, no thread.
+"""A leader's knowledge of its followers, and of which blocks are committed. This module has no I/O, clock or thread.
 
-`needed` are the other nodes that a commit and an acknowledgement need: the in-sync set, and while the outcome of a
-change is unknown, the nodes of the old set and of the new one. Methods take events in. `take_committed` then gives
-what became visible, and `take_answers` whom to answer.
+`needed` are the other nodes that a commit and an acknowledgement need: the in-sync set or, while the outcome of a
+change is unknown, the nodes of both the old set and the new set. The caller reports events with methods. Then
+`take_committed` returns the data that became visible, and `take_answers` returns the callbacks to call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from .rules import committed_position, counted, may_acknowledge
 __all__ = ["FollowerState", "Leading", "Mark", "OnCommitted"]
 
 OnCommitted = Callable[[MetaqError | None], None]
-"""answered(error): None when the block is committed, else why it is unknown whether it ever will be."""
+"""answered(error): called with None when the block is committed, else with the reason why it is unknown whether the
+block will ever be committed.
+"""
 
 _NOTHING = -1
-"""A follower that has acknowledged nothing."""
+"""The block number of a follower that has acknowledged nothing."""
 
 
 class Mark(NamedTuple):
-    """A log is committed up to byte `end`, which is after `records` records by the log's own count."""
+    """A position in a log, up to which a block extends: the end offset `end`, and the number of records by the log's
+    own count.
+    """
 
     log: Any
     end: int
@@ -34,19 +38,21 @@ class Mark(NamedTuple):
 
 
 class FollowerState:
-    """One follower, connected or not."""
+    """What the leader knows of one follower, which may be connected or not."""
 
     def __init__(self) -> None:
         self.received = self.safe = _NOTHING
-        """The last block that it has in memory, and the last that it has on the disk."""
+        """The last block that the follower has in memory, and the last block that it has on the disk."""
         self.granted_until = float("-inf")
-        """When its grant ends, by the leader's clock; until then it does not stand for election."""
+        """When the follower's grant ends, by the leader's clock. Until then the follower does not stand for
+        election.
+        """
         self.live = False
-        """Whether it gets blocks as they are made."""
+        """Whether the follower receives blocks when the leader makes them."""
 
 
 class _LaneState:
-    """The blocks of one lane that are not committed, and who waits for them."""
+    """The blocks of one lane that are not committed, and the callbacks that wait for them."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -55,15 +61,15 @@ class _LaneState:
 
 
 class Leading:
-    """One leadership. Block numbers begin at 1."""
+    """The state of one leadership. Block numbers begin at 1."""
 
     def __init__(self, me: str, epoch: int, in_sync: Iterable[str]) -> None:
         self.me = me
         self.epoch = epoch
         self.in_sync = frozenset(in_sync)
-        """The in-sync set that ZooKeeper has, as far as is known."""
+        """The in-sync set in ZooKeeper, as far as this node knows."""
         self.changing_to: frozenset[str] | None = None
-        """The in-sync set of a write that is under way or whose outcome is unknown; None without one."""
+        """The in-sync set of a write that is under way or whose outcome is unknown; None if there is no such write."""
         self.followers: dict[str, FollowerState] = {}
         self.number = 0
         """The number of the last block."""
@@ -93,7 +99,7 @@ class Leading:
         return self.number
 
     def acknowledged(self, name: str, ack: Ack) -> None:
-        """Note what a live follower has acknowledged."""
+        """Note which blocks a live follower has acknowledged."""
         state = self.followers[name]
         if state.live:
             state.received, state.safe = ack.received, ack.safe
@@ -108,15 +114,15 @@ class Leading:
         self.followers[name].granted_until = float("-inf")
 
     def connected(self, name: str) -> None:
-        """Note that a follower has connected; it is about to copy what it lacks."""
+        """Note that a follower has connected. It is about to get a copy of the data that it lacks."""
         self.followers[name] = FollowerState()
 
     def went_live(self, name: str) -> None:
-        """Note that a follower gets every block from now on."""
+        """Note that a follower receives every block from now on."""
         self.followers[name].live = True
 
     def lost(self, name: str) -> None:
-        """Note that a follower's connection is gone. Its grant stays."""
+        """Note that a follower's connection is gone. Its grant stays in force."""
         state = self.followers.get(name)
         if state is not None:
             state.live = False
@@ -125,12 +131,12 @@ class Leading:
     # --- what is committed --------------------------------------------------------------------------------------------
 
     def may_acknowledge(self, now: float) -> bool:
-        """Whether no other node can have been elected. now: monotonic seconds."""
+        """Return whether it is certain that no other node has been elected. now: monotonic seconds."""
         granted = {name: state.granted_until for name, state in self.followers.items()}
         return may_acknowledge(now, granted, self.needed, self.me)
 
     def advance(self, now: float) -> None:
-        """Work out what is committed. now: monotonic seconds."""
+        """Find out which blocks are committed. now: monotonic seconds."""
         if not self.may_acknowledge(now):
             return
         needed = self.needed
@@ -146,22 +152,25 @@ class Leading:
                 self._newly += lane.marks.popleft()[1]
 
     def holders(self, lane: Lane, number: int) -> int:
-        """Return how many nodes have block `number`, committed in this lane, where the lane wants it: in memory or on
-        the disk."""
+        """Return how many nodes have block `number`, which is committed in this lane. For the disk lane, count nodes
+        that have it on the disk; else count nodes that have it in memory.
+        """
         states = self.followers.values()
         if lane is Lane.DISK:
             return 1 + sum(state.safe >= number for state in states)
         return 1 + sum(state.received >= number for state in states)
 
     def take_committed(self) -> list[Mark]:
-        """Return the marks that readers may newly see. A log's last mark counts."""
+        """Return the marks of newly committed blocks. Only the last mark of each log matters."""
         newly, self._newly = self._newly, []
         return newly
 
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, lane: Lane, number: int, answered: OnCommitted) -> bool:
-        """Have `take_answers` give `answered` when block `number` is committed. False if it is committed already."""
+        """Let `take_answers` return `answered` when block `number` is committed. Return False if it is committed
+        already.
+        """
         state = self._lanes[lane]
         if number <= state.committed:
             return False
@@ -177,7 +186,7 @@ class Leading:
         return found
 
     def take_all(self) -> list[OnCommitted]:
-        """Return all waiting callbacks: the leadership has ended."""
+        """Remove and return all waiting callbacks, because the leadership has ended."""
         found = [answered for lane in self._lanes for _, answered in lane.waiting]
         for lane in self._lanes:
             lane.waiting.clear()

@@ -1,4 +1,5 @@
-"""The life of a broker set's node as a table: (state, event) → (state, actions). No I/O, no clock, no thread.
+"""The life of a broker set's node as a table: (state, event) → (state, actions). This module has no I/O, clock or
+thread.
 
                       LEADER                CHANCE               WON              RECORDED            COMMITTED
     IDLE ────────────────────→ FOLLOWING ──────────→ STANDING ───────→ ELECTED ────────────→ LEADING ──────────→ SERVING
@@ -7,11 +8,11 @@
       └──────────────────────────────────────────────────┘                                                          ↓
                                                                                                                   IDLE
 
-A node without a leader may stand as well, or create the set's state (CREATING). DISTRUSTED leads to OUT from wherever
-the node rests or leads. STOP leads to STOPPED from everywhere.
+A node without a leader may also stand for election, or create the set's state (CREATING). DISTRUSTED leads to OUT from
+every state in which the node rests or leads. STOP leads to STOPPED from every state.
 
-`due` in outlook.py says which event follows from what the node knows; node.py executes the actions. The model of the
-protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of docs/replication.md.
+`due` in outlook.py decides which event is due, given the node's knowledge. node.py executes the actions. The model of
+the protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of docs/replication.md.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ __all__ = ["CANDIDATES", "LEADERS", "RESTING", "TABLE", "NodeAction", "NodeEvent
 
 class NodeState(Enum):
     IDLE = auto()
-    """Follows nobody: it has just started, lost an election, or stopped leading."""
+    """Follows nobody, because it has just started, lost an election, or stopped leading."""
     CREATING = auto()
     """Writes the first state of the set."""
     FOLLOWING = auto()
     """Follows a leader that ZooKeeper named, or tries to connect to it."""
     STANDING = auto()
-    """Has asked ZooKeeper to make it the leader, or is about to; the outcome is unknown."""
+    """Has asked ZooKeeper to make it the leader, or is about to ask. The outcome is unknown."""
     ELECTED = auto()
-    """Leads by the set's state, and writes this to its disk; serves nobody yet."""
+    """Is the leader in the set's state, and writes this to its disk. It serves nobody yet."""
     LEADING = auto()
-    """Sends its data to followers; clients wait until the data that it had when it was elected are committed."""
+    """Sends its data to followers. Clients wait until the data that it had at its election are committed."""
     SERVING = auto()
     """Leads, and serves clients."""
     OUT = auto()
@@ -47,24 +48,24 @@ class NodeEvent(Enum):
     NO_SET = auto()
     """The set has no state, and this node may create it."""
     CREATED = auto()
-    """This node or another one has created it."""
+    """This node or another one has created the set's state."""
     LEADER = auto()
     """ZooKeeper names another node as the leader."""
     CHANCE = auto()
-    """By all that this node knows, it may stand for election."""
+    """As far as this node knows, it may stand for election."""
     WON = auto()
     LOST = auto()
-    """The outcome is known for certain: another write was applied."""
+    """This node has certainly lost the election, because another write was applied."""
     UNFIT = auto()
-    """The disk has failed before ZooKeeper was asked."""
+    """The disk failed before the node asked ZooKeeper."""
     RECORDED = auto()
-    """The epoch, and where each log ended when it began, are on the disk."""
+    """The epoch is on the disk, and so are the positions where each log ended when the epoch began."""
     COMMITTED = auto()
     """All data that the leader had when it was elected are committed."""
     DEPOSED = auto()
     """Another node was elected, the ZooKeeper session has ended, or ZooKeeper was set back."""
     FAILED = auto()
-    """What the last action began could not be done."""
+    """The work that the last action began could not be done."""
     DISTRUSTED = auto()
     """The disk has failed or is full, or the data differ from the leader's."""
     TRUSTED = auto()
@@ -74,37 +75,40 @@ class NodeEvent(Enum):
 
 class NodeAction(Enum):
     CREATE = auto()
-    """Wait until following has ended, then ask ZooKeeper. Reports CREATED, UNFIT, FAILED."""
+    """Wait until following has ended, then ask ZooKeeper to create the set's state. Reports CREATED, UNFIT, FAILED."""
     FOLLOW = auto()
-    """Follow the leader that ZooKeeper names, unless this is done already."""
+    """Follow the leader that ZooKeeper names, unless the node follows it already."""
     STOP_FOLLOWING = auto()
     STAND = auto()
-    """Wait until following has ended, then ask ZooKeeper. Reports WON, LOST, UNFIT, FAILED."""
+    """Wait until following has ended, then ask ZooKeeper to make this node the leader. Reports WON, LOST, UNFIT,
+    FAILED.
+    """
     RECORD = auto()
-    """Reports RECORDED, DISTRUSTED, FAILED."""
+    """Write to the disk that this node leads. Reports RECORDED, DISTRUSTED, FAILED."""
     LEAD = auto()
-    """May report COMMITTED or DISTRUSTED at once."""
+    """Begin to lead. May report COMMITTED or DISTRUSTED at once."""
     SERVE = auto()
-    """Let clients in."""
+    """Begin to serve clients."""
     STEP_DOWN = auto()
     """Stop leading; turn clients away."""
     RESIGN = auto()
-    """Tell the set that this node does not lead, if others are in sync."""
+    """Write into ZooKeeper that this node does not lead, if other nodes are in sync."""
     LET_IN = auto()
     """Answer the followers that have connected since the node began to stand."""
     DECIDE = auto()
-    """Look at what is due now."""
+    """Find out which event is due now."""
     DECIDE_LATER = auto()
 
 
 _A, _E, _S = NodeAction, NodeEvent, NodeState
 
 RESTING = frozenset({_S.IDLE, _S.FOLLOWING})
-"""States in which a node looks for something to do."""
+"""States in which a node checks whether it should create the set's state, stand for election or follow a leader."""
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""States in which a node grants nothing. It enters them in the turn of the reactor in which it looks at its promises,
-and leaves them when it knows the outcome, however long that takes. (5)"""
+"""States in which a node grants nothing. It enters such a state in the same turn of the reactor in which it checks its
+promises. It leaves these states when it knows the outcome, however long that takes. (5)
+"""
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})
 
@@ -129,18 +133,18 @@ TABLE: dict[tuple[NodeState, NodeEvent], tuple[NodeState, tuple[NodeAction, ...]
     (_S.OUT, _E.DISTRUSTED): (_S.OUT, ()),
     (_S.IDLE, _E.DISTRUSTED): (_S.OUT, ()),
     (_S.FOLLOWING, _E.DISTRUSTED): (_S.OUT, (_A.STOP_FOLLOWING,)),
-    # the disk has failed while following ended: the action under way sees that, and reports UNFIT
+    # the disk failed while the node stopped following: the action that is under way notices that and reports UNFIT
     (_S.CREATING, _E.DISTRUSTED): (_S.CREATING, ()),
     (_S.STANDING, _E.DISTRUSTED): (_S.STANDING, ()),
 }
 
-for _state in CANDIDATES:  # a node that finds itself elected later stands anew: it may have granted since (5)
+for _state in CANDIDATES:  # a node that later finds itself elected stands again, as it may have granted since (5)
     TABLE[_state, _E.FAILED] = (_S.IDLE, (_A.LET_IN, _A.DECIDE_LATER))
 for _state in LEADERS:
     TABLE[_state, _E.DEPOSED] = (_S.IDLE, (_A.STEP_DOWN, _A.DECIDE))
     TABLE[_state, _E.DISTRUSTED] = (_S.OUT, (_A.STEP_DOWN, _A.RESIGN))
     TABLE[_state, _E.STOP] = (_S.STOPPED, (_A.STEP_DOWN,))
-# what was begun ends after the stop, and followers that wait for it are answered
+# actions that were under way end after the stop; then followers that wait for them are answered
 for _event in (_E.CREATED, _E.WON, _E.LOST, _E.UNFIT, _E.RECORDED, _E.FAILED, _E.DISTRUSTED):
     TABLE[_S.STOPPED, _event] = (_S.STOPPED, (_A.LET_IN,))
 for _state in NodeState:

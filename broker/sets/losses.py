@@ -1,8 +1,8 @@
-"""Data that a node's directories have lost since its file was written: a disk is not mounted, a directory was moved
-away, or a file system check has removed files.
+"""Find data that a node's directories have lost since its file was written. Causes: a disk is not mounted, a directory
+was moved away, or a file system check has removed files.
 
-After a restart of the machine, missing newest messages are no such loss: nobody had promised that they were on the disk
-(rules.may_stand, `forgetful`). After a loss, the data no longer count as in sync.
+If the newest messages are missing after a restart of the machine, that is not such a loss, because nobody had promised
+that they were on the disk (rules.may_stand, `forgetful`). After a loss, the data no longer count as in sync.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ __all__ = ["contents", "losses"]
 
 
 def contents(store: Store, log_directory: str) -> dict[str, int]:
-    """Return where each partition `<topic>-<partition>` and internal log ends, and under `transactions` 1 if the
-    transaction log, in `log_directory`, has files. Owning thread. Raises StoreError."""
+    """Return where each partition `<topic>-<partition>` and each internal log ends. The key `transactions` has the
+    value 1 if the transaction log in `log_directory` has files, else 0. Owning thread. Raises StoreError.
+    """
     ends = {name: end for name, (_, end, _) in store.ends().items()}
     return {**ends, DIRECTORY: int(_has_log(store.files, log_directory))}
 
 
 def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_boot: bool) -> list[str]:
-    """Return the sorted names of what this node had and now lacks, wholly or in part. Raises StoreError.
+    """Return the sorted names of the logs that this node had and now lacks, wholly or in part. Raises StoreError.
 
-    known: contents() when the node's file was written (NodeFile.ends). same_boot: whether the machine has not been
-    restarted since; if so, not a byte may be missing. To be called before anything is appended. Owning thread.
+    known: the result of contents() when the node's file was written (NodeFile.ends). same_boot: whether the machine has
+    not been restarted since then; if so, no byte may be missing. To be called before anything is appended. Owning
+    thread.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

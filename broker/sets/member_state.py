@@ -1,4 +1,4 @@
-"""The state of a broker set's node at one moment, as a value."""
+"""The state of a broker set's node at one moment."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ class MemberState(NamedTuple):
     state: SetState | None
     present: frozenset[str]
     epoch: int
-    """The highest epoch that it has seen."""
+    """The highest epoch that the node has seen."""
     last_epoch: int
-    """The last epoch of its history, whose data it has; 0 for none."""
+    """The last epoch in the node's history, whose data it has; 0 for none."""
     leader_url: str
     error: str
-    """Why it does not take part or does not follow; "" if it does."""
+    """Why the node does not take part or does not follow; "" if it does."""
     busy: bool
-    """Whether it stands for election or asks ZooKeeper."""
+    """Whether the node stands for election or creates the set's state."""
     stopping: bool
     established: bool
-    """Whether it leads and serves clients."""
+    """Whether the node leads and serves clients."""
     following: bool
-    """Whether it follows a leader or tries to."""
+    """Whether the node follows a leader or tries to."""
     live: bool
-    """Whether it gets the leader's blocks as they are made."""
+    """Whether the node receives the leader's blocks when the leader makes them."""
     elections: int
-    """Elections won since its start."""
+    """Elections that the node has won since its start."""
     hand_overs: int
-    """Hand-overs made since its start."""
+    """Hand-overs that the node has made since its start."""
     set_back: bool
-    """Whether ZooKeeper has an older state than the nodes have seen; nobody stands for election by it."""
+    """Whether the state in ZooKeeper is older than states that the nodes have seen. Then no node stands for
+    election.
+    """

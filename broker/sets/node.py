@@ -1,5 +1,5 @@
-"""One node of a broker set: executes the steps of its life (life.py). Reactor thread; worker threads use ZooKeeper and
-files.
+"""One node of a broker set. It executes the actions of the table in life.py. Reactor thread; worker threads use
+ZooKeeper and files.
 
 Whenever something has changed, `_decide` asks the outlook (outlook.py) which event is due.
 """
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _UNSEEN = SetView(None, -1)
-"""Before ZooKeeper was read."""
+"""The view before ZooKeeper was read."""
 
 
 class SetMember:
@@ -80,15 +80,16 @@ class SetMember:
         *,
         before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """session: `start` starts it, `close` closes it. registration: uses that session. on_role: called when
-        `refusal` may have changed. before_serving: awaited after each election before clients are served. Reads the
-        node's file: raises StoreError."""
+        """Read the node's file. Raises StoreError. session: `start` starts it, `close` closes it. registration: uses
+        that session. on_role: called when `refusal` may have changed. before_serving: awaited after each election
+        before clients are served.
+        """
         self.name = name
         self.zone = zone
         self.leader: Leader | None = None
-        """Set while this node leads."""
+        """The Leader object while this node leads, else None."""
         self.failure: MetaqError | None = None
-        """Why this node does not take part until an operator acts, or there is room on the disk."""
+        """Why this node does not take part until an operator acts or the disk has room again; None if it takes part."""
         self._state = NodeState.IDLE
         self._broker = broker
         self._reactor: Any = broker.reactor
@@ -101,8 +102,9 @@ class SetMember:
         self._boot = machine_start()
         self._timer: LoopingCall | None = None
         self._incomplete = False
-        """Whether this node has to catch up because its directories have lost data. Until then its file remembers the
-        lost data, because an unmounted disk may come back."""
+        """Whether this node has to catch up because its directories have lost data. Until it has caught up, its file
+        still lists the lost data, because an unmounted disk may come back.
+        """
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
         self._view: SetView | None = None
@@ -113,15 +115,15 @@ class SetMember:
             self._address,
             on_gone=partial(self._leader_gone, for_good=True),
             on_failure=self._distrust,
-            on_end=broker.parked.wake_all,  # readers that wait here have to ask another node
+            on_end=broker.parked.wake_all,  # readers that wait on this node have to ask another node
         )
         self._admission = Admission(
             broker, name, self._file, view=lambda: self._view, leader=lambda: self.leader, look=self._look
         )
         self._gone: Office | None = None  # the leader whose process has ended, or that hands over to this node
         self._gone_for_good = True  # False: that leader has handed over, and follows
-        self._granted_until = promised_until(self._reactor.seconds())  # it may have granted before its start
-        self._won: SetState | None = None  # what the last election that this node won has written
+        self._granted_until = promised_until(self._reactor.seconds())  # it may have given a grant before its start
+        self._won: SetState | None = None  # the state that the last election won by this node has written
         self._stopping = False
         self._trouble = ""  # what an operator has to decide
         self._elections = self._hand_overs = 0
@@ -156,7 +158,7 @@ class SetMember:
         self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
 
     def _look_for_losses(self) -> None:
-        """Find out what the directories have lost; if anything, take a new instance. Raises StoreError."""
+        """Find out which data the directories have lost. If there are any, choose a new instance. Raises StoreError."""
         broker, file = self._broker, self._file
         same_boot = file.boot == self._boot
         lost = losses(broker.store, broker.transactions.directory, file.ends, same_boot=same_boot)
@@ -180,14 +182,16 @@ class SetMember:
         return contents(self._broker.store, self._broker.transactions.directory)
 
     def _caught_up(self) -> None:
-        """Note that the leader says that this node has everything."""
+        """Note that this node has all data, as the leader has just told it."""
         self._incomplete = False
         ensureDeferred(self._remember(self._boot)).addErrback(
             lambda failure: _log.error("the node is still no candidate for election: %s", failure.getErrorMessage())
         )
 
     async def _remember(self, boot: str) -> None:
-        """Write the node's present ends to its file. boot: the start of the machine in which it had everything."""
+        """Write the present ends of the node's partitions to its file. boot: identifies the start of the machine during
+        which the node had all data.
+        """
         forgetful = self._file.boot != boot
         await self._broker.in_thread(partial(self._file.remember, self._ends(), boot))
         if forgetful:
@@ -195,7 +199,7 @@ class SetMember:
             self._set.declare(self._node(forgetful=False))
 
     def _remember_new(self) -> None:
-        """Record partitions in the file that got their first messages after it was written."""
+        """Record in the node's file those partitions that got their first messages after the file was written."""
         known = self._file.ends
         if self._has_all and any(end and not known.get(name) for name, end in self._ends().items()):
             ensureDeferred(self._remember(self._file.boot)).addErrback(
@@ -208,7 +212,9 @@ class SetMember:
         return not self._incomplete and (self.leader is not None or self._following.live)
 
     async def stop(self) -> None:
-        """Hand the leadership over, or leave the in-sync set, and leave the set. Takes some seconds at most."""
+        """Hand the leadership over or leave the in-sync set, and then leave the set. This takes some seconds at
+        most.
+        """
         self._stopping = True
         complete = self._has_all
         try:
@@ -278,7 +284,7 @@ class SetMember:
             self._following.follower.reconfigured()
 
     def try_again(self) -> None:
-        """Connect to the leader anew, even after this node's data were found to differ from the leader's."""
+        """Connect to the leader again, even after this node's data were found to differ from the leader's."""
         if isinstance(self.failure, ReplicaDiverged) and self._state is NodeState.OUT:
             self._happened(NodeEvent.TRUSTED)
             return
@@ -288,13 +294,15 @@ class SetMember:
     # --- what clients are told ----------------------------------------------------------------------------------------
 
     def refusal(self) -> NotLeader | None:
-        """Why clients are not served now; None if they are."""
+        """Return the error for clients if this node does not serve them now; None if it does."""
         if self._state is NodeState.SERVING:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """The gate's check while `refusal` is not None. Raises NotLeader for requests that this node does not serve."""
+        """Check a request for the gate while `refusal` is not None. Raises NotLeader if this node does not serve such
+        requests.
+        """
         if verb.nodes is Nodes.ALL:
             return
         asked = verb.nodes is Nodes.READERS and type(request) is Frame and request.ext.get(FOLLOWER) == "1"
@@ -302,7 +310,7 @@ class SetMember:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Parkable) -> None:
-        """As `check`, for an admitted pull, each time that it resumes."""
+        """Do the same check as `check`, for an admitted pull, each time that the pull resumes."""
         place = pull.follower_place
         if place is not None and self.shows_messages:
             topic, partition, offset = place
@@ -313,8 +321,9 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether to serve readers that ask for a follower: this node has all committed data except those on their
-        way."""
+        """Whether to serve readers that ask for a follower. True if this node has all committed data except those that
+        are on their way.
+        """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
             return False
@@ -329,7 +338,7 @@ class SetMember:
     # --- ZooKeeper ----------------------------------------------------------------------------------------------------
 
     def _seen(self, view: SetView) -> None:
-        """Take a view of ZooKeeper. Event thread."""
+        """Pass a new view of ZooKeeper to the reactor thread. Called in ZooKeeper's event thread."""
         self._reactor.callFromThread(self._see, view)
 
     def _see(self, view: SetView) -> None:
@@ -359,7 +368,7 @@ class SetMember:
         )
 
     def _decide(self) -> None:
-        """Begin what is due."""
+        """Find out which event is due, and handle it."""
         if self._view is None:
             return
         outlook = self._outlook()
@@ -375,7 +384,7 @@ class SetMember:
             self._happened(event)
 
     def _happened(self, event: NodeEvent) -> None:
-        """Take the step of the node's life that this event means."""
+        """Change the node's state as this event demands, and execute the actions."""
         if event is NodeEvent.TRUSTED:
             self.failure = None
         self._state, actions = next_state(self._state, event)
@@ -413,7 +422,7 @@ class SetMember:
                 self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
 
     def _work(self, work: Coroutine[Any, Any, NodeEvent]) -> None:
-        """Do what takes time; its result is what has happened then."""
+        """Run a coroutine that takes time. Its result is the event that happens then."""
 
         def done(result: NodeEvent | Failure) -> None:
             if isinstance(result, NodeEvent):
@@ -443,7 +452,7 @@ class SetMember:
         return NodeEvent.CREATED
 
     async def _look(self) -> SetView:
-        """Read ZooKeeper until it answers."""
+        """Read the set's view from ZooKeeper, and try again until ZooKeeper answers."""
         assert self._set is not None
         pauses = Backoff(0.05, tuning.CHANGE_PAUSE_SECONDS)
         while True:
@@ -458,10 +467,10 @@ class SetMember:
             return view
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
-        """Replace the state that has this version, and return the set's view once the outcome is known. While it is
-        unknown, the request may still arrive, so the same is written again (rules.counted).
+        """Replace the set's state that has this version, and return the set's view once the outcome is known. While the
+        outcome is unknown, the request may still arrive, so the same state is written again (rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write; it spares a read."""
+        after: the view to return if ZooKeeper confirms the write. It makes a read unnecessary."""
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
@@ -495,7 +504,8 @@ class SetMember:
         in_sync = {name: view.nodes[name].instance for name in names if name != self.name}
         new = replace(state, epoch=epoch, leader=self.name, in_sync={**in_sync, self.name: self._file.instance})
         master = SetMaster(self._broker.url, self._set.session_id, 1)
-        # one above the view's, because the state is newer; ZooKeeper's later views of it have at least this zxid
+        # the version is one above the view's, because the state is newer; later views of this state from ZooKeeper have
+        # at least this zxid
         won = replace(view, state=new, version=view.version + 1, master=master, zxid=view.zxid + 1)
         found = await self._write(view.version, partial(self._set.take_over, new, view.version, view.master), won)
         if found.state != new or not replace(self._outlook(), view=found).owns_broker_id:
@@ -506,7 +516,7 @@ class SetMember:
     # --- leader -------------------------------------------------------------------------------------------------------
 
     async def _record(self) -> NodeEvent:
-        """Write to the disk that this node leads, and wait until clients may be served."""
+        """Write to the disk that this node leads, and wait for `before_serving`."""
         state = self._won
         assert self._set is not None
         assert state is not None
@@ -516,7 +526,7 @@ class SetMember:
         try:
             write = partial(self._file.write, state.epoch, history, self._ends(), self._boot)
             await self._broker.in_thread(write)
-        except StoreError as error:  # else it would stand forever, and keep out nodes that can lead
+        except StoreError as error:  # otherwise it would stand forever, and no other node could lead
             self._note(error)
             return NodeEvent.DISTRUSTED
         self._set.declare(self._node(forgetful=False))
@@ -573,7 +583,7 @@ class SetMember:
         self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
-        """Give up the lead: nothing on this node can be trusted until it is started again."""
+        """Stop leading, because nothing on this node can be trusted until it is started again."""
         if self.leader is not None:
             self._distrust(failure)
 
@@ -582,7 +592,7 @@ class SetMember:
         self._happened(NodeEvent.DISTRUSTED)
 
     def _note(self, failure: MetaqError) -> None:
-        """Note why this node does not take part."""
+        """Record and log why this node does not take part."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -595,7 +605,7 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Take part again once there is room: a full disk, unlike a failed one, has lost nothing."""
+        """Take part again once the disk has room. A full disk, unlike a failed one, has lost nothing."""
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
         if self._state is not NodeState.OUT or self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
@@ -605,7 +615,9 @@ class SetMember:
         self._happened(NodeEvent.TRUSTED)
 
     async def _resign(self) -> None:
-        """Write that this node does not lead, while the set's state says that it does and others are in sync."""
+        """Write into ZooKeeper that this node does not lead, as long as the set's state says that it leads and others
+        are in sync.
+        """
         view, won = self._view, self._won
         assert self._set is not None
         assert won is not None
@@ -636,7 +648,7 @@ class SetMember:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     async def hand_over(self, target: str | None) -> str:
-        """Have another node lead, and return its name. Raises NotLeader, CoordinationError."""
+        """Hand the leadership to another node, and return its name. Raises NotLeader, CoordinationError."""
         return await self._hand_over(target, leaving=False)
 
     async def _hand_over(self, target: str | None, *, leaving: bool) -> str:
@@ -675,7 +687,9 @@ class SetMember:
         return chosen
 
     async def _drain_and_hand_over(self, leader: Leader, chosen: str, *, leaving: bool) -> None:
-        """Raises CoordinationError if the hand-over fails."""
+        """Wait until the chosen node has all data, and hand over to it. Raises CoordinationError if the hand-over
+        fails.
+        """
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
             if drained:  # transactions committed meanwhile append their messages
@@ -713,7 +727,9 @@ class SetMember:
         self._following.follow((state.epoch, state.leader), state.chosen)
 
     def _grants(self, stream_epoch: int) -> bool:
-        """Whether to grant the leader's ping: not if ZooKeeper says that it has lost its place."""
+        """Return whether to answer the leader's ping with a grant. No grant is given if ZooKeeper says that there is no
+        leader any more.
+        """
         view = self._view
         if not may_grant(self._file.epoch, stream_epoch, standing=self._state in CANDIDATES):
             return False
@@ -730,7 +746,7 @@ class SetMember:
         self._decide()
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """Stand for election: the leader has stopped acknowledging, and this node has all its data."""
+        """Stand for election, because the leader has stopped acknowledging and this node has all its data."""
         if self._following.office is None:
             return
         self._granted_until = 0.0
@@ -739,12 +755,15 @@ class SetMember:
     # --- followers of ours --------------------------------------------------------------------------------------------
 
     def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
-        """Handle FOLLOW: the connection becomes a stream. become: hands the connection to that protocol. Raises
-        RemoteProtocolError."""
+        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
+        protocol. Raises RemoteProtocolError.
+        """
         self._admission.accept(frame, become)
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Whether any follower, or `target` if given, is connected, while none of those asked for is in sync and live."""
+    """Return whether it is worth waiting for a follower, or for `target` if given: at least one such follower is
+    connected, but none is both in sync and live.
+    """
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

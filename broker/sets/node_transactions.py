@@ -1,4 +1,6 @@
-"""The transactions of a broker set's node: open while it leads, mirrored while it follows (docs/transactions.md)."""
+"""The transactions of a broker set's node. The transaction log is open while the node leads, and mirrored from the
+leader while it follows (docs/transactions.md).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class SetTransactions:
-    """Reactor thread."""
+    """Opens, closes and mirrors the node's transaction log. Reactor thread."""
 
     def __init__(
         self,
@@ -32,8 +34,9 @@ class SetTransactions:
         refusal: Callable[[], MetaqError | None],
         on_failure: Callable[[MetaqError], None],
     ) -> None:
-        """refusal: says why clients are not served now. on_failure: called when this node leads and cannot write its
-        log. Raises ConfigError, DirectoryInUse."""
+        """refusal: returns why clients are not served now. on_failure: called when this node leads and cannot write its
+        log. Raises ConfigError, DirectoryInUse.
+        """
         store = broker.store
         self._broker = broker
         self._on_failure = on_failure
@@ -49,8 +52,9 @@ class SetTransactions:
         return self._mirror
 
     async def write_back(self) -> None:
-        """Write back before this node begins to follow: its leader then waits for its sync
-        (TransactionMirror.write_back)."""
+        """Write dirty data to the disk before this node begins to follow, because its leader then waits for this node's
+        sync (TransactionMirror.write_back).
+        """
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
             await written.addTimeout(tuning.WRITE_BACK_SECONDS, cast(Any, self._broker.reactor))
@@ -58,8 +62,9 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the log can be opened: its files are whole, and the partitions' data are safe, so that a replay
-        can find them. Raises StoreError."""
+        """Wait until the transaction log can be opened: its files are complete, and the partitions' data are safe, so
+        that a replay can find them. Raises StoreError.
+        """
         await self.mirror()
         safe: Deferred[None] = Deferred()
         ends = [(log, log.end_offset) for log in self._broker.store.logs()]
@@ -67,8 +72,8 @@ class SetTransactions:
         await safe
 
     def open(self, leader: Leader) -> None:
-        """Replay the log before `leader` starts: the replay's appends belong to its first block. Blocks. All data of
-        the partitions must be visible.
+        """Replay the transaction log. This must happen before `leader` starts, because the replay's appends belong to
+        the leader's first block. Blocks. All data of the partitions must be visible.
 
         Raises StoreError, ConfigError.
         """
@@ -77,14 +82,14 @@ class SetTransactions:
             log.limit_visibility()  # for logs that the replay has created
 
     def close(self, why: str) -> None:
-        """Stop writing the log: the node leads no longer."""
+        """Stop writing the log, because this node no longer leads."""
         self._mirror.hold()  # a worker may still write
         idle = self._broker.transactions.abandon(f"this node leads no longer: {why}")
         idle.addCallback(lambda _: self._mirror.release())
 
 
 class _LeaderCopies:
-    """Turns changes of the log into entries of the leader's blocks."""
+    """Turns changes of the transaction log into entries of the leader's blocks."""
 
     def __init__(self, leader: Leader, broker_id: int, on_failure: Callable[[MetaqError], None]) -> None:
         self._leader = leader

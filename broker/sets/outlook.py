@@ -1,4 +1,6 @@
-"""What a broker set's node knows, and which event of its life follows from that: no I/O, no clock, no thread."""
+"""What a broker set's node knows, and which event (life.py) is therefore due. This module has no I/O, clock or
+thread.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ __all__ = ["Outlook"]
 class Outlook:
     """What one node knows at one moment.
 
-    name, instance: the node's, and its data's. epoch: the highest that it has seen. has_data: whether it has ever led
-    or followed. present: whether the set's list of nodes has it. session_id: of its ZooKeeper session. gone: epoch and
-    name of the leader whose process has ended or that hands over to this node. promised: whether a promise to a leader
-    is still in force. led: the epoch that it leads, None if it does not lead.
+    name: the node's name. instance: identifies its data. epoch: the highest epoch that it has seen. has_data: whether
+    it has ever led or followed. present: whether the set's list of nodes contains it. session_id: the id of its
+    ZooKeeper session. gone: epoch and name of the leader whose process has ended or that hands over to this node.
+    promised: whether a promise to a leader is still in force. led: the epoch in which it leads, None if it does not
+    lead.
     """
 
     broker_id: int
@@ -39,7 +42,7 @@ class Outlook:
     stopping: bool
 
     def due(self, state: NodeState) -> NodeEvent | None:
-        """Return the event that is due in this state; None to wait."""
+        """Return the event that is due in this state; None if the node has to wait."""
         if state in LEADERS:
             return NodeEvent.DEPOSED if self.deposed_by else None
         if self.stopping:
@@ -73,13 +76,15 @@ class Outlook:
 
     @property
     def owns_broker_id(self) -> bool:
-        """Whether this node's ZooKeeper session has the broker id, which clients look at."""
+        """Whether this node's ZooKeeper session owns the broker id, by which clients find the leader."""
         return self.view.master is not None and self.view.master.owner == self.session_id
 
     @property
     def is_set_back(self) -> bool:
-        """Whether ZooKeeper has an older state than a present node has seen: its in-sync nodes may have been dropped
-        since. A state without a leader was written by an operator's choice or by a leader that resigned."""
+        """Whether the state in ZooKeeper is older than a state that a present node has seen. Its in-sync nodes may have
+        been removed from the set since then. A state without a leader does not count as older, because it was written
+        for an operator's choice or by a leader that resigned.
+        """
         view, state = self.view, self.view.state
         if state is None:
             return False
@@ -87,7 +92,7 @@ class Outlook:
 
     @property
     def deposed_by(self) -> str:
-        """Why this node leads no longer; "" if it does."""
+        """Why this node no longer leads; "" if it does."""
         state = self.view.state
         if state is None or (state.epoch, state.leader) != (self.led, self.name):
             known = state is not None and not state.is_revoked
@@ -96,8 +101,10 @@ class Outlook:
 
     @property
     def may_create(self) -> bool:
-        """Whether this node may create the set's state. A node that has been in the set waits for an operator: the lost
-        state said who has all acknowledged data. A new node waits for such nodes. The first new node by name begins."""
+        """Whether this node may create the set's state. A node that has been in the set waits for an operator, because
+        only the lost state said which nodes have all acknowledged data. A new node waits if any such node is present.
+        Of several new nodes, the first by name creates the state.
+        """
         nodes = self.view.nodes
         return (
             not self.has_data
@@ -107,7 +114,7 @@ class Outlook:
 
     @property
     def waits_for_promises(self) -> bool:
-        """Whether only this node's promises keep it from standing."""
+        """Whether this node could stand for election if its promises were over."""
         state = self.view.state
         return state is not None and self.promised and self._may_stand(state, promised=False)
 
@@ -131,7 +138,9 @@ class Outlook:
 
     @property
     def trouble(self) -> str:
-        """What the node waits for where only an operator knows which data are right; "" if it waits for nobody."""
+        """What the node waits for, if only an operator can know which data are right; "" if it does not wait for an
+        operator.
+        """
         name, state, broker_id = self.name, self.view.state, self.broker_id
         if state is None:
             if not self.has_data:
@@ -167,7 +176,7 @@ class Outlook:
         return ""
 
     def _other_remedy(self) -> str:
-        """Return another remedy for a node without data, which should not lead; "" for a node with data."""
+        """Return another remedy for a node without data, which should not lead. Return "" for a node with data."""
         if self.has_data:
             return ""
         others = [each for each in self.view.nodes.values() if each.epoch and each.name != self.name]

@@ -1,8 +1,8 @@
 """The decisions of a broker set's node: pure functions without I/O, clock or thread.
 
-The product calls them, and so does the model of the protocol (tests/component/sets), which explores every order of
-events for small sets. The numbers in brackets name invariants of docs/replication.md. Without its rule an invariant
-breaks, and a test of the model shows how.
+The product calls these functions. The model of the protocol (tests/component/sets) also calls them, and explores every
+order of events for small sets. The numbers in brackets name invariants of docs/replication.md. Without its rule an
+invariant breaks, and a test of the model shows how.
 
 Names are names of the set's nodes. Positions and ends are byte offsets of one partition, or any other numbers that
 grow with its log. Times are seconds of one node's monotonic clock and never leave that node.
@@ -40,7 +40,9 @@ GRANT_SECONDS = 1.0
 """How long a follower does not stand for election after it has answered a ping."""
 
 COUNTED_SHARE = 0.9
-"""The part of GRANT_SECONDS that the leader counts: the rates of the nodes' clocks may differ by 10 %."""
+"""The part of GRANT_SECONDS on which the leader relies. It is less than 1 because the rates of the nodes' clocks may
+differ by 10 %.
+"""
 
 
 # --- election ---------------------------------------------------------------------------------------------------------
@@ -55,11 +57,12 @@ def may_stand(
     leader_gone: bool,
     promises_run_out: bool,
 ) -> bool:
-    """Whether a node may become a candidate. (2, 5)
+    """Return whether a node may become a candidate. (2, 5)
 
-    in_sync: from the state that the election will replace, checked by its version. In-sync status belongs to a copy of
-    the data, not to a node name: a node with a new or copied directory is not in sync. master_present and leader_gone
-    spare a needless election; both may be wrong. promises_run_out: see promised_until().
+    in_sync: the in-sync set in the state that the election will replace, if that state still has the same version.
+    In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied directory is not in
+    sync. master_present and leader_gone only avoid needless elections, so both may be wrong. promises_run_out: see
+    promised_until().
 
     forgetful: the present nodes whose machine has restarted since they led or had caught up (see is_caught_up()). Such
     a node may lack data that it acknowledged in memory, so a node whose machine has not restarted goes first. If all
@@ -70,10 +73,10 @@ def may_stand(
 
 
 def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[str]) -> tuple[int, tuple[str, ...]]:
-    """Return the epoch and in-sync set that a candidate writes. (1, 2)
+    """Return the epoch and the in-sync set that a candidate writes. (1, 2)
 
-    Absent nodes leave, so that commits need not wait for them. No node joins: only the leader knows that a node has
-    caught up.
+    Absent nodes are left out, so that commits need not wait for them. No node is added, because only the leader knows
+    whether a node has caught up.
     """
     return epoch + 1, tuple(sorted(name for name in in_sync if name == me or name in present))
 
@@ -82,40 +85,41 @@ def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[s
 
 
 def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
-    """Whether a follower may answer the leader's ping with a grant. (5)
+    """Return whether a follower may answer the leader's ping with a grant. (5)
 
     own_epoch: the highest epoch that the follower has seen; it is on the disk. stream_epoch: the epoch of the leader
-    whose history the follower has taken over, 0 before: a node that still joins grants nothing.
-    standing: whether it is a candidate. It becomes one before it checks its promises, and stays one until it knows for
-    certain that its transaction has failed, however long that takes.
+    whose history the follower has taken over; 0 before that, so a node that still joins grants nothing.
+    standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. It stays
+    one until it knows for certain that its transaction has failed, however long that takes.
     """
     return not standing and own_epoch == stream_epoch
 
 
 def promised_until(now: float) -> float:
-    """Return until when a follower does not stand if it grants now. (5)
+    """Return the time until which a follower does not stand for election if it grants now. (5)
 
-    A starting node has also promised: it does not know what it granted before.
+    A starting node must also act as if it had just granted, because it does not know what it granted before.
     """
     return now + GRANT_SECONDS
 
 
 def counted_until(sent_at: float) -> float:
-    """Return until when the leader may count on a grant. sent_at: when it sent the ping, not when it got the answer.
-    (5)"""
+    """Return the time until which the leader may rely on a grant. sent_at: when the leader sent the ping, not when it
+    got the answer. (5)
+    """
     return sent_at + GRANT_SECONDS * COUNTED_SHARE
 
 
 def in_time(now: float, until: float) -> bool:
-    """Whether a grant or promise is still in force."""
+    """Return whether a grant or promise is still in force."""
     return now < until
 
 
 def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Collection[str], me: str) -> bool:
-    """Whether the leader may tell a client that a message is stored. (1, 5)
+    """Return whether the leader may tell a client that a message is stored. (1, 5)
 
-    granted_until: counted_until() of the last answered ping, by name. needed: see counted(). The result holds only at
-    `now`: ask immediately before the bytes of the client's answer leave.
+    granted_until: counted_until() of the last answered ping, by name. needed: see counted(). The result is valid only
+    at `now`: call this immediately before the bytes of the client's answer are sent.
     """
     return all(name == me or in_time(now, granted_until.get(name, now)) for name in needed)
 
@@ -124,41 +128,42 @@ def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Coll
 
 
 def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozenset[str]:
-    """Return the nodes whose copies commits need and whose grants acknowledgements need. (2, 5)
+    """Return the nodes that count: commits need their copies, and acknowledgements need their grants. (2, 5)
 
-    in_sync: the set that the znode has, as far as the leader knows. pending: the set that the leader is writing, from
-    before the request leaves until it knows the outcome; else None. A znode with its old version is no outcome, since
-    the request may yet arrive; a leader in doubt writes the same again.
+    in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing, from before
+    it sends the request until it knows the outcome; else None. If the znode still has its old version, the outcome is
+    still unknown, since the request may yet arrive. A leader in doubt writes the same set again.
     """
     return frozenset(in_sync) if pending is None else frozenset(in_sync) | frozenset(pending)
 
 
 def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
-    """Whether, for this partition, the leader may take a follower into the in-sync set, and tell it that it is no
+    """Return whether, for this partition, the leader may add a follower to the in-sync set and tell it that it is no
     longer forgetful. (2)
 
-    acknowledged: to tell it that, only acknowledgements on the same connection count.
-    epoch_start: the leader's end at its election. All that the former leader committed lies below it. The new leader
-    does not know how much that is, so `committed` alone is not enough.
+    acknowledged: before the leader tells the follower that it is no longer forgetful, only acknowledgements on the same
+    connection count.
+    epoch_start: the leader's end at its election. All data that the former leader committed lie below it. The new
+    leader does not know how much of its data was committed, so `committed` alone is not enough.
     """
     return acknowledged >= max(committed, epoch_start)
 
 
 def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collection[str], me: str) -> int:
-    """Return the position up to which every node that counts has the log. (2, 3)
+    """Return the position up to which all needed nodes have the log. (2, 3)
 
-    own and acknowledged: on the disk for topics with `ack=disk`, else in memory. The leader's committed position is the
-    largest one that this has returned; it never goes back.
+    own and acknowledged: the positions on the disk for topics with `ack=disk`, else the positions in memory. The
+    leader's committed position is the largest value that this function has returned, so it never goes back.
     """
     return min([own, *(acknowledged.get(name, 0) for name in needed if name != me)])
 
 
 def visible_end(own: int, told: int) -> int:
-    """Return the position up to which a follower shows its log to readers: up to `told`, which the leader has reported
-    as committed, but at most up to its own end. (3, 4)
+    """Return the position up to which a follower shows its log to readers: `told`, which the leader has reported as
+    committed, but at most the follower's own end. (3, 4)
 
-    A starting node has been told nothing. A reader may ask for a position between this one and the log's end, because
-    another node showed more: the reader waits, its position is not out of range.
+    A starting node has been told nothing. A reader may ask for a position between the returned one and the log's end,
+    because another node showed more. Such a position is not out of range; the reader waits.
     """
     return min(own, told)
 
@@ -167,19 +172,21 @@ def visible_end(own: int, told: int) -> int:
 
 
 def accepts(own_epoch: int, epoch: int) -> bool:
-    """Whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
+    """Return whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
 
-    own_epoch: the highest epoch that the node has seen. It is on the node's disk before the node acknowledges or grants
-    anything in it. A state in ZooKeeper with a smaller epoch is old or was set back: nobody knows then who is in sync.
+    own_epoch: the highest epoch that the node has seen. The epoch is on the node's disk before the node acknowledges or
+    grants anything in it. A state in ZooKeeper with a smaller epoch is old or was set back; then nobody knows which
+    nodes are in sync.
     """
     return epoch >= own_epoch
 
 
 def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
-    """Return the largest epoch that both histories have; None: the node must not join. (6)
+    """Return the largest epoch that both histories contain. Return None if there is none: then the node must not join.
+    (6)
 
-    An epoch is its number, and an id that tells it from an epoch of the same number in a set whose state was lost or
-    set back.
+    An epoch is a number and an id. The id distinguishes epochs of the same number, which exist if the set's state was
+    lost or set back.
     """
     return max(set(own) & set(leaders), default=None)
 
@@ -188,8 +195,8 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
     """Return where an epoch ends in a node's log. (6)
 
     later_starts: where each later epoch of the node's history began; 0 for a partition that did not exist then. The
-    smallest start counts, not the next one: a node that lost its unsynced tail has less than its history says, and its
-    next epoch began at that lower end.
+    smallest start counts, not the next one, because a node that lost its unsynced tail has less than its history says.
+    Its next epoch then began at that lower end.
     """
     return min([log_end, *later_starts])
 
@@ -197,16 +204,16 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
 def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
     """Return where a joining node cuts its log. Both ends are epoch_end() of the common epoch. (2, 6)
 
-    The cut is on the disk before the leader's history replaces the node's own.
+    The cut must be on the disk before the leader's history replaces the node's own history.
     """
     return min(own_epoch_end, leaders_epoch_end)
 
 
 def may_cut(kept: int, told: int, own_epoch: int, chosen: int) -> bool:
-    """Whether a joining node may cut a partition down to `kept`. (2, 4)
+    """Return whether a joining node may cut a partition down to `kept`. (2, 4)
 
-    told: the end up to which this process was told that everything is committed. By invariant 4 a leader that has less
-    was either chosen by an operator, or elected by an old state, because ZooKeeper was set back. chosen: see SetState.
+    told: the end up to which this process was told that all data are committed. By invariant 4, a leader that has less
+    was either chosen by an operator, or elected with an old state because ZooKeeper was set back. chosen: see SetState.
     own_epoch: the epoch of the node's data.
     """
     return kept >= told or chosen >= own_epoch

@@ -1,4 +1,4 @@
-"""Tracks up to which block everything that must be on this node's disk is there."""
+"""Track the last block for which all data that must be on this node's disk are there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..store.store import Store
 __all__ = ["SafeBlocks"]
 
 WhenSafe = Callable[[Callable[[MetaqError | None], None]], None]
-"""when_safe(done): calls done(None) when safe, or done(error)."""
+"""when_safe(done): calls done(None) when the data are safe, or done(error) if they cannot become safe."""
 
 
 class _Waiting:
@@ -25,23 +25,27 @@ class _Waiting:
 
 
 class SafeBlocks:
-    """Reactor thread. Blocks may become safe in any order; each counts when all before it are safe."""
+    """Tracks which blocks are safe. Blocks may become safe in any order; a block counts when all blocks before it are
+    safe, too. Reactor thread.
+    """
 
     def __init__(
         self, store: Store, on_safe: Callable[[], None], on_failure: Callable[[MetaqError], None], safe: int = 0
     ) -> None:
         """on_safe: called when `number` has grown, but not within `add`. on_failure: called when the disk has failed;
-        no block becomes safe any more."""
+        then no block becomes safe any more.
+        """
         self.number = safe
-        """The last safe block before which all blocks are safe."""
+        """The last block that is safe together with all blocks before it."""
         self._store = store
         self._on_safe = on_safe
         self._on_failure = on_failure
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]], when_others: WhenSafe | None = None) -> None:
-        """Add the next block. It is safe when each of these logs is safe up to its `end`, and when_others has called
-        back."""
+        """Add the next block. It is safe when each of these logs is safe up to its end offset and when_others has
+        called back.
+        """
         if not ends and when_others is None and not self._waiting:
             self.number = number
             return

@@ -1,4 +1,6 @@
-"""A broker set's node for operators: the status that it reports, and hand-overs to the leader that they prefer."""
+"""What operators see and choose of a broker set's node: its status, and hand-overs to the leader that operators
+prefer.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 
 _WAIT_TOLD_MS = 5_000
-"""How long a node waits before it logs that: the nodes of a set do not start at the same moment."""
+"""How long a node waits before it logs that it waits, because the nodes of a set do not start at the same moment."""
 
 _NAMED = 8
 """How many topics a log line names."""
 
 
 class Preference:
-    """Decides when a leader hands over to the node that operators prefer: no I/O, no clock."""
+    """Decides when a leader hands over to the node that operators prefer. No I/O, no clock."""
 
     def __init__(self) -> None:
         self._node = ""
@@ -46,9 +48,10 @@ class Preference:
         self._tried_at = float("-inf")
 
     def due(self, now: float, preferred: str, *, ready: bool) -> bool:
-        """Whether to hand over to `preferred` now; True counts as a try. now: monotonic seconds.
+        """Return whether to hand over to `preferred` now. A result of True counts as an attempt. now: monotonic
+        seconds.
 
-        ready: this node leads and serves, and the preferred node is another one, in sync and live.
+        ready: whether this node leads and serves, and the preferred node is another node that is in sync and live.
         """
         if not ready:
             self._ready_since = None
@@ -62,11 +65,12 @@ class Preference:
 
 
 class SetReport:
-    """This node's part in replication, for `stats`, /metrics and operators. Reactor thread; `start` and `stop` once.
+    """Reports this node's part in replication for `stats`, /metrics and operators. Reactor thread. Call `start` and
+    `stop` once.
 
-    Roles: `leader`, `taking-over` (elected, but not all its data are committed), `handing-over`, `follower`,
-    `joining` (connects, cuts or copies), `candidate`, `waiting` (nothing to follow, or not entitled to stand), and
-    `stopped`: only an operator can go on.
+    Roles: `leader`, `taking-over` (elected, but not all its data are committed), `handing-over`, `follower`, `joining`
+    (connects, cuts or copies), `candidate`, `waiting` (there is no leader to follow, or the node may not stand for
+    election), and `stopped` (an operator has to act).
     """
 
     def __init__(self, broker: StoreHost, member: SetMember) -> None:
@@ -78,7 +82,7 @@ class SetReport:
         self._timer: LoopingCall | None = None
         self._refused: set[str] = set()  # topics logged as taking no messages
         self._told_wait = ""
-        self._told_unnamed: tuple[object, BrokerConfig] | None = None  # leadership and file of the last look
+        self._told_unnamed: tuple[object, BrokerConfig] | None = None  # leadership and settings at the last check
         self._described: tuple[BrokerConfig, dict[str, Any]] = broker.config, served_settings(broker.config)
 
     def start(self) -> None:
@@ -86,7 +90,7 @@ class SetReport:
         self._timer = repeat(_LOOK_SECONDS, self._look, self._reactor, "the report of a broker set's node")
 
     def stop(self) -> None:
-        """Stop noting changes: the broker stops."""
+        """Stop noting changes, because the broker stops."""
         if self._timer is not None:
             self._timer.stop()
 
@@ -122,11 +126,13 @@ class SetReport:
         )
 
     def restart(self) -> None:
-        """Connect to the leader anew. A node with the role `stopped` tries once more. A leader goes on."""
+        """Connect to the leader again. A node with the role `stopped` tries once more. A leader continues to lead."""
         self._member.try_again()
 
     def under_replicated(self) -> list[str]:
-        """Return a leader's topics for which fewer nodes are in sync than `replicas=` says, or than the set has."""
+        """Return a leader's topics for which fewer nodes are in sync than `replicas=` says, or without `replicas=`,
+        than the set has nodes.
+        """
         leader = self._member.leader
         if leader is None:
             return []
@@ -136,11 +142,13 @@ class SetReport:
         return self._short_of(lambda topic: topic.replicas or nodes)
 
     def refusing(self) -> list[str]:
-        """Return a leader's topics that take no messages, because fewer nodes are in sync than `minInSync=` says."""
+        """Return a leader's topics that accept no messages, because fewer nodes are in sync than `minInSync=` says."""
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
-        """Return the topics for which fewer nodes are in sync than wanted. O(topics); O(partitions) if any is short."""
+        """Return the topics for which fewer nodes are in sync than wanted. Takes O(topics), or O(partitions) if there
+        is such a topic.
+        """
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
             return []
@@ -150,7 +158,7 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return the status of the present configuration; a reload replaces it."""
+        """Return the settings to report for the present configuration. A reload replaces them."""
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)
@@ -161,7 +169,7 @@ class SetReport:
         return NodeStatus(*status, since_ms=since)
 
     def _noted(self, name: str, value: Hashable) -> int:
-        """Return since when `name` has this value."""
+        """Return since when `name` has this value, in Unix milliseconds."""
         found = self._since.get(name)
         if found is None or found[0] != value:
             found = self._since[name] = value, self._broker.now_ms()
@@ -177,7 +185,7 @@ class SetReport:
             return "follower"
         if found.busy:
             return "candidate"
-        # a node also tries to connect to an absent leader; that is no joining
+        # a node also tries to connect to an absent leader; that does not count as joining
         return "joining" if found.following and found.state and found.state.leader in found.present else "waiting"
 
     def _look(self) -> None:
@@ -195,7 +203,9 @@ class SetReport:
             ensureDeferred(self._member.hand_over(preferred)).addErrback(_not_handed_over)
 
     def _tell_refusals(self, refused: set[str] | None) -> None:
-        """Log which topics have stopped taking messages, and which take them again. None: this node does not lead."""
+        """Log which topics have stopped accepting messages, and which accept them again. None: this node does not
+        lead.
+        """
         begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
         self._refused = refused or set()
         if refused is None:
@@ -208,7 +218,7 @@ class SetReport:
             _log.info("messages are taken again for %s: in-sync nodes: %d", _listed(ended), copies)
 
     def _tell_wait(self, found: MemberState, role: str) -> None:
-        """Log once what this node waits for if it has neither a leader nor the right to stand for election."""
+        """If this node has no leader and may not stand for election, log once what it waits for."""
         text = self._lacking(found) if role == "waiting" and not found.stopping else ""
         since = self._noted(" wait", text)  # no node has such a name
         if text != self._told_wait and (not text or self._broker.now_ms() - since >= _WAIT_TOLD_MS):
@@ -217,7 +227,9 @@ class SetReport:
                 _log.warning("waits: %s", text)
 
     def _tell_unnamed(self, role: str) -> None:
-        """Log which topics are served without a section, once in a leadership and after each reload."""
+        """Log which topics are served without a section in server.ini. Log this once per leadership and after each
+        reload.
+        """
         leader, config = self._member.leader, self._broker.config
         told = self._told_unnamed
         if role != "leader" or (told is not None and told[0] is leader and told[1] is config):
@@ -232,7 +244,7 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return which nodes a waiting node needs."""
+        """Return a text that says which absent nodes a waiting node needs; "" for none."""
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []
         if state is None or not absent or found.set_back:  # an older state may name the wrong nodes

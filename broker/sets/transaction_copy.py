@@ -1,6 +1,7 @@
-"""Bring a follower's transaction log up to date: read the files and send them as blocks of a copy (catching_up.py).
+"""Bring a follower's transaction log up to date: read the leader's files and send them as blocks of a copy
+(catching_up.py).
 
-Nothing is sent if the digest of the follower's log shows that it has the same bytes.
+No data are sent if the digest of the follower's log shows that the follower has the same bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ __all__ = ["send_copy"]
 async def send_copy(
     broker: TransactionHost, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
 ) -> int:
-    """Send the whole log as it is, in blocks of a copy, to a follower for which new blocks are held. Return the number
-    of bytes sent.
+    """Send the whole present log in blocks of a copy to a follower for which new blocks are held back. Return the
+    number of bytes sent.
 
-    theirs: the follower's log (TransactionMirror.describe). If it is the same, the follower is only told so.
+    theirs: size and digest of the follower's log (TransactionMirror.describe). If the logs are the same, the follower
+    is only told so.
 
-    The copy may or may not have bytes that are written meanwhile: later blocks write them again. Raises OSError.
+    The copy may or may not contain bytes that are written meanwhile, but later blocks write these bytes again. Raises
+    OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))
@@ -65,16 +68,20 @@ async def send_copy(
 
 
 def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
-    """Whether the log is the follower's. Sizes are compared first, so that a long log is not read in vain."""
+    """Return whether the leader's log has the same bytes as the follower's. Sizes are compared first, so that a long
+    log is not read for nothing.
+    """
     size, digest = theirs
     try:
         return log_bytes(files, directory) == size and log_digest(files, directory) == digest
-    except FileNotFoundError:  # a file has just been removed
+    except FileNotFoundError:  # a file was removed meanwhile
         return False
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """Return a piece of a file; None if the file was removed meanwhile, which a held block also says."""
+    """Return a piece of a file. Return None if the file was removed meanwhile; a held block then also removes it at the
+    follower.
+    """
     try:
         with opened(files, path) as fd:
             return read_exactly(files, fd, tuning.PIECE_BYTES, position)

@@ -1,11 +1,11 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
-The reactor thread writes bytes at once, as for partitions, so that a record is there before the messages that follow
-it. A worker does syncs and all operations by file name, one job at a time, in order.
+The reactor thread writes bytes at once, as for partitions, so that a record is written before the messages that follow
+it. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
 
-A copy of the whole folder is made beside the old one, which has everything that was committed while this node was in
-sync. The copy takes the old folder's place when it is on the disk: `.transactions.new` is always complete, and whoever
-finds it continues the exchange. Bytes that only the old folder has are kept as `damaged-…` files.
+A copy of the whole folder is made beside the old folder, which has all data that were committed while this node was in
+sync. The copy replaces the old folder when it is on the disk. A folder `.transactions.new` is always complete; if it
+exists, the exchange was interrupted and is continued. Bytes that only the old folder has are kept as `damaged-…` files.
 """
 
 from __future__ import annotations
@@ -42,32 +42,35 @@ __all__ = [
 ]
 
 NAME_PREFIX = b"\0transactions/"
-"""The prefix of the entries' names in the stream; no partition's name begins with it."""
+"""The prefix of the names of transaction log entries in the stream. No partition's name begins with it."""
 
 WRITTEN = -1
-"""Stands in place of an entry's segment: the data are written at `base` of the file. The leader also makes REPLACED and
-REMOVED, one less each."""
+"""A value of an entry's segment field: the data are written at offset `base` of the file. The leader also sends
+REPLACED and REMOVED in this field, each reduced by one.
+"""
 BEGIN, END = -4, -5
-"""Likewise in place of a segment, without a name: the begin and end of a copy's files."""
+"""Values of the segment field of an entry without a file name: the begin and the end of a copy's files."""
 SAME = -6
-"""Likewise, instead of a copy: the follower's files have the leader's bytes."""
+"""A value of the segment field that is sent instead of a copy: the follower's files already have the leader's bytes."""
 
 _MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
 _CHUNK_BYTES = 1 << 20
 
 
 def is_mirrored(name: str) -> bool:
-    """Whether a file of the folder belongs to the log; all other files are this node's own."""
+    """Return whether a file of the folder belongs to the log. All other files are this node's own."""
     return _MIRRORED.fullmatch(name) is not None
 
 
 def log_bytes(files: Files, directory: str) -> int:
-    """Return the size of all files of the log, 0 without a folder. Blocks. Raises OSError."""
+    """Return the total size of the log's files, 0 if the folder does not exist. Blocks. Raises OSError."""
     return sum(files.status(os.path.join(directory, name)).size for name in log_names(files, directory))
 
 
 def log_digest(files: Files, directory: str) -> str:
-    """Return the BLAKE2b-256 of names and bytes of the log's files. Blocks, and reads everything. Raises OSError."""
+    """Return a BLAKE2b-256 digest of the names and bytes of the log's files. Blocks, and reads all files. Raises
+    OSError.
+    """
     whole = hashlib.blake2b(digest_size=32)
     for name in log_names(files, directory):
         found, position = hashlib.blake2b(name.encode() + b"\0"), 0
@@ -85,7 +88,9 @@ def log_names(files: Files, directory: str) -> list[str]:
 
 
 class TransactionMirror:
-    """Reactor thread. Others may use the folder only between `ready` and the next entry."""
+    """Writes the leader's changes to this node's copy of the log. Reactor thread. Others may use the folder only
+    between `ready` and the next entry.
+    """
 
     def __init__(
         self, files: Files, directory: str, data_paths: Callable[[], Sequence[str]], run_in_thread: RunInThread
@@ -107,9 +112,10 @@ class TransactionMirror:
         self._failure: MetaqError | None = None
 
     def ready(self) -> Deferred[None]:
-        """Fire when no worker uses the files and no copy is half made: they can be copied into, or opened as a log.
+        """Return a Deferred that fires when no worker uses the files and no copy is incomplete. Then a copy may replace
+        the files, or they may be opened as a log.
 
-        Fails with StoreError if the disk fails.
+        The Deferred fails with StoreError if the disk fails.
         """
         deferred: Deferred[None] = Deferred()
 
@@ -123,7 +129,7 @@ class TransactionMirror:
                 deferred.callback(None)
 
         def idle(_: MetaqError | None) -> None:
-            if self._running:  # another caller was told first and began a job
+            if self._running:  # another caller was called first and began a job
                 self._waiting.append(idle)
                 return
             self._failure = None
@@ -143,14 +149,18 @@ class TransactionMirror:
         return deferred
 
     def describe(self) -> tuple[int, str]:
-        """Return log_bytes() and log_digest(). Only between `ready` and the next entry. Blocks. Raises StoreError."""
+        """Return log_bytes() and log_digest(). May be called only between `ready` and the next entry. Blocks. Raises
+        StoreError.
+        """
         try:
             return log_bytes(self._files, self._place), log_digest(self._files, self._place)
         except OSError as error:
             raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
 
     def hold(self) -> None:
-        """Let something else use the files until `release`. Not between `ready` and the end of a stream."""
+        """Let something else use the files until `release`. Must not be called between `ready` and the end of a
+        stream.
+        """
         self._running = True
 
     def release(self) -> None:
@@ -160,7 +170,9 @@ class TransactionMirror:
     # --- what the leader sends ----------------------------------------------------------------------------------------
 
     def take(self, entry: StreamEntry) -> None:
-        """Make a change, or have a worker make it. Raises RemoteProtocolError, StoreError, DiskFull."""
+        """Apply the change of an entry now, or let a worker apply it. Raises RemoteProtocolError, StoreError,
+        DiskFull.
+        """
         if self._failure is not None:
             raise self._failure
         try:
@@ -178,7 +190,7 @@ class TransactionMirror:
             raise self._fail(error) from error
 
     def when_safe(self, done: Callable[[MetaqError | None], None]) -> None:
-        """Call back when everything taken so far is on the disk, or with why it is not."""
+        """Call `done(None)` when all changes taken so far are on the disk, or `done(error)` if they are not."""
         if self._failure is not None:
             done(self._failure)
             return
@@ -271,7 +283,9 @@ class TransactionMirror:
         self._start()
 
     def _fail(self, error: BaseException) -> MetaqError:
-        """Trust the files no more until the next copy. That copy has to wait for room if the disk was only full."""
+        """Record that the files cannot be trusted until the next copy. If the disk was only full, that copy has to wait
+        for room.
+        """
         if isinstance(error, OSError) and no_room(error):
             self._failure = DiskFull(self._folder.path, str(error))
         else:
@@ -283,8 +297,10 @@ class TransactionMirror:
         return self._failure
 
     def _change(self, fd: int, change: LogChange) -> None:
-        """Replace or remove a file, after a sync of the partitions. Either change means that a replay can do without
-        data that the leader's partitions have on the disk; this node's partitions may not have them there yet."""
+        """Sync the partitions, and then replace or remove a file. After such a change, a replay can no longer restore
+        messages that the leader's partitions have on the disk. This node's partitions may not have them on the disk
+        yet, so they are synced first.
+        """
         if fd >= 0:
             self._files.close(fd)
         self._file_systems.sync(self._data_paths())
@@ -293,7 +309,8 @@ class TransactionMirror:
 
     def write_back(self) -> None:
         """Write the present data to the disk, so that the sync at the end of the next copy has little to do. The result
-        does not matter: only that sync counts, and its descriptor sees errors of this one. Raises OSError.
+        does not matter. Only the later sync counts, and its descriptor also reports errors of this write. Raises
+        OSError.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -302,7 +319,9 @@ class TransactionMirror:
             file_systems.close()
 
     def _sync_all(self) -> None:
-        """Sync files and partitions at the end of a copy: a replay can do without what the leader's partitions have."""
+        """Sync the log's files and the partitions at the end of a copy, because a replay of the log may not restore
+        messages that the leader's partitions have.
+        """
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):
             with opened(self._files, os.path.join(self._folder.path, name)) as fd:
@@ -323,7 +342,9 @@ class TransactionMirror:
 
 
 class _Folder:
-    """The folder and what may lie beside it. Worker threads, one at a time; every method blocks and raises OSError."""
+    """The folder of the transaction log, and the temporary folders beside it. Used by worker threads, one at a time.
+    Every method blocks and raises OSError.
+    """
 
     def __init__(self, files: Files, path: str) -> None:
         self.path = path
@@ -334,7 +355,7 @@ class _Folder:
         self._files = files
 
     def settle(self) -> None:
-        """Finish an interrupted exchange; discard an interrupted copy."""
+        """Finish an interrupted exchange of the folders, and discard an interrupted copy."""
         files = self._files
         self._drop_old()
         if files.is_directory(self._new):
@@ -346,7 +367,7 @@ class _Folder:
         self._remove(self.copy)
 
     def exchange(self) -> None:
-        """Put the copy, whose files are on the disk, in the old folder's place."""
+        """Replace the old folder with the copy, whose files are on the disk."""
         if self._files.is_directory(self.path):
             self._keep_different()
         self._files.fsync_directory(self.copy)
@@ -365,7 +386,7 @@ class _Folder:
     def _different(self, name: str) -> tuple[int, bytes] | None:
         """Return the first offset at which the old file differs from the new one, and the old bytes from there on.
 
-        None if there are none, or no new file because the leader has removed it.
+        Return None if there are no such bytes, or if there is no new file because the leader has removed it.
         """
         files = self._files
         old_path, new_path = os.path.join(self.path, name), os.path.join(self.copy, name)
@@ -384,7 +405,7 @@ class _Folder:
         return None
 
     def _drop_old(self) -> None:
-        """Remove the old folder; this node's own files move to the new one."""
+        """Remove the old folder, after moving this node's own files to the new folder."""
         files = self._files
         if not files.is_directory(self._old) or not files.is_directory(self.path):
             return
@@ -403,7 +424,7 @@ class _Folder:
 
 
 def _same_bytes(first: bytes, second: bytes) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of both values."""
     same, end = 0, min(len(first), len(second))
     while same < end:
         middle = (same + end + 1) // 2

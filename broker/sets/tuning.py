@@ -1,75 +1,83 @@
-"""Times and sizes of a broker set. Seconds and bytes."""
+"""Times (in seconds) and sizes (in bytes) of a broker set."""
 
 PING_SECONDS = 0.2
-"""The time between two pings of the leader; each answer grants it rules.GRANT_SECONDS."""
+"""The time between two pings of the leader. Each answer grants the leader rules.GRANT_SECONDS."""
 
 PINGS_PER_LOOK = 5
-"""The leader checks its logs for failures once in so many pings: that takes 1 ms with 10,000 logs."""
+"""The leader checks its logs for failures once in so many pings. A check takes 1 ms with 10,000 logs."""
 
 TELL_SECONDS = 0.005
-"""The least time between two messages that only say what is committed; blocks and pings say it too."""
+"""The minimum time between two messages that only report the committed blocks. Blocks and pings report them, too."""
 
 LOST_SECONDS = 0.5
-"""How long a lost connection of an in-sync follower may be renewed before the leader drops the node."""
+"""How long the leader waits for an in-sync follower to connect again before it removes the node from the in-sync
+set.
+"""
 
 DROP_SECONDS = 2.0
-"""How long an in-sync follower may be silent before the leader drops it. Nothing is acknowledged meanwhile."""
+"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. Nothing is acknowledged
+meanwhile.
+"""
 
 LAG_SECONDS = 10.0
-"""How long an in-sync follower may take to acknowledge a block before the leader drops it."""
+"""How long an in-sync follower may take to acknowledge a block before the leader removes it from the in-sync set."""
 
 JOIN_LAG_SECONDS = 0.5
-"""The greatest lag of a follower at which commits begin to wait for it, so that it can join the in-sync set."""
+"""If a follower's lag is at most this, commits begin to wait for the follower, so that it can join the in-sync set."""
 
 CHANGE_PAUSE_SECONDS = 1.0
-"""The time between two tries to change the in-sync set when ZooKeeper refuses or does not answer."""
+"""The time between two attempts to change the in-sync set when ZooKeeper refuses or does not answer."""
 
 LIVE_BYTES = 4 << 20
-"""A copy goes over to the live stream when at most this much is missing."""
+"""A copy changes to the live stream when at most this many bytes are missing."""
 
 LOOKED_AT = 1 << 11
-"""How many partitions a copy looks at before others are served: some 5 ms."""
+"""How many partitions a copy examines before other work is served. This takes some 5 ms."""
 
 COPY_WRITTEN_FACTOR = 2.0
-"""A copy gets at least this multiple of the producers' rate, so that it comes to an end."""
+"""A copy may always read at this multiple of the producers' rate, so that it comes to an end."""
 
 PIECE_BYTES = 1 << 20
-"""How much of one partition a copy reads and sends at once."""
+"""How many bytes of one partition a copy reads and sends at once."""
 
 STREAM_READ_BYTES = 256 << 10
-"""The most bytes that one read of a connection takes."""
+"""The maximum number of bytes that one read of a connection returns."""
 
 STUCK_SECONDS = 60.0
-"""The leader cuts a follower's connection if data have waited in memory for so long without being read."""
+"""The leader closes a follower's connection if data have waited in memory for so long without being read."""
 
 KEPT_PINGS = 64
-"""How many unanswered pings the leader remembers per follower; an answer to an older one would grant nothing."""
+"""How many unanswered pings the leader remembers per follower. An answer to an older ping would grant nothing."""
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""The limit of a follower's unacknowledged blocks. Above it the leader cuts the connection: the follower then copies
-from the files."""
+"""The limit of a follower's unacknowledged blocks, in bytes. Above it the leader closes the connection; then the
+follower gets the data as a copy from the files.
+"""
 
 HELD_BACKLOG_BYTES = 32 << 20
-"""The backlog above which producers with `ack=leader` also wait for followers."""
+"""If the unacknowledged blocks of a follower exceed this, producers with `ack=leader` also wait for followers."""
 
 CONNECT_SECONDS = 2.0
 """The time limit for a connection to the leader, and for the answer to FOLLOW."""
 
 LISTED_SECONDS = 1.0
-"""How long a leader reads ZooKeeper again for an unknown node before it refuses the node."""
+"""How long a leader tries to read ZooKeeper again because of an unknown node before it refuses the node."""
 
 RECONNECT_SECONDS = (0.05, 1.0)
 """The first and the longest pause after a refused connection."""
 
 TRANSACTIONS_SECONDS = 2.0
-"""How long a hand-over waits for the end of open transactions that it would lose. None begin meanwhile; everything else
-goes on."""
+"""How long a hand-over waits for the end of open transactions, which would otherwise be lost. Meanwhile no transactions
+begin, but everything else goes on.
+"""
 
 WRITE_BACK_SECONDS = 3.0
-"""How long a leader that hands over, but does not stop, writes back its page cache before it refuses messages."""
+"""How long a leader that hands over, but does not stop, writes its page cache to the disk before it refuses
+messages.
+"""
 
 DRAIN_SECONDS = 5.0
-"""How long a hand-over waits until the next leader has everything."""
+"""How long a hand-over waits until the next leader has all data."""
 
 JOINING_SECONDS = 3.0
 """How long a hand-over waits for a follower that is connected but not in sync yet."""
@@ -81,27 +89,27 @@ WITHDRAW_SECONDS = 3.0
 """How long a stopping node waits until ZooKeeper lists its topics as the next leader's."""
 
 PREFERRED_SECONDS = 60.0
-"""How long a preferred node must be in sync before the leader hands over to it, and between two tries."""
+"""How long a preferred node must be in sync before the leader hands over to it. Also the time between two attempts."""
 
 LEAVE_SECONDS = 3.0
 """How long a stopping follower waits until it is taken out of the in-sync set."""
 
 FULL_BYTES = 1 << 20
-"""With less free space a leader gives up the lead, if another node can lead."""
+"""With less free space than this, a leader stops leading if another node can lead."""
 
 ROOM_BYTES = 16 << 20
-"""A node that had no room takes part again once it has so much free space, and more than its reserve."""
+"""A node whose disk was full takes part again once it has so much free space in addition to its reserve."""
 
 ROOM_SECONDS = 1.0
-"""The time between two looks for room."""
+"""The time between two checks for free space."""
 
 LOOK_SECONDS = 0.01
 
 SILENT_SECONDS = 3.0
-"""A follower that gets no ping for so long takes the connection for dead and makes a new one."""
+"""A follower that gets no message for so long assumes that the connection is dead and makes a new one."""
 
 NAMED_LOSSES = 5
 """How many lost partitions a log line names."""
 
 REMEMBER_SECONDS = 10.0
-"""The time between two looks for partitions that the node's file does not know."""
+"""The time between two searches for partitions that the node's file does not contain."""

@@ -1,4 +1,6 @@
-"""What one group's members have leased from all partitions of a broker, and who gets the next suspect. No I/O."""
+"""What the members of one group have leased from all partitions of a broker, and which member gets the next suspect. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,25 @@ __all__ = ["Crew", "Suspicion"]
 
 
 class Suspicion(IntEnum):
-    """How a record is leased, or was leased last."""
+    """How a record is leased now, or was leased the last time."""
 
     NONE = 0
     SUSPECT = 1
-    """In a lease of its own, while the member has other messages."""
+    """The record is in a lease of its own, but the member has other messages, too."""
     ALONE = 2
-    """The member has no other message of the group. A lease that expires unsettled counts as an attempt then."""
+    """The member has no other message of the group. If such a lease expires unsettled, it counts as an attempt."""
 
 
 class Crew:
-    """Reactor thread."""
+    """The leases of one group's members on all partitions of a broker. Reactor thread."""
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The member that gets no messages until it has settled all, because a suspect waits for a member without any.
-        The other members go on."""
+        """The member that gets no messages until it has settled all its messages, because a suspect waits for a member
+        without messages. The other members go on. "" if no member is chosen.
+        """
         self.chosen_for: object = None
-        """The partition's state that has that suspect."""
+        """The SharedState of the partition that has this suspect."""
         self._is_wanted: Callable[[], bool] = lambda: False
         self._leased: dict[str, int] = {}
         self._suspects: dict[str, int] = {}
@@ -41,7 +44,9 @@ class Crew:
         return member in self._suspects
 
     def has_one_alone(self, member: str) -> bool:
-        """Whether the member may lease no other message now."""
+        """Whether the member has leased a suspect that must be its only message, so that it may lease no other message
+        now.
+        """
         return member in self._alone
 
     def take(self, member: str, suspicion: Suspicion, count: int = 1) -> None:
@@ -67,22 +72,23 @@ class Crew:
     # --- a suspect for a member that has nothing else -----------------------------------------------------------------
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
-        """Choose the member to settle all, unless another one is chosen already. Return whether this one is chosen.
-        is_wanted: says whether the suspect still waits."""
+        """Choose the member that has to settle all its messages, unless another member is chosen already. Return
+        whether this member is chosen. is_wanted: returns whether the suspect still waits.
+        """
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member
         self.chosen, self.chosen_for, self._is_wanted = member, chosen_for, is_wanted
         return True
 
     def still_wanted(self) -> bool:
-        """Whether the suspect for the chosen member still waits; if not, nobody is chosen any more."""
+        """Return whether the suspect for the chosen member still waits. If not, no member is chosen any more."""
         if self._is_wanted():
             return True
         self.unchoose()
         return False
 
     def unchoose(self) -> None:
-        """Choose nobody: the suspect was leased, or waits no more."""
+        """Choose no member, because the suspect was leased or no longer waits."""
         self.chosen, self.chosen_for, self._is_wanted = "", None, lambda: False
 
 

@@ -1,7 +1,7 @@
-"""A shared group's filter on a topic: one for all members, kept in the group's log.
+"""A shared group's filter on a topic: one filter for all members, stored in the group's log.
 
-The first member that asks for the topic sets it. A member that asks with another filter is refused. So a message that
-the filter leaves out counts as done only if all members agree. No I/O, no clock.
+The first member that asks for messages of the topic sets the filter. A member that asks with another filter is refused.
+So a message that the filter excludes counts as done only if all members agree. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from .. import tuning
 __all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
 
 MAX_FILTER_BYTES = 60_000
-"""The most bytes of a stored filter: a row has room for so many."""
+"""The maximum size of a stored filter. A row has room for so many bytes."""
 
 _SHOWN = 1000
 """How many characters of a filter an error shows."""
 
 
 class GroupFilter(NamedTuple):
-    """where: a filter by content, "" = none. tags: sorted, () = all. ordered: whether messages with the same key are
-    leased one at a time, in their order."""
+    """A group's filter. where: a filter by content, "" = none. tags: sorted, () = all tags. ordered: whether messages
+    with the same key are leased one at a time, in their order.
+    """
 
     where: str = ""
     tags: tuple[str, ...] = ()
@@ -36,11 +37,11 @@ class GroupFilter(NamedTuple):
 
     @classmethod
     def of(cls, request: AcquireRequest) -> GroupFilter:
-        """Return the filter that a member asks with."""
+        """Return the filter in a member's request."""
         return cls(request.where.strip(), tuple(sorted(set(request.tags))), request.ordered)
 
     def __str__(self) -> str:
-        """The filter for people, as the arguments of a SharedConsumer; shortened."""
+        """Return the filter in readable form, as the arguments of a SharedConsumer, shortened if it is long."""
         parts = [f"where={self.where!r}"] if self.where else []
         if self.tags:
             parts.append(f"tags={list(self.tags)}")
@@ -49,7 +50,7 @@ class GroupFilter(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """The memory that the filter takes."""
+        """The memory that the filter uses, in bytes."""
         return sum(map(getsizeof, (self.where, self.tags, *self.tags))) if self.where or self.tags else 0
 
     def check(self) -> None:
@@ -58,12 +59,12 @@ class GroupFilter(NamedTuple):
             parse_where(self.where)
 
     def to_text(self) -> str:
-        """Return the form that is stored."""
+        """Return the filter as the text that is stored."""
         return simplejson.dumps(self._asdict(), ensure_ascii=False, tuple_as_array=True)
 
     @classmethod
     def from_text(cls, text: str) -> GroupFilter:
-        """Return the filter from a result of `to_text`. Raises StoreError."""
+        """Return the filter that `to_text` has turned into this text. Raises StoreError."""
         try:
             found = simplejson.loads(text)
             return cls(str(found["where"]), tuple(map(str, found["tags"])), bool(found["ordered"]))
@@ -82,11 +83,12 @@ class TopicFilter:
         self._asked_at = now
 
     def is_in_use(self, now: float) -> bool:
-        """Whether a member has asked recently, or may have done so before this broker started."""
+        """Return whether a member has asked for messages recently, or may have done so before this broker started."""
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
-        """Take the filter of a member that asks. Return whether this changes the group's filter.
+        """Check the filter with which a member asks, and use it as the group's filter. Return whether this changes the
+        group's filter.
 
         has_leases: whether a member has leased messages of the topic or waits for them. Raises SharedRefused,
         InvalidWhere."""

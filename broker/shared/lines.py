@@ -1,4 +1,4 @@
-"""Messages that wait to be leased, in lines: one for each priority, in the partition's order."""
+"""Queues of messages that wait to be leased. There is one for each priority, in the partition's order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRONT = 512
 
 
 class QueuedMessage(NamedTuple):
-    """A record that may be leased. key: the hash of its key, in an ordered group."""
+    """A record that may be leased. key: in an ordered group the hash of the record's key, else NO_KEY."""
 
     offset: int
     size: int
@@ -26,7 +26,9 @@ class QueuedMessage(NamedTuple):
 
 
 class Line:
-    """Records of one priority that were never leased, first to last: 12 bytes each. Reactor thread."""
+    """Records of one priority that were never leased, in order of their offsets. Each takes 12 bytes. Reactor
+    thread.
+    """
 
     __slots__ = ("_chunks", "_front", "_place", "count")
 
@@ -69,8 +71,9 @@ class Line:
 
 
 class Again:
-    """Records of one priority, added in any order and leased in the partition's order. The owner checks whether they
-    still wait. Reactor thread."""
+    """Records of one priority that are added in any order and leased in the partition's order. The owner has to check
+    whether a record still waits. Reactor thread.
+    """
 
     __slots__ = ("_heap",)
 

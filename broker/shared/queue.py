@@ -1,4 +1,6 @@
-"""One group on one partition: looks ahead in the partition for its state, and reads leased messages."""
+"""One group on one partition. The queue reads ahead in the partition to find messages for the group's state, and reads
+leased messages.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Handed(NamedTuple):
-    """Leased records as they were read, in order. damaged: records that fail their check."""
+    """Leased records that were read, in order. damaged: records whose checksum is wrong."""
 
     grants: list[Grant]
     parts: list[Buffer]
@@ -59,7 +61,7 @@ class Handed(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Leased records back to back: bytes [start, end) of the partition."""
+    """Leased records that directly follow each other: bytes [start, end) of the partition."""
 
     start: int
     end: int
@@ -67,7 +69,7 @@ class _Span(NamedTuple):
 
 
 class SharedQueue:
-    """Reactor thread."""
+    """Finds messages of one partition for one group, and reads the leased ones. Reactor thread."""
 
     def __init__(
         self,
@@ -81,25 +83,26 @@ class SharedQueue:
         address: str,
     ) -> None:
         """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges that nobody
-        has to acknowledge: their start, their end and the number of their records. memory: charged for this queue's
-        state, to the address that created it."""
+        has to acknowledge, each with its start, its end and its number of records. memory: the limit that counts this
+        queue's state, for the address that created the queue.
+        """
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
-        """None while the partition has no data."""
+        """The partition's log; None while the partition has no data."""
         self.mode: bool | None = None
-        """Whether its rows are in the internal log for group commit; None: no log has any."""
+        """Whether the rows of this queue are in the internal log with group commit. None: no log has rows of it."""
         self.filter: GroupFilter | None = None
         """The group's filter on the topic; None: no member has set it yet."""
         self.is_filter_written = False
         self.is_watching = False
-        """Whether it is told of newly visible messages of the partition."""
-        self._members: dict[str, float] = {}  # when each asked last, by the reactor's clock
+        """Whether this queue is notified of newly visible messages of the partition."""
+        self._members: dict[str, float] = {}  # when each member asked last, by the reactor's clock
         self._asked_at = -tuning.SHARED_MEMBER_SECONDS
         self.damaged_bytes = 0
-        """Bytes skipped as damaged since the start."""
+        """The number of bytes that were skipped as damaged since the start."""
         self.failure: MetaqError | None = None
-        """Why looking ahead in the partition has failed."""
+        """Why the last attempt to read ahead in the partition has failed; None if it has not."""
         self._reading = reading
         self._reactor = reactor
         self._on_more = on_more
@@ -116,13 +119,15 @@ class SharedQueue:
 
     @property
     def left(self) -> int:
-        """The number of unacknowledged messages, leased ones included."""
+        """The number of unacknowledged messages, including leased ones."""
         if self.log is None:
             return 0
         return max(0, self.log.lookup.messages_behind(self.state.low) - self.state.done_above)
 
     def take_filter(self, found: GroupFilter, tag_hashes: npt.NDArray[np.uint32] | None) -> None:
-        """Use this valid filter from now on. tag_hashes: the hashes of its tags; None: all tags are wanted."""
+        """Use this valid filter from now on. tag_hashes: the hashes of the filter's tags; None means that all tags are
+        wanted.
+        """
         self.filter = found
         self._tag_hashes = tag_hashes
         self.is_filter_written = False
@@ -130,20 +135,20 @@ class SharedQueue:
         self._epoch += 1
 
     def use_filter(self) -> None:
-        """Choose the waiting messages anew if the filter has changed. To be called before a lease."""
+        """If the filter has changed, select the waiting messages again. To be called before a lease."""
         if self._filter_is_new:
             self._filter_is_new = False
             self.state.look_again(ordered=self.filter is not None and self.filter.ordered)
 
     def seen(self, member: str) -> None:
-        """Note that a member asks."""
+        """Note that a member asks for messages."""
         self._asked_at = self._members[member] = self._reactor.seconds()
         if len(self._members) > tuning.SHARED_MEMBERS:
             self._members = self.members
 
     @property
     def members(self) -> dict[str, float]:
-        """The members that have asked recently, and when; only the latest ones of very many."""
+        """The members that have asked recently, and when they asked. If there are very many, only the latest ones."""
         since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
         found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
         return {name: at for name, at in found if at >= since}
@@ -161,21 +166,21 @@ class SharedQueue:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Charge the account for the present state. To be called after each change of it."""
+        """Charge the account for the memory of the present state. To be called after each change of the state."""
         known = self.state.known_bytes
         self._memory.add(self._address, known - self._counted)
         self._counted = known
         self.state.scarce = self._memory.room(self._address) <= 0
 
     def drop(self) -> None:
-        """Release its memory: it is no longer used."""
+        """Subtract this queue's memory from the account, because the queue is no longer used."""
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at the next slice of the partition, and at further slices in later turns."""
+        """Read the next slice of the partition ahead, and further slices in later turns."""
         if self._looking:
             return
         self.use_filter()
@@ -184,7 +189,9 @@ class SharedQueue:
         self._look(self._epoch)
 
     def _look(self, epoch: int) -> None:
-        """Look at one slice. Calls itself again while there is more, once the needed data are there."""
+        """Read one slice ahead. While there is more to read, schedule the next call for when the needed data are
+        there.
+        """
         log, state = self.log, self.state
         if log is None or epoch != self._epoch:
             self._looking = False
@@ -201,7 +208,7 @@ class SharedQueue:
                 waiting = self._look_at_slice(log, epoch)
         except NotCached as missing:
             waiting = self._reading.cold_reads.run(self.key.group, missing.load)
-        except OffsetOutOfRange:  # retention was faster
+        except OffsetOutOfRange:  # retention has removed the data meanwhile
             waiting = None
         except Exception as error:
             self._read_failed(error, epoch)
@@ -224,14 +231,14 @@ class SharedQueue:
             self._looking = False
 
     def _failed(self, error: MetaqError) -> None:
-        """Tell the waiting members; the next request tries again."""
+        """Note the failure, and wake the waiting members. The next request tries again."""
         self._looking = False
         self.failure = error
         _log.warning("group %s cannot look ahead in %s-%d: %s", *self.key, error)
         self._on_more(self)
 
     def _look_at_slice(self, log: PartitionLog, epoch: int) -> Deferred[None] | None:
-        """Look at a slice. Returns None when done, else a Deferred; try again when it fires."""
+        """Read one slice ahead. Return None when it is done, else a Deferred; the caller tries again when it fires."""
         state = self.state
         start = state.scanned
         known = log.segments.damage.at(start) if len(log.segments.damage) else None
@@ -265,7 +272,7 @@ class SharedQueue:
         return None
 
     def _skip(self, start: int, end: int) -> None:
-        """Skip damaged bytes, which hold no record."""
+        """Skip damaged bytes, which contain no record."""
         state = self.state
         start = max(start, state.scanned)
         state.skip(start, end)
@@ -290,7 +297,7 @@ class SharedQueue:
             units = np.zeros(1, [("offset", np.int64), ("size", np.int32)])
             units["offset"], units["size"] = first, second
             self._take(units, first, first + second, data, epoch)
-        else:  # the group began inside a record
+        else:  # the group's first offset is inside a record
             state.skip(state.scanned, first)
             state.scanned = first
 
@@ -311,12 +318,13 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the units of the records that the filter accepts. Accepts every record before `known_end` unchecked,
-        because the group may have leased it under an earlier filter: the members check those records."""
+        """Return the units of the records that the filter accepts. Every record before `known_end` is accepted without
+        a check, because the group may have leased it under an earlier filter. The members check those records.
+        """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
         rest = np.flatnonzero(~wanted)
-        if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # else no index has tags
+        if self._tag_hashes is not None and "tag" in (units.dtype.names or ()):  # otherwise the units have no tags
             rest = rest[np.isin(units["tag"][rest], self._tag_hashes)]
         if self._where and len(rest):
             time = self._reading.where_time
@@ -340,7 +348,9 @@ class SharedQueue:
     # --- what was leased ----------------------------------------------------------------------------------------------
 
     def read(self, grants: Sequence[Grant]) -> Handed | Deferred[Handed]:
-        """Read leased records, at once if the page cache has them. Raises, or fails with, StoreError."""
+        """Read leased records; do it at once if they are in the page cache. Raises StoreError, or the Deferred fails
+        with it.
+        """
         log = self.log
         assert log is not None
         spans = _spans(grants)
@@ -354,14 +364,14 @@ class SharedQueue:
         return _checked(spans, parts)
 
     def examine(self, offset: int) -> Deferred[Soundness | BaseException]:
-        """Examine the place of a leased record that failed its check. Never fails."""
+        """Examine the position of a leased record whose checksum was wrong. The Deferred never fails."""
         log = self.log
         assert log is not None
         return self._reading.examinations.examine(log, self.key.group, offset)
 
 
 def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -> list[int]:
-    """Return the hash of each record's first key; NO_KEY for none."""
+    """Return the hash of each record's first key; NO_KEY for a record without a key."""
     keys = []
     both = ATTRIBUTE_FLAG | PROPERTIES_FLAG
     view = memoryview(data)
@@ -377,7 +387,7 @@ def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -
 
 
 def _spans(grants: Sequence[Grant]) -> list[_Span]:
-    """Group records that follow each other in the partition."""
+    """Group records that directly follow each other in the partition."""
     spans: list[_Span] = []
     first, end = 0, grants[0].offset
     start = end
@@ -391,8 +401,9 @@ def _spans(grants: Sequence[Grant]) -> list[_Span]:
 
 
 def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
-    """Read from the disk. Worker thread. A span never crosses a segment's end, because a slice's index units end there
-    too."""
+    """Read the records from the disk. Worker thread. A span never crosses a segment's end, because the index units of a
+    slice end there, too.
+    """
     parts: list[Buffer] = []
     for span in spans:
         data = b""
@@ -406,7 +417,7 @@ def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
 
 
 def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
-    """Sort records into good and damaged ones by their checksums."""
+    """Check the records' checksums, and divide the records into good and damaged ones."""
     good: list[Grant] = []
     good_parts: list[Buffer] = []
     damaged: list[Grant] = []

@@ -1,4 +1,4 @@
-"""How the broker stores shared groups: sections in records of the internal logs `/shared` (store/internal_logs.py).
+"""How the broker stores shared groups: as sections in records of the internal logs `/shared` (store/internal_logs.py).
 
     a record's body    version u16 | serial u64 | sections
     a section          kind u8 | partition u32 | bytes of the group u16 | of the topic u16 | group | topic | payload
@@ -15,10 +15,10 @@
     SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has expired unsettled], …]. After a STATE, and
                        after each section about a suspect
 
-All big-endian. until: Unix milliseconds. DONE: the record [start, end); SKIPPED: bytes that nobody has to acknowledge,
-because the group's filter leaves out their records, or they hold none. STATE and FORGOTTEN replace all earlier sections
-of the group and partition. serial: grows with each record, across both logs. If both logs have a group and partition,
-the log with the higher serial counts; its later rows begin with a STATE.
+All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that nobody has
+to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN replace
+all earlier sections of the group and partition. serial: grows with each record, across both logs. If both logs have
+sections of a group and partition, the log with the higher serial counts; its later rows begin with a STATE.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Note(IntEnum):
 
 
 class SharedKey(NamedTuple):
-    """A group on a partition of this broker."""
+    """Identifies a group on a partition of this broker."""
 
     group: str
     topic: str
@@ -116,7 +116,7 @@ class SharedKey(NamedTuple):
 
 
 class RowSection(NamedTuple):
-    """payload: depends on the kind, as the module says."""
+    """One section of a record. payload: its format depends on the kind, see the module's docstring."""
 
     kind: RowKind
     key: SharedKey
@@ -134,7 +134,7 @@ def _section(kind: RowKind, key: SharedKey, payload: bytes) -> bytes:
 
 
 def leased_section(key: SharedKey, grants: Sequence[Grant], token: int, until_ms: int, member: str) -> bytes:
-    """Say that these records were leased."""
+    """Return a section which says that these records were leased."""
     name = member.encode("utf-8")
     rows = b"".join([_GRANT.pack(*grant) for grant in grants])
     return _section(RowKind.LEASED, key, _LEASED.pack(token, until_ms, len(name), len(grants)) + name + rows)
@@ -146,12 +146,12 @@ def _note(kind: _Note, key: SharedKey, text: str) -> bytes:
 
 
 def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
-    """Say the group's filter on the topic."""
+    """Return a section with the group's filter on the topic."""
     return _note(_Note.FILTER, key, found.to_text())
 
 
 def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
-    """Say what is known of these suspects; b"" for none."""
+    """Return sections with what is known of these suspects; b"" without suspects."""
     notes = []
     for first in range(0, len(suspects), _SUSPECTS_IN_NOTE):
         rows = [
@@ -162,23 +162,27 @@ def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """Say that the records at [start, end) are done."""
+    """Return a section which says that the records at [start, end) are done."""
     return _section(RowKind.DONE, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
 
 
 def skipped_section(key: SharedKey, ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Say that nobody has to acknowledge the bytes [start, end), which hold so many records."""
+    """Return a section which says that nobody has to acknowledge the bytes [start, end). ranges: start, end and number
+    of records of each range.
+    """
     return _section(RowKind.SKIPPED, key, _COUNT.pack(len(ranges)) + np.array(ranges, _COUNTED_ROW).tobytes())
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
-    """Say offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each released or extended record."""
+    """Return a section with offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each released or
+    extended record.
+    """
     rows = [(offset, until, attempts, _NUMBERS[state]) for offset, until, attempts, state in changes]
     return _section(RowKind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
 
 
 def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
-    """Say the whole state. now, now_ms: as for SharedState.begin."""
+    """Return a section with the whole state. now, now_ms: as for SharedState.begin."""
     ranges = list(state.ranges())
     held = []
     for offset, each in state.items():
@@ -192,12 +196,12 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
 
 
 def forgotten_section(key: SharedKey) -> bytes:
-    """Say that the group on this partition was forgotten."""
+    """Return a section which says that the group on this partition was forgotten."""
     return _section(RowKind.FORGOTTEN, key, b"")
 
 
 def sections(body: bytes) -> tuple[int, Iterator[RowSection]]:
-    """Return the serial of a record, and its sections. Raises StoreError, also during the iteration."""
+    """Return the serial of a record and an iterator over its sections. Raises StoreError, also during the iteration."""
     try:
         version, serial = _HEAD.unpack_from(body)
     except error as wrong:
@@ -255,7 +259,7 @@ def _note_of(section: RowSection, kind: _Note) -> str | None:
 
 
 def read_filter(section: RowSection) -> GroupFilter | None:
-    """Return the group's filter if the section has it. Raises StoreError."""
+    """Return the group's filter if the section contains it, else None. Raises StoreError."""
     text = _note_of(section, _Note.FILTER)
     return None if text is None else GroupFilter.from_text(text)
 
@@ -268,7 +272,7 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Apply a section to a state that is being read; not for STATE, FORGOTTEN or a filter. Raises StoreError."""
+    """Apply a section to a state that is being read. Not for STATE, FORGOTTEN or a filter. Raises StoreError."""
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:
         if (text := _note_of(section, _Note.SUSPECTS)) is not None:

@@ -1,9 +1,10 @@
-"""All shared groups of a broker: leases and settlements, stored before they are answered, and read again at a start.
+"""All shared groups of a broker. Leases and settlements are stored before they are answered, and read again at a start.
 
-All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). It
-is written and answered at the beginning of the next turn: sixty-four members cost a few appends. An answer to SETTLE
-waits until that record is as safe as the partition's messages. An answer to ACQUIRE waits until the record is written,
-and in a broker set until the other nodes have it, so that a new leader does not lease the same message again.
+All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). The
+record is written at the beginning of the next turn, and then the requests are answered. So sixty-four members cost only
+a few appends. An answer to SETTLE waits until that record is as safe as the partition's messages. An answer to ACQUIRE
+waits until the record is written. In a broker set it also waits until the other nodes have the record, so that a new
+leader does not lease the same message again.
 """
 
 from __future__ import annotations
@@ -78,25 +79,28 @@ LIMITS = Limits(
 )
 
 _RECORD_BYTES = 4 << 20
-"""The most bytes of sections in one record, unless a single section is larger. That is far below the record length that
-a start accepts."""
+"""The maximum number of bytes of sections in one record, unless a single section is larger. This is far below the
+record length that is accepted when the log is read at a start.
+"""
 
 _TOKEN_BITS = 63
-"""Random bits of a token, as many as the wire has room for: only the holder of a lease can settle it. Only the answer
-to ACQUIRE shows a token; no page, log or other answer does."""
+"""The number of random bits in a token, as many as the protocol has room for. Because tokens are random, only the
+holder of a lease can settle it. Only the answer to ACQUIRE contains a token; no page, log or other answer does.
+"""
 
 Fire = Callable[[MetaqError | None], None]
-"""Answers a request, given the error that kept its record from being stored, or None."""
+"""fire(error): answers a request. error: why the request's record could not be stored, or None."""
 
 
 class Leases:
-    """The messages that one ACQUIRE has leased, in the order in which to work on them."""
+    """The messages that one ACQUIRE has leased, in the order in which the member should handle them."""
 
     __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
     def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
-        """waiting: messages that could be leased at once. damaged_bytes: skipped for these messages. suspicion: of a
-        suspect, which is then the only message."""
+        """waiting: the number of further messages that could be leased now. damaged_bytes: the damaged bytes that were
+        skipped. suspicion: how a suspect is leased; the suspect is then the only message.
+        """
         self.suspicion = suspicion
         self.handed = handed
         self.token = token
@@ -105,8 +109,9 @@ class Leases:
 
 
 class _Gathered:
-    """What one turn has to write to one internal log. written: answers that wait for the append; safe: answers that
-    wait until it is safe."""
+    """The sections that one turn has to write to one internal log. written: answers that wait for the append. safe:
+    answers that wait until the appended record is safe.
+    """
 
     def __init__(self) -> None:
         self.sections: list[bytes] = []
@@ -115,7 +120,9 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A group on a topic of this broker. memory: charged to `address` for the filter once it has a queue."""
+    """A group on a topic of this broker. memory: the limit that counts the filter's memory for `address`, once the
+    topic has a queue.
+    """
 
     def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
         self.agreed = agreed
@@ -126,7 +133,7 @@ class _SharedTopic:
         self._tag_hashes: npt.NDArray[np.uint32] | None = None
 
     def why_not(self, wanted: GroupFilter, address: str) -> str | None:
-        """Return why there is no room for a new filter; None if there is."""
+        """Return why there is no room for a new filter; None if there is room."""
         more = 0 if wanted == self.agreed.filter else wanted.held_bytes
         return self._memory.why_not(address, more) if more else None
 
@@ -138,14 +145,14 @@ class _SharedTopic:
             queue.take_filter(self.agreed.filter, self._tag_hashes)
 
     def take_filter(self, agreed: GroupFilter) -> None:
-        """Replace the filter by one that was agreed on."""
+        """Replace the filter by one on which the members have agreed."""
         if self.queues:
             self._count()
         for queue in self.queues:
             queue.take_filter(agreed, self._tag_hashes)
 
     def drop(self) -> None:
-        """Release its memory: it is no longer used."""
+        """Subtract the filter's memory from the account, because this object is no longer used."""
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
@@ -157,8 +164,9 @@ class _SharedTopic:
 
 
 class _SharedGroup:
-    """A group on all partitions of this broker. held_back: partitions on which members wait because of suspects,
-    although messages are available."""
+    """A group on all partitions of this broker. held_back: the partitions on which members wait because of suspects
+    although messages are available.
+    """
 
     def __init__(self) -> None:
         self.crew = Crew()
@@ -167,7 +175,9 @@ class _SharedGroup:
 
 
 class SharedGroups(Memory[StoredStates]):
-    """Lives on the reactor thread. While another node leads, nothing is served here."""
+    """Leases and settles messages for all shared groups. Reactor thread. While another node leads, this node serves no
+    shared group.
+    """
 
     topic = SHARED_TOPIC
     name = "shared groups"
@@ -188,11 +198,10 @@ class SharedGroups(Memory[StoredStates]):
         *,
         limits: Limits = LIMITS,
     ) -> None:
-        """store: open. clock: seconds since 1970."""
+        """store: must be open. clock: returns seconds since 1970."""
         super().__init__(store, clock, reactor)
         self.leased = self.acknowledged = self.redelivered = self.refused = 0
-        """Counts since the start: messages leased, acknowledged and leased again, and settlements that came too
-        late."""
+        """Counts since the start: messages leased, acknowledged, and leased again; settlements that came too late."""
         self._partitions = partitions
         self._writing = writing
         self._reading = reading
@@ -210,22 +219,25 @@ class SharedGroups(Memory[StoredStates]):
         self._flush_due = False
         self._led = 0  # how often all state was dropped
         self._serial = 0
-        self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all waiting then
-        self._looks = 0  # queues looked at in this turn
+        self._waking: dict[SharedKey, Sequence[ParkedRequest] | None] = {}  # None: all that wait then
+        self._looks = 0  # queues that have read ahead in this turn
         self._to_look: dict[SharedKey, None] = {}
         self._timers: dict[SharedKey, tuple[float, Any]] = {}
-        self._state_bytes: dict[PartitionLog, int] = {}  # the size of its newest snapshot
+        self._state_bytes: dict[PartitionLog, int] = {}  # the size of the log's newest snapshot
 
     @property
     def takes_shared(self) -> bool:
-        """Whether messages are leased here. 1.x's replication excludes this: it copies only messages."""
+        """Whether this broker leases messages. With the replication of metaq 1.x it does not, because that copies only
+        messages.
+        """
         return self._writing.takes_all_kinds and self._partitions.takes_puts
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
-        """Lease messages for a member at this address; None: there are none now. Raises SharedRefused, StoreError, and
-        as Partitions.find."""
+        """Lease messages for a member at this address. Return None if there are no messages now. Raises SharedRefused,
+        StoreError, and the same errors as Partitions.find.
+        """
         queue = self._queue_for(request, address)
         state = queue.state
         queue.seen(request.member)
@@ -272,7 +284,9 @@ class SharedGroups(Memory[StoredStates]):
         return answer
 
     def _expire_all_of(self, group: str, now: float) -> None:
-        """Expire the group's leases on all partitions: a member may wait for a suspect's lease on another partition."""
+        """Expire the group's ended leases on all partitions, because a member may wait for the end of a suspect's lease
+        on another partition.
+        """
         for queue in self._groups[group].queues:
             queue.state.expire(now)
 
@@ -298,7 +312,9 @@ class SharedGroups(Memory[StoredStates]):
         return queue
 
     def _agree(self, request: AcquireRequest, address: str) -> _SharedTopic:
-        """Return the group's topic, with the filter that this member asks for. Raises SharedRefused, InvalidWhere."""
+        """Return the object for the group and topic, after it has accepted this member's filter. Raises SharedRefused,
+        InvalidWhere.
+        """
         place = request.group, request.topic
         now = self._reactor.seconds()
         topic = self._topics.get(place)
@@ -313,7 +329,7 @@ class SharedGroups(Memory[StoredStates]):
         return topic
 
     def _has_leases(self, topic: _SharedTopic, now: float) -> bool:
-        """Whether a member has leased messages of the topic or waits for them."""
+        """Return whether a member has leased messages of the topic or waits for them."""
         return any(queue.state.has_leases(now) or self._parked.waiting(queue.key) for queue in topic.queues)
 
     def _written(
@@ -325,7 +341,9 @@ class SharedGroups(Memory[StoredStates]):
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
-        """Read the leased messages once the leases are stored. error: the leases are not stored, so revoke them."""
+        """Read the leased messages, because the leases are stored now. error: why the leases are not stored; then
+        revoke them.
+        """
         if error is not None:
             queue.state.revoke(grants, token)
             self._wake(queue)
@@ -356,13 +374,13 @@ class SharedGroups(Memory[StoredStates]):
         answer.errback(error)
 
     def give_back(self, key: SharedKey, grants: Sequence[Grant], token: int) -> None:
-        """Release messages that were leased but given to nobody."""
+        """Release messages that were leased but not delivered to a member."""
         queue = self._queues.get(key)
         if queue is not None and grants:
             self._settle(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
 
     def withdraw(self, key: SharedKey, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """Answer the chosen waiting requests: their members want no messages any more."""
+        """End the chosen waiting requests, because their members no longer want messages."""
         self._parked.end(key, chosen)
 
     def _read(
@@ -375,7 +393,7 @@ class SharedGroups(Memory[StoredStates]):
         answer.callback(Leases(handed, token, queue.state.available, damaged, suspicion))
 
     def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
-        """Settle a leased record that failed its check and was given to nobody."""
+        """Settle a leased record whose checksum was wrong and that was not delivered."""
         if isinstance(place, Damaged):
             queue.damaged_bytes += grant.size
             self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
@@ -385,8 +403,10 @@ class SharedGroups(Memory[StoredStates]):
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
-        """Settle at most SHARED_SETTLED messages; gives an outcome for each. Raises NotLeader, and as Partitions.find.
-        Fails with StoreError, NotLeader, and other errors that leave the outcome unknown."""
+        """Settle at most SHARED_SETTLED messages, and give an outcome for each. Raises NotLeader, and the same errors
+        as Partitions.find. The Deferred fails with StoreError, NotLeader, or another error that leaves the outcome
+        unknown.
+        """
         self._partitions.find(request.topic, request.partition)  # raises if it is not served here
         if not self.enabled:
             raise NotLeader(self._partitions.broker_id, "")
@@ -439,8 +459,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def watch(self, log: PartitionLog) -> None:
-        """Watch this log for new messages if a group shares it. To be called before its first use, and each time that
-        somebody else has begun to watch it."""
+        """Watch this log for new messages if a shared group uses it. To be called before the log's first use, and each
+        time after another object has begun to watch it.
+        """
         queues = self._by_partition.get((log.topic, log.partition))
         if not queues:
             return
@@ -461,7 +482,7 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _look_soon(self, queue: SharedQueue) -> None:
-        """Have the queue look ahead now, or in a later turn if many queues are to look."""
+        """Let the queue read ahead now, or in a later turn if many queues want to."""
         if self._looks >= tuning.SHARED_LOOKS:
             self._to_look[queue.key] = None
             return
@@ -482,14 +503,16 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
-        """Have waiting members ask again in the next turn, as long as there are messages for them or an error."""
+        """Let waiting members ask again in the next turn, as long as there are messages for them or an error."""
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
             return
         self._wake_later(queue.key, None)
 
     def _wake_held_back(self, group: str) -> None:
-        """Wake the members that wait because of suspects: a member may have settled what they wait for."""
+        """Wake the group's members that wait because of suspects, because another member may have settled the messages
+        for which they wait.
+        """
         found = self._groups.get(group)
         if found is None:
             return
@@ -512,7 +535,7 @@ class SharedGroups(Memory[StoredStates]):
                 self._wake_those_of(queue, among, until)
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
-        """Wake waiting members until the time `until`, and at least one."""
+        """Wake waiting members until the time `until`, but at least one member."""
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
             queue.key,
@@ -525,15 +548,16 @@ class SharedGroups(Memory[StoredStates]):
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """In the next turn, wake those of `among` that still wait; None: all waiting."""
+        """In the next turn, wake those requests of `among` that still wait. None means all waiting requests."""
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
         if among is None or key not in self._waking:
             self._waking[key] = among
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
-        """Look again for waiting members when a lease ends or a released message comes back. waits: a member is about
-        to wait."""
+        """Schedule a check for waiting members, for the time when the next lease ends or a released message comes back.
+        waits: a member is about to wait.
+        """
         when, key = queue.state.next_time, queue.key
         if when is None or not (waits or self._parked.waiting(key)):
             return
@@ -620,7 +644,7 @@ class SharedGroups(Memory[StoredStates]):
         self._writing.when_safe(waiting, safe)
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
-        """Answer these from index `first` on; if there are very many, the rest in later turns."""
+        """Answer the requests from index `first` on. If there are very many, answer the rest in later turns."""
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):
             call_safely(fires[number], failure)
@@ -631,7 +655,7 @@ class SharedGroups(Memory[StoredStates]):
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """As Memory."""
+        """Begin to serve shared groups, as Memory.lead describes."""
         self._stop()
         found: dict[SharedKey, tuple[StoredState, bool]] = {}
         serial = 0
@@ -662,7 +686,7 @@ class SharedGroups(Memory[StoredStates]):
             queue.mode = group_commit
             queue.log = partition
             queue.is_filter_written = stored_state.filter == topic.agreed.filter
-            if self._writing.copies is not None:  # unsafe rows were not read; new ones follow them
+            if self._writing.copies is not None:  # unsafe rows were not read; new rows follow them
                 self._write_state(queue)
             if changed:  # other messages may take the place of the lost ones
                 _log.warning(
@@ -718,9 +742,9 @@ class SharedGroups(Memory[StoredStates]):
                 gathered = self._write_state(queue)
                 if gathered is not told:
                     told = gathered
-                    gathered.written.insert(0, outcomes.append)  # the first is told at once
+                    gathered.written.insert(0, outcomes.append)  # the first callback is called at once
             await self._compaction.pause()
-        self._flush()  # else what is older would go although none of this is on the disk
+        self._flush()  # otherwise older rows would be removed before these are written
         for failure in filter(None, outcomes):
             raise failure
         self._state_bytes[log] = log.end_offset - start
@@ -763,8 +787,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of a group; "": of all groups. The queues are kept in this order, and new ones come
-        behind: a sort of 10,000 that are nearly in order takes a tenth of the time."""
+        """Return the sorted keys of a group, or with "" of all groups. The queues are kept in this order, and new ones
+        are added behind them. Sorting 10,000 keys that are nearly in order takes a tenth of the time.
+        """
         keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
         if not group and keys != list(self._queues):
             self._queues = {key: self._queues[key] for key in keys}
@@ -775,8 +800,9 @@ class SharedGroups(Memory[StoredStates]):
         return [self._queues[key] for key in self._keys(group)]
 
     def each(self, group: str = "") -> Iterator[SharedQueue]:
-        """Yield `queues` for operators: only queues that still exist then, with ended leases expired. Raises NotLeader
-        if this node has stopped leading since the first one."""
+        """Yield the queues of `queues` for operators. Skip queues that no longer exist, and expire ended leases. Raises
+        NotLeader if this node has stopped leading since the first queue.
+        """
         led = self._led
         for key in self._keys(group):
             if self._led != led:
@@ -786,8 +812,9 @@ class SharedGroups(Memory[StoredStates]):
                 yield queue
 
     def forget(self, group: str) -> Deferred[int]:
-        """Forget a group, and give the number of its partitions. Raises SharedRefused if it has members or leased
-        messages, or does not exist."""
+        """Forget a group. The Deferred gives the number of its partitions. Raises SharedRefused if the group has
+        members or leased messages, or does not exist.
+        """
         queues = self.queues(group)
         now = self._reactor.seconds()
         for queue in queues:
@@ -816,7 +843,7 @@ class SharedGroups(Memory[StoredStates]):
 
 
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """Return the largest values by group and topic, and the sum of all others."""
+    """Return the largest values with their group and topic, and the sum of all others."""
     if len(values) <= tuning.PAGE_GROUPS:
         return sorted(values.items())
     shown = nlargest(tuning.PAGE_GROUPS, values.items(), key=itemgetter(1))
@@ -825,7 +852,9 @@ def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str,
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
-    """Return the newest stored filter of each group and topic: a partition without a later request has an older one."""
+    """Return the newest stored filter of each group and topic. A partition that has had no request since then has an
+    older filter.
+    """
     newest: dict[tuple[str, str], StoredState] = {}
     for key, (stored, _) in found.items():
         place = key.group, key.topic
@@ -839,8 +868,9 @@ def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict
 
 
 def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
-    """Whether this version can use a stored filter: another version may have allowed more. If not, the next member sets
-    the filter."""
+    """Return whether this version can use a stored filter. Another version may have allowed filters that this one does
+    not. If it cannot be used, the next member sets the filter.
+    """
     try:
         found.check()
     except InvalidWhere as error:
@@ -850,7 +880,7 @@ def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
 
 
 def _cut(sections: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Divide sections into records."""
+    """Divide the sections into groups that fit into one record each."""
     taken: list[bytes] = []
     size = 0
     for section in sections:

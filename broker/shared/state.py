@@ -1,4 +1,4 @@
-"""The state of one group on one partition: a core without I/O, clock or log. queue.py feeds it and acts on it.
+"""The state of one group on one partition, without I/O, clock or log. queue.py gives it records and uses its results.
 
     done        everything below `low`, and ranges of acknowledged records above it
     held        leased, or released and not leased again; each with its attempts and the token of its last lease
@@ -10,16 +10,17 @@ Invariants, checked by tests after every step (`check`):
 - a record is leased to at most one member, until `until`;
 - with `ordered`, only the first record of a key that is not done is held or may be leased.
 
-Times are seconds of the caller's clock, which never goes back. A state that is being read from a log, and does not
-serve yet, has Unix milliseconds instead; `begin` converts them.
+Times are seconds of the caller's clock, which never goes back. While a state is being read from a log and is not in use
+yet, it has Unix milliseconds instead; `begin` converts them.
 
-The holder of an expired lease may settle it until another member gets the message: the token decides. A member that
-asks for more meanwhile, and gets the same message again, may settle it with the token of either lease.
+The holder of an expired lease may still settle the message until another member gets it; the token decides this. If a
+member gets a message again whose earlier lease it had, too, it may settle the message with the token of either lease.
 
-*Suspects* are messages whose lease has expired unsettled: such a message, or another one of its lease, may have killed
-the worker. That expiry is no attempt. A suspect is leased alone, and a member has one at a time. If the member has no
-other message of the group then, or if it has happened to the message twice, the suspect is the member's only message
-(crew.py). Only the expiry of such a lease is an attempt, because no other message can be the cause.
+*Suspects* are messages whose lease has expired unsettled. Such a message, or another message of the same lease, may
+have killed the worker. This expiry does not count as an attempt. A suspect gets a lease of its own, and a member has
+only one suspect at a time. If the member has no other message of the group then, or if the message's lease has expired
+twice, the suspect is the member's only message (crew.py). Only the expiry of such a lease counts as an attempt, because
+no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
-"""Bytes of memory: for a record looked at ahead, and additionally for the first ones; in an ordered group for such a
-record, and for each key; for a held record; for a range of acknowledged records."""
+"""Bytes of memory. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: additionally for each of the first ones.
+_ORDERED_BYTES and _KEY_BYTES: for each record read ahead and for each key in an ordered group. _HELD_BYTES: for each
+held record. _RANGE_BYTES: for each range of acknowledged records.
+"""
 
 _MOST_MS = 8 * 24 * 3600 * 1000
-"""More than any time that a client may name: a clock that was set back adds at most this."""
+"""More than any time that a client may request. If the clock was set back, a lease becomes longer by at most this."""
 
 _EARLIER = 16
-"""How many tokens of a member's earlier leases a message keeps."""
+"""How many tokens of the member's earlier leases are kept for a message."""
 
 
 class HeldState(Enum):
@@ -59,11 +62,11 @@ class HeldState(Enum):
 
     LEASED = "leased"
     READY = "ready"
-    """It may be leased again."""
+    """The record may be leased again."""
     DELAYED = "delayed"
-    """It may be leased again at its time."""
+    """The record may be leased again at the time `until`."""
     UNSEEN = "unseen"
-    """Becomes READY once the partition has been looked at up to there."""
+    """The record becomes READY once the partition has been read ahead up to it."""
 
 
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
@@ -71,7 +74,7 @@ _NONE, _SUSPECT, _ALONE = Suspicion
 
 
 class Suspect(NamedTuple):
-    """What is known of a suspect record. has_ended: whether its last lease has expired unsettled."""
+    """Information about a suspect record. has_ended: whether its last lease has expired unsettled."""
 
     offset: int
     suspicion: Suspicion
@@ -80,8 +83,8 @@ class Suspect(NamedTuple):
 
 class HeldMessage:
     """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
-    the tokens of the leases before this one, as far as they were also `member`'s. has_ended: whether the last lease has
-    expired unsettled.
+    the tokens of the leases directly before this one that were also leases of `member`. has_ended: whether the last
+    lease has expired unsettled.
     """
 
     __slots__ = (
@@ -115,18 +118,18 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """The least suspicion with which it has to be leased next."""
+        """The minimum suspicion for the record's next lease."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
 
     @property
     def attempts_before(self) -> int:
-        """The attempts that count before a next lease."""
+        """The number of attempts that count before the next lease."""
         return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
 
     def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
-        """Lease it once more."""
+        """Lease the record again."""
         self.attempts = self.attempts_before + 1
         self.earlier = (*self.earlier, self.token)[-_EARLIER:] if member == self.member else ()
         self.state, self.until, self.token, self.member = _LEASED, until, token, member
@@ -134,8 +137,9 @@ class HeldMessage:
 
 
 class HeldFigures(NamedTuple):
-    """delayed: records that wait until they may be leased again. most_attempts: the maximum of the held records.
-    members: how many records each has leased."""
+    """delayed: the number of records that wait until they may be leased again. most_attempts: the highest number of
+    attempts of a held record. members: how many records each member has leased.
+    """
 
     delayed: int
     most_attempts: int
@@ -152,9 +156,10 @@ class Grant(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """held: leased or released records. ahead, ahead_bytes: records looked at before their lease. ranges: of
-    acknowledged records. share: one in so many leases takes the oldest waiting record. scarce: replaces held and ahead
-    while there is no memory."""
+    """held: limits the leased or released records. ahead, ahead_bytes: limit the records read ahead. ranges: limits the
+    ranges of acknowledged records. share: one in so many leases takes the oldest waiting record. scarce: replaces held
+    and ahead while memory is scarce.
+    """
 
     held: int
     ahead: int
@@ -166,16 +171,18 @@ class Limits(NamedTuple):
 
 
 class SharedState:
-    """See the module. Reactor thread."""
+    """The state described in the module's docstring. Reactor thread."""
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
-        """low: byte offset at which the group begins. crew: of the group on all partitions; None: on this one only."""
+        """low: the byte offset at which the group begins. crew: the group's Crew on all partitions; None: the group has
+        only this partition.
+        """
         self.low = low
         self.scanned = low
-        """The byte offset up to which the partition was looked at."""
+        """The byte offset up to which the partition has been read ahead."""
         self.ordered = False
         self.scarce = False
-        """Whether there is no memory: few records are then leased and looked at ahead."""
+        """Whether memory is scarce. Then only a few records are leased and read ahead."""
         self.leased = 0
         self.done_above = 0
         """The number of done records above `low`."""
@@ -192,8 +199,9 @@ class SharedState:
         self._in_lines = 0
         self._ready = 0  # held records that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
-        """For each key with a record in a line or held: offset, size and priority of the records that wait behind
-        it."""
+        """For each key of which a record is in a line or held: offset, size and priority of the records that wait
+        behind that record.
+        """
         self._behind_keys = 0
         self._ahead_bytes = 0
         self._ends: list[tuple[float, int, list[int]]] = []  # ends of leases: (when, token, offsets), a heap
@@ -206,7 +214,7 @@ class SharedState:
 
     @property
     def available(self) -> int:
-        """An upper bound of the records that may be leased now."""
+        """An upper bound of the number of records that may be leased now."""
         return self._in_lines + self._ready
 
     @property
@@ -216,7 +224,7 @@ class SharedState:
 
     @property
     def wants_more(self) -> bool:
-        """Whether to look further ahead in the partition."""
+        """Whether to read further ahead in the partition."""
         ahead = self._in_lines + self._ready + self._behind_keys
         most = self._limits.ahead_ordered if self.ordered else self._limits.ahead
         if self.scarce:
@@ -225,7 +233,7 @@ class SharedState:
 
     @property
     def known_bytes(self) -> int:
-        """The memory for its records, by measured sizes."""
+        """The memory in bytes that the state's records use, computed from measured sizes."""
         ahead = _AHEAD_BYTES * self._in_lines + _FRONT_BYTES * min(self._in_lines, FRONT)
         if self.ordered:
             ahead = _ORDERED_BYTES * (self._in_lines + self._behind_keys) + _KEY_BYTES * len(self._keys)
@@ -233,16 +241,20 @@ class SharedState:
 
     @property
     def next_time(self) -> float | None:
-        """A time no later than the next at which `expire` has something to do."""
+        """A time at or before the next moment when `expire` has something to do; None if there is no such moment."""
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
 
     def has_leases(self, now: float) -> bool:
-        """Whether a lease is unexpired, even if `expire` has not handled all expired ones."""
+        """Return whether any lease has not expired yet. The result is right even if `expire` has not handled all
+        expired leases.
+        """
         return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
     def figures(self) -> Generator[None, None, HeldFigures]:
-        """Count SHARED_COUNTED held records up to each `yield`. Changes meanwhile may be counted or not."""
+        """Count the held records, SHARED_COUNTED of them before each `yield`. Changes made meanwhile may or may not be
+        counted.
+        """
         every = list(self._held.values())
         delayed = most_attempts = 0
         members: dict[str, int] = {}
@@ -260,11 +272,11 @@ class SharedState:
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
-        """Lease at most `count` records of at most `max_bytes` together; the first record may be larger.
+        """Lease at most `count` records with at most `max_bytes` together; the first record alone may be larger.
 
-        Call `expire` before. until: when the leases end. token: no other lease has it. A suspect is leased alone. The
-        result may be empty although records are available: the member has a suspect, or is to get one once it has
-        settled its messages.
+        Call `expire` before this. until: when the leases end. token: unique to this lease. A suspect gets a lease of
+        its own. The result may be empty although records are available, if the member has a suspect, or if it will get
+        one once it has settled its messages.
         """
         crew = self.crew
         if crew.has_one_alone(member):
@@ -292,15 +304,16 @@ class SharedState:
         return granted
 
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
-        """Return the line of the suspect to lease and how to lease it, or None; and whether the member has to wait for
-        a suspect."""
+        """Return two values. First, the line of the suspect to lease and how to lease it, or None. Second, whether the
+        member has to wait for a suspect.
+        """
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
         if not crew.has_any(member):
             if lone:
                 return (self._lone, _ALONE), False
             if crew.chosen == member and crew.chosen_for is not self and crew.still_wanted():
-                return None, True  # it has settled all for a suspect of another partition
+                return None, True  # it has settled all messages for another partition's suspect
             if self._first_suspect(self._suspects, _SUSPECT):
                 return (self._suspects, _ALONE), False
             return None, False
@@ -316,7 +329,9 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Whether the line has a suspect of this kind; it is then the line's first."""
+        """Return whether the line has a suspect of this kind. If it has, the suspect is then the line's first
+        record.
+        """
         while (returned := line.peek()) is not None:
             held = self._held.get(returned.offset)
             if held is not None and held.state is _READY and held.next_suspicion is suspicion:
@@ -344,8 +359,9 @@ class SharedState:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
     def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
-        """Return priority and place of the next record to lease, without taking it. levels: priorities with records,
-        highest first."""
+        """Return priority, record and line of the next record to lease, without removing it. levels: the priorities
+        that have records, highest first.
+        """
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
         found: tuple[int, QueuedMessage, Line | Again] | None = None
@@ -361,7 +377,7 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """Return the first record of a priority. full: consider only records that are already held."""
+        """Return the first record of a priority and its line. full: consider only records that are already held."""
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
             again.pop()
@@ -375,7 +391,7 @@ class SharedState:
         return found
 
     def _is_ready(self, offset: int) -> bool:
-        """Whether a held record may be leased together with others."""
+        """Return whether a held record may be leased together with others."""
         held = self._held.get(offset)
         return held is not None and held.state is _READY and held.next_suspicion is _NONE
 
@@ -402,7 +418,7 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget the ends of leases that were settled or replaced."""
+        """Remove the ends of leases that were settled or replaced from the heap."""
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]
@@ -417,9 +433,9 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Make due records ready to be leased again. Return how many more may be leased now.
+        """Make records ready to be leased again if their time has come. Return how many more records may be leased now.
 
-        If very many are due, the next call handles the rest; `next_time` is then in the past."""
+        If very many records are due, the next call handles the rest; `next_time` is then in the past."""
         before = self._ready
         left = tuning.SHARED_EXPIRED
         while self._ends and self._ends[0][0] <= now and left > 0:
@@ -485,7 +501,7 @@ class SharedState:
         return self._held[offset].attempts
 
     def ack(self, offset: int, token: int, done: list[tuple[int, int]] | None = None) -> SettleOutcome:
-        """Acknowledge a record. If that makes it done, its [start, end) goes to `done`."""
+        """Acknowledge a record. If the record becomes done, append its [start, end) to `done`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -497,7 +513,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def _drop(self, offset: int, held: HeldMessage) -> None:
-        """Hold a record no longer; the next one with its key may be leased."""
+        """Remove a record from the held records. The next record with its key may then be leased."""
         del self._held[offset]
         if held.state is _LEASED:  # inlines _let_go
             self.leased -= 1
@@ -521,8 +537,10 @@ class SharedState:
         del self._keys[key]
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
-        """Let a record be leased again in `delay` seconds. counts: False = nobody has worked on it, so the attempt does
-        not count, and a suspect stays one. Otherwise it is no longer suspect, because a member has reported on it."""
+        """Let a record be leased again in `delay` seconds. counts: False means that nobody has worked on the record, so
+        the attempt does not count, and a suspect stays a suspect. True means that the record is no longer a suspect,
+        because a member has reported on it.
+        """
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -547,7 +565,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def extend(self, offset: int, token: int, until: float) -> SettleOutcome:
-        """Let the lease end at `until`."""
+        """Let the record's lease end at `until`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -562,7 +580,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def revoke(self, grants: Iterable[Grant], token: int) -> None:
-        """Undo an `acquire` whose answer could not be given."""
+        """Undo an `acquire` whose answer could not be sent."""
         for grant in grants:
             if self._has(grant.offset, token):
                 self.release(grant.offset, token, 0.0, 0.0, counts=False)
@@ -591,11 +609,11 @@ class SharedState:
 
     @property
     def known_end(self) -> int:
-        """The end of everything that was leased or done; all records behind it are new."""
+        """The end offset of all records that were leased or done. All records behind it are new."""
         return self._known_end
 
     def skip(self, start: int, end: int, records: int = 0) -> None:
-        """Mark bytes that nobody has to acknowledge as done; they hold so many records."""
+        """Mark bytes that nobody has to acknowledge as done. records: how many records they contain."""
         if start >= self._known_end or not any(first <= start < last for first, (last, _) in self._ranges.items()):
             self._mark_done(start, end, records)
 
@@ -609,7 +627,9 @@ class SharedState:
         priorities: npt.NDArray[np.uint8] | None,
         keys: Sequence[int] | None,
     ) -> None:
-        """Take the records from `scanned` to `end`. priorities: None = all are 0. keys: only if `ordered`."""
+        """Add the records from `scanned` to `end`. priorities: None means that all are 0. keys: given only if
+        `ordered`.
+        """
         self.scanned = end
         if len(offsets) and int(offsets[0]) < self._known_end:
             new = self._unknown(offsets, keys)
@@ -632,7 +652,7 @@ class SharedState:
             self._lines[priority].add(offsets[chosen], sizes[chosen])
 
     def _line_up(self, offset: int, size: int, priority: int, key: int) -> None:
-        """Put a record of an ordered group behind the records of its key that wait or are leased."""
+        """Add a record of an ordered group behind the records of the same key that wait or are leased."""
         if key != NO_KEY:
             behind = self._keys.get(key)
             if behind is not None:
@@ -644,7 +664,9 @@ class SharedState:
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-        """Return which records are neither done nor held. Held ones count as seen from now on."""
+        """Return a mask of the records that are neither done nor held. Held records of the state UNSEEN become
+        READY.
+        """
         new = np.ones(len(offsets), bool)
         if self._ranges:
             starts = np.fromiter(self._ranges, np.int64, len(self._ranges))
@@ -667,7 +689,7 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Forget the waiting records, and look at them anew. ordered: the new value."""
+        """Forget the waiting records, so that they are read ahead again. ordered: the new value of `ordered`."""
         self.ordered = ordered
         self.scanned = self.low
         lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys, self._suspects, self._lone]
@@ -689,7 +711,7 @@ class SharedState:
     # --- the partition changes ----------------------------------------------------------------------------------------
 
     def cut(self, first: int) -> int:
-        """Forget the records below `first`, which retention has removed. Return how many were held."""
+        """Forget the records before offset `first`, which retention has removed. Return how many of them were held."""
         if first <= self.low:
             return 0
         gone = [offset for offset in self._held if offset < first]
@@ -717,9 +739,10 @@ class SharedState:
         return len(gone)
 
     def clip(self, end: int) -> bool:
-        """Forget everything behind `end`, where the partition ends: other records may follow there. Before `begin`.
+        """Forget all state behind `end`, where the partition ends, because other records may follow there. To be called
+        before `begin`.
 
-        Returns whether there was anything."""
+        Return whether there was any such state."""
         changed = self.low > end
         self.low = min(self.low, end)
         for offset in [offset for offset, held in self._held.items() if offset + held.size > end]:
@@ -741,7 +764,7 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """Read that records were leased, or are held in another state."""
+        """Apply a stored row which says that records were leased, or are held in another state."""
         for offset, size, priority, attempts in grants:
             before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
@@ -757,18 +780,18 @@ class SharedState:
                 held.suspicion = _SUSPECT
 
     def read_suspects(self, suspects: Iterable[Suspect]) -> None:
-        """Read what is known of suspects."""
+        """Apply a stored row with information about suspects."""
         for offset, suspicion, has_ended in suspects:
             if (held := self._held.get(offset)) is not None:
                 held.suspicion, held.has_ended = suspicion, has_ended
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
-        """Read that a record was acknowledged or bytes were skipped."""
+        """Apply a stored row which says that a record was acknowledged or bytes were skipped."""
         self._held.pop(start, None)
         self._mark_done(start, end, records)
 
     def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
-        """Read that a held record was released or its lease extended."""
+        """Apply a stored row which says that a held record was released or its lease extended."""
         held = self._held.get(offset)
         if held is not None:
             if state is not _LEASED and attempts == held.attempts:  # a member has worked on it
@@ -776,8 +799,9 @@ class SharedState:
             held.state, held.until, held.attempts, held.has_ended = state, until_ms, attempts, False
 
     def begin(self, now: float, now_ms: int) -> None:
-        """Begin to serve the read state. now, now_ms: the same moment by the caller's clock and in Unix
-        milliseconds."""
+        """Make the state that was read ready for use. now, now_ms: the same moment by the caller's clock and in Unix
+        milliseconds.
+        """
         self.scanned = self.low
         self._know_end()
         for offset, held in self._held.items():
@@ -801,7 +825,7 @@ class SharedState:
             yield start, end, count
 
     def suspects(self, offsets: Iterable[int] | None = None) -> list[Suspect]:
-        """Return the held suspects among these records; None: among all."""
+        """Return those of these records that are held suspects. None means all records."""
         chosen = self._held if offsets is None else offsets
         found = ((offset, self._held.get(offset)) for offset in chosen)
         return [
@@ -811,5 +835,5 @@ class SharedState:
         ]
 
     def items(self) -> Iterator[tuple[int, HeldMessage]]:
-        """Yield the held records by offset."""
+        """Yield the held records with their offsets."""
         return iter(self._held.items())

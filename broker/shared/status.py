@@ -19,8 +19,9 @@ __all__ = ["answer_status"]
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
-    """Answer SHARED_STATUS, with each group and partition as it is at its turn. Raises RemoteProtocolError,
-    NotLeader."""
+    """Answer SHARED_STATUS. Each group and partition is shown as it is at the moment when it is described. Raises
+    RemoteProtocolError, NotLeader.
+    """
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []
     for queue in shared.each(request.group):
@@ -31,8 +32,9 @@ def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame)
 
 
 def _described(queue: SharedQueue, now_ms: int) -> Generator[None, None, dict[str, Any]]:
-    """Return one group on one partition, for JSON. oldestMs: the age of the first unacknowledged message; None if there
-    is none, or it is unknown."""
+    """Return a description of one group on one partition, for JSON. oldestMs: the age of the first unacknowledged
+    message in milliseconds; None if there is none, or if its age is unknown.
+    """
     state = queue.state
     delayed, most_attempts, members = yield from state.figures()
     return {

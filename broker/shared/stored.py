@@ -1,4 +1,6 @@
-"""Shared groups as an internal log `/shared` has them; read at the start, and read on by nodes that follow."""
+"""The states of shared groups that are stored in an internal log `/shared`. The log is read at the start. Nodes that
+follow continue to read it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ __all__ = ["StoredState", "StoredStates"]
 
 
 class StoredState(NamedTuple):
-    """serial: of the last record about it. state: None if it was forgotten. filter: the group's filter on the topic;
-    None: an earlier version has written the state. filter_serial: of the record that has the filter."""
+    """serial: the serial of the last record about this group and partition. state: None if the group was forgotten.
+    filter: the group's filter on the topic; None if an earlier version has written the state. filter_serial: the serial
+    of the record that contains the filter.
+    """
 
     serial: int
     state: SharedState | None
@@ -25,7 +29,7 @@ class StoredState(NamedTuple):
 
 
 class StoredStates(LogReader):
-    """The states in one log."""
+    """The states that are stored in one log."""
 
     def __init__(self, log: PartitionLog, limits: Limits) -> None:
         super().__init__(log)
@@ -38,7 +42,7 @@ class StoredStates(LogReader):
         self._states.clear()
 
     def _read(self, most: int | None) -> None:
-        """Read on. most: bytes."""
+        """Read on from the last position. most: the maximum number of bytes to read."""
         for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):
             serial, found = sections(body)
             for section in found:
@@ -68,7 +72,7 @@ class StoredStates(LogReader):
         self._states[key] = StoredState(serial, state, found, filter_serial)
 
     def take_all(self) -> dict[SharedKey, StoredState]:
-        """Hand the states over to the caller. A later call reads the log again."""
+        """Return the states and forget them. A later call reads the log again."""
         states, self._states = self._states, {}
         self.forget()
         return states

@@ -1,7 +1,7 @@
 """`python -m metaq.broker.standalone DIRECTORY HOST PORT TICK_MS MAX_SESSION_MS`: a ZooKeeper for development.
 
-`metaq.coordination.standalone_process` starts it. It ends at SIGTERM, or with status 1 if it cannot go on; its last
-line then says why.
+`metaq.coordination.standalone_process` starts this program. It ends at SIGTERM, or with status 1 if it cannot go on.
+Its last log line then says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     reactor: Any = EPollReactor()  # type: ignore[no-untyped-call]
-    # the server makes too little cyclic garbage for a search through all of its nodes, which is longer than a turn
+    # the server makes so little cyclic garbage that a search through all of its nodes, which is longer than a turn, is
+    # not worth it
     gc.disable()
     place = ServerPlace(
         Path(directory) / STANDALONE_DIRECTORY, host, int(port), int(tick_time_ms), int(max_session_timeout_ms)

@@ -1,4 +1,6 @@
-"""Sockets and time for the standalone ZooKeeper (`metaq.coordination.standalone`), on Twisted. One reactor thread."""
+"""Connect the standalone ZooKeeper (`metaq.coordination.standalone`) to sockets and to the clock, with Twisted. One
+reactor thread.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,23 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""How many simple requests, or parts of long ones, are done before others are served: a few milliseconds."""
+"""How many simple requests, or parts of long ones, are done before others are served. This takes a few milliseconds."""
 
 PEERS_IN_TURN = 256
-"""How many connections are written to in one turn."""
+"""How many connections may be written to in one turn."""
 
 BUFFERED_BYTES = 256 * 1024
-"""The most bytes of received requests that were not begun; a connection with more is not read."""
+"""The maximum number of bytes of received requests that were not begun. If a connection has more, the driver stops
+reading from it.
+"""
 
 MOST_CONNECTIONS = 65_536
-"""The most connections of all addresses; fewer if the process may not have so many descriptors."""
+"""The maximum number of connections of all addresses together. The limit is lower if the process may not have so many
+descriptors.
+"""
 
 DESCRIPTORS_FOR_OTHERS = 64
-"""Descriptors kept for files and for the process's other work."""
+"""How many descriptors are kept for files and for the process's other work."""
 
 _BACKLOG = 1000
 
@@ -53,7 +59,7 @@ def moment() -> Moment:
 
 
 class _Peer(TwistedProtocol):
-    """Both directions of one connection."""
+    """The Twisted protocol of one connection."""
 
     large = False  # for FastConnection: the next bytes have no place of their own
 
@@ -83,18 +89,18 @@ class _Peer(TwistedProtocol):
             self._driver.lost(self, connection)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Stop writing and reading: the transport has buffered much."""
+        """Stop writing and reading, because the transport's buffer is full."""
         self._full = True
         self._regulate()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """Write and read again: the transport's buffer is empty."""
+        """Write and read again, because the transport's buffer is empty."""
         self._full = False
         self.flush()
         self._regulate()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Do nothing: the connection is lost, and connectionLost follows."""
+        """Do nothing, because the connection is lost and connectionLost follows."""
 
     def flush(self) -> None:
         """Send pending answers, and close the connection if it is finished."""
@@ -108,7 +114,7 @@ class _Peer(TwistedProtocol):
             self._transport.loseConnection()
 
     def _regulate(self) -> None:
-        """Start or stop reading."""
+        """Start or stop reading from the connection."""
         connection = self._connection
         silenced = self._full or (connection is not None and _is_too_much(connection))
         if silenced != self._silenced and connection is not None and not connection.finished:
@@ -121,7 +127,7 @@ class _Peer(TwistedProtocol):
                 self._driver.silenced.pop(self, None)
 
     def listen_again(self) -> None:
-        """Read again if there is room: requests were done."""
+        """Read again if there is room, because requests were done."""
         self._regulate()
 
     def abort(self) -> None:
@@ -129,16 +135,18 @@ class _Peer(TwistedProtocol):
 
 
 def _is_too_much(connection: PeerConnection) -> bool:
-    """Whether a connection is over the bound. An incomplete request does not count: one that is larger than the bound
-    must get in."""
+    """Return whether a connection has more than BUFFERED_BYTES. An incomplete request does not count, because a request
+    that is larger than the limit must still be received.
+    """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
 
 class ServerDriver(Factory):
-    """Feeds a server from a port. Its methods run on the reactor thread.
+    """Listens on a port for a server, and passes requests and answers between them. Its methods run on the reactor
+    thread.
 
-    files: the loaded log; None if nothing is kept. failure: why it has stopped by itself: the log cannot be written.
-    stopped: called when it no longer listens.
+    files: the loaded log; None if no data are kept. failure: the error if the driver has stopped by itself because the
+    log cannot be written. stopped: called when the driver no longer listens.
     """
 
     noisy = False
@@ -176,7 +184,7 @@ class ServerDriver(Factory):
         self._tick()
 
     def close(self) -> None:
-        """Stop listening, cut every connection, and write all accepted changes. Blocks for the disk."""
+        """Stop listening, abort every connection, and write all accepted changes. Blocks until they are on the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -225,7 +233,9 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Return the time in which this thread has run: received requests are handled before sessions expire."""
+        """Return the time, without times in which this thread did not run. So received requests are handled before
+        sessions expire.
+        """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)
 

@@ -1,4 +1,4 @@
-"""A ZooKeeper in this process, for tests: it starts in milliseconds."""
+"""A ZooKeeper that runs in this process, for tests. It starts in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["InProcessZooKeeper"]
 
 
 class InProcessZooKeeper(LocalZooKeeper):
-    """start() it, use connect_string, stop() it. One thread at a time. One daemon thread serves for all servers of the
-    process. They write to Python's logging instead of a file.
+    """A server to use as follows: call start(), use connect_string, call stop(). One thread at a time may use it. One
+    daemon thread runs all servers of the process. They write to Python's logging instead of a file.
 
-    data_dir: None keeps no data, not even across stop() and start().
+    data_dir: with None no data are kept, not even from stop() to the next start().
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class InProcessZooKeeper(LocalZooKeeper):
 
     @property
     def running(self) -> bool:
-        """Whether it serves. It stops by itself if it cannot write its log."""
+        """Whether the server is running. It stops by itself if it cannot write its log."""
         return self._driver is not None and self._driver.failure is None
 
     @property
     def pid(self) -> int | None:
-        """The id of this process, once started."""
+        """The id of this process once the server was started, else None."""
         return os.getpid() if self._driver else None
 
     def start(self, timeout: float = 30.0) -> None:
-        """Serve. timeout: ignored, because the start is immediate.
+        """Start the server. timeout: ignored, because the start is immediate.
 
         Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
         StoreError (its files are damaged).
@@ -78,7 +78,7 @@ class InProcessZooKeeper(LocalZooKeeper):
             raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cut all connections and stop serving. Does nothing if it does not serve. timeout: ignored."""
+        """Abort all connections and stop the server. Do nothing if it is not running. timeout: ignored."""
         driver, self._driver = self._driver, None
         if driver is not None:
             call(self._reactor, driver.close)

@@ -1,4 +1,4 @@
-"""Writes the log and the snapshots: a worker thread syncs while the reactor thread goes on.
+"""Write the log and the snapshots. A worker thread writes and syncs them while the reactor thread goes on.
 
 One sync covers all writes that arrived during the previous sync.
 """
@@ -22,20 +22,20 @@ __all__ = ["Keeper"]
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_LOG_BYTES = 16 << 20
-"""A snapshot is made when the log has grown by so much, and by the size of the last snapshot."""
+"""A snapshot is made when the log has grown by this many bytes, but at least by the size of the last snapshot."""
 
 PARTS_WAITING = 8
-"""How many parts of a snapshot may wait to be written; no more are made meanwhile."""
+"""How many parts of a snapshot may wait to be written. No further parts are made while so many wait."""
 
 _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
-"""Entries to write, or another action, and the callback."""
+"""A task of the worker thread: either entries to write, or another action and its callback."""
 
 
 class Keeper:
     """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes.
 
-    synced: gets a position. woken: called when `look_after` may have work. failed: gets the error, once; nothing is
-    written afterwards. All three are called on the reactor thread.
+    synced: called with the position up to which entries are synced. woken: called when `look_after` may have work.
+    failed: called once with the error; nothing is written afterwards. All three are called on the reactor thread.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Keeper:
         self._failed = failed
         self._snapshot: Iterator[bytes] | None = None
         self._snapshots = 0
-        """How many snapshots were begun and are not finished: 0 or 1."""
+        """How many snapshots are unfinished: 0 or 1."""
         self._parts_waiting = 0
         self._tasks: deque[_Task] = deque()
         self._closing = False
@@ -62,7 +62,7 @@ class Keeper:
         self._thread.start()
 
     def look_after(self, server: StandaloneServer) -> bool:
-        """Take the server's new entries, and continue a snapshot. Returns whether to come back soon."""
+        """Take the server's new entries, and continue a snapshot. Return whether this should be called again soon."""
         if batch := server.take_log():
             self._add_batch(batch)
         if self._snapshot is None:
@@ -99,7 +99,9 @@ class Keeper:
         self._files.close()
 
     def _add_batch(self, batch: LogBatch) -> None:
-        """Add a batch behind all earlier ones; it is joined to the last one if that still waits."""
+        """Add a batch behind all earlier ones. If the last task still waits and also writes entries, add the batch to
+        that task.
+        """
         with self._wake:
             if self._tasks and isinstance(self._tasks[-1], list):
                 self._tasks[-1].append(batch)

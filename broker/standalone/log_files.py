@@ -1,4 +1,5 @@
-"""The files of the standalone ZooKeeper: a log of results, and snapshots. Blocks; any thread, one at a time.
+"""The files of the standalone ZooKeeper: a log of results, and snapshots. All calls block. Any thread may make them,
+one at a time.
 
     log.<hex>        header, then blocks; <hex> is the zxid after the header's
     snapshot.<hex>   header, then blocks, then an empty block; <hex> is the header's zxid
@@ -7,13 +8,13 @@
     block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries
              (coordination/standalone/log_entries.py)
 
-All numbers in network byte order. A log's header has the zxid before its first entry; a block has the zxid of its last
-entry. The log files form a chain: each begins where the previous one ends.
+All numbers are in network byte order. A log's header has the zxid before its first entry; a block has the zxid of its
+last entry. The log files form a chain: each begins where the previous one ends.
 
 Invariants:
-- A block is written after the block before it is synced. So only the last block of the last file can be torn. Every
-  other bad block is damage, and an intact block behind it proves that.
-- A snapshot gets its name after it is synced, and after all log entries that it may include are synced.
+- A block is written only after the block before it is synced. So only the last block of the last file can be torn.
+  Every other bad block is damaged, and an intact block behind it proves this.
+- A snapshot gets its name only after the snapshot and all log entries that it may include are synced.
 - A log is removed when no kept snapshot needs it.
 """
 
@@ -53,7 +54,7 @@ class _Block(NamedTuple):
     zxid: int
     entries: bytes
     end: int
-    """The byte position after it."""
+    """The byte position after the block."""
 
 
 class LogFiles:
@@ -84,7 +85,7 @@ class LogFiles:
             files.unlink(self._path(_TEMPORARY))
 
     def load(self) -> None:
-        """Read all files, cut a torn end off, and prepare to append. Raises CorruptRecord, StoreError."""
+        """Read all files, cut off a torn end, and prepare to append. Raises CorruptRecord, StoreError."""
         start = self._load_snapshot()
         logs = self._numbers("log")
         needed = [number for number in logs if number > start] if start in _befores(logs) else []
@@ -113,7 +114,9 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Begin a new log for later entries, and begin a snapshot, whose entries `add_to_snapshot` writes."""
+        """Begin a new log for later entries, and begin a snapshot. `add_to_snapshot` then writes the snapshot's
+        entries.
+        """
         self._files.close(self._fd)
         self._begin_log()
         self._snapshot_zxid = self.zxid
@@ -127,8 +130,9 @@ class LogFiles:
             self._write_snapshot(_encode_block(entries, self._snapshot_zxid))
 
     def finish_snapshot(self) -> None:
-        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. The caller has
-        appended all entries that the snapshot may include to the log."""
+        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. Before this,
+        the caller must have appended to the log all entries that the snapshot may include.
+        """
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)
         with naming(path):
@@ -184,8 +188,9 @@ class LogFiles:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _load_snapshot(self) -> int:
-        """Load the newest good snapshot's entries into `_restored`. Return its zxid; 0 if there never was a
-        snapshot."""
+        """Load the entries of the newest good snapshot into `_restored`. Return the snapshot's zxid; 0 if there never
+        was a snapshot.
+        """
         numbers = self._numbers("snapshot")
         for number in reversed(numbers):
             path = self._path(f"snapshot.{number:x}")
@@ -239,8 +244,9 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Write again the bytes that the disk lacks: if a sync failed in an earlier run, they may only be in the page
-        cache."""
+        """Write bytes again that are missing on the disk. If a sync failed in an earlier run, such bytes may only be in
+        the page cache.
+        """
 
         def sync() -> None:
             with opened(self._files, path, os.O_RDWR) as fd, suppress(OSError):  # secure_file compares the bytes anyway
@@ -256,7 +262,7 @@ class LogFiles:
         with naming(path):
             if end < size:
                 self._files.truncate(self._fd, end)
-            # the read bytes may only be in the page cache, and clients will see them
+            # the bytes that were read may only be in the page cache, but clients will see them
             self._files.fdatasync(self._fd)
         self._files.fsync_directory(self._directory)
 
@@ -308,7 +314,7 @@ def _block_at(data: bytes, at: int) -> _Block | None:
 
 
 def _has_block(data: bytes, at: int) -> bool:
-    """Whether a good block begins anywhere from `at` on."""
+    """Return whether a good block begins at `at` or anywhere behind it."""
     while (at := data.find(_BLOCK_MAGIC, at)) >= 0:
         if _block_at(data, at):
             return True

@@ -1,4 +1,4 @@
-"""Open a standalone ZooKeeper with its files, until it can listen."""
+"""Open a standalone ZooKeeper and read its files, so that it can then listen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ServerPlace", "open_server"]
 
 
 class ServerPlace(NamedTuple):
-    """The settings of a server. directory: of its files; None: nothing is kept."""
+    """The settings of a server. directory: where its files are; None means that no data are kept."""
 
     directory: Path | None
     host: str
@@ -31,7 +31,9 @@ class ServerPlace(NamedTuple):
 
 
 def open_server(place: ServerPlace, reactor: Any, files: Files = REAL_FILES) -> ServerDriver:
-    """Read the files, and return the server. Call `ServerDriver.listen` next. Raises OSError, StoreError."""
+    """Read the files, and return the driver of the server. Call `ServerDriver.listen` next. Raises OSError,
+    StoreError.
+    """
     log = None
     if place.directory is not None:
         log = LogFiles(files, str(place.directory))

@@ -1,4 +1,4 @@
-"""A separate reactor for servers inside another program's process: one daemon thread serves all of them.
+"""A separate reactor for servers inside another program's process. One daemon thread runs all of these servers.
 
 The process's own reactor (`twisted.internet.reactor`) is neither imported nor run.
 """
@@ -21,7 +21,7 @@ _shared: tuple[int, Any] | None = None
 
 
 def shared_reactor() -> Any:
-    """Return the running reactor. A forked process starts its own."""
+    """Return the shared running reactor. A forked process starts its own reactor."""
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid():
@@ -36,8 +36,9 @@ def _run(reactor: Any) -> None:
 
 
 def call(reactor: Any, function: Callable[[], Result]) -> Result:
-    """Run a function on the reactor's thread, and return or raise its result. Blocks; not to be called on that
-    thread."""
+    """Run a function on the reactor's thread, and return or raise its result. Blocks. Must not be called on that
+    thread.
+    """
     results: list[Result] = []
     errors: list[BaseException] = []
     done = threading.Event()

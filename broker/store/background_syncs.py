@@ -1,4 +1,6 @@
-"""Start due syncs and checkpoints: a few one by one, many in groups that share one sync."""
+"""Start due syncs and checkpoints. If there are only a few, start them one by one; if there are many, in groups that
+share one sync.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
 
 class BackgroundSyncs:
-    """The dirty logs of a store and the jobs they are due. Owning thread. A tick costs O(due logs)."""
+    """The dirty logs of a store, and the jobs that are due for them. Owning thread. A tick costs O(due logs)."""
 
     def __init__(
         self,
@@ -31,9 +33,9 @@ class BackgroundSyncs:
         run_in_thread: RunInThread,
         on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_sync_end: called after each sync or checkpoint of a log, no matter who asked for it."""
+        """on_sync_end: called after each sync or checkpoint of a log, whoever requested it."""
         self.unit_limit = tuning.MAX_UNSTORED_UNITS
-        """Index units that each log may hold in memory before it writes them out."""
+        """How many index units each log may hold in memory before it writes them to its file."""
         self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
@@ -49,19 +51,20 @@ class BackgroundSyncs:
         self._closed = False
 
     def mark_dirty(self, log: PartitionLog) -> None:
-        """Note that the log has data that no checkpoint covers. Later ticks check which job it is due."""
+        """Note that the log has data that no checkpoint covers. Later ticks check which job is due for it."""
         self._dirty[log] = 0
         self._fresh.append(log)
 
     def checkpoint_soon(self, log: PartitionLog) -> None:
-        """Checkpoint the log when its turn comes."""
+        """Request a checkpoint of the log. It runs when its turn comes."""
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Start a job of this kind without a waiter, at once unless others are running.
+        """Request a job of this kind for which nobody waits. It starts at once unless other jobs are running.
 
-        Index units alone are written without waiting behind syncs: memory must not grow while the disk is slow. The
-        same applies to a checkpoint that is requested again while it waits for its turn.
+        A job that only writes index units does not wait behind syncs, because memory must not grow while the disk is
+        slow. If a checkpoint is requested again while it waits for its turn, the index units are written at once for
+        the same reason.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
@@ -71,7 +74,7 @@ class BackgroundSyncs:
         self._start_pending()
 
     def tick(self, now: float) -> None:
-        """Start what is due at monotonic time `now`, in seconds."""
+        """Start the jobs that are due at monotonic time `now`, in seconds."""
         share = tuning.MAX_UNITS // max(1, len(self._dirty))
         self.unit_limit = min(tuning.MAX_UNSTORED_UNITS, max(tuning.LEAST_UNITS, share))
         for _ in range(tuning.LOOKED_AT_PER_TICK):
@@ -102,7 +105,9 @@ class BackgroundSyncs:
         self._closed = True
 
     def finish(self) -> None:
-        """After `stop`: sync all dirty logs on this thread, in a group if there are many. Blocks."""
+        """Sync all dirty logs on this thread if there are so many that a group is worth it. To be called after `stop`.
+        Blocks.
+        """
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
             jobs = [(log, log.begin_last()) for log in logs]
@@ -125,7 +130,7 @@ class BackgroundSyncs:
                 log.request(kind)
 
     def sync_ended(self, log: PartitionLog) -> None:
-        """Handle the end of a syncing job of the log, or the log's failure, no matter who asked for the job."""
+        """Handle the end of a syncing job of the log, or the log's failure, whoever requested the job."""
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
@@ -160,7 +165,9 @@ class BackgroundSyncs:
             self._write_units()
 
     def _group_ended(self, group: _Group, result: object) -> None:
-        """result: None, the error of the shared sync, or an exception that ended the worker."""
+        """Handle the end of a group. result: None, the error of the shared sync, or an exception that ended the
+        worker.
+        """
         self._group_runs = False
         self._end_group(group, result)
         self._start_pending()
@@ -173,7 +180,9 @@ class BackgroundSyncs:
             self._fail_dirty(str(result))
 
     def _fail_dirty(self, cause: str) -> None:
-        """Fail all logs with unsynced data: the kernel reports a loss only once and does not name the file."""
+        """Mark all logs with unsynced data as failed, because the kernel reports a loss only once and does not name the
+        file.
+        """
         _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
         for log in list(self._dirty):
             if log.durability.dirty:
@@ -181,6 +190,6 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Begin jobs of these kinds for the logs that can begin one now."""
+    """Begin jobs of these kinds for those logs that can begin one now."""
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

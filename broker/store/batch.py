@@ -1,4 +1,6 @@
-"""Make the bytes and the index units of an append, from single puts or from a client's batch of whole records."""
+"""Make the bytes and the index units of an append, either from single puts or from a client's batch of whole
+records.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,11 @@ _ID_BYTES = 8
 def encode_puts(
     puts: Sequence[tuple[int, int, Buffer]], base_offset: int, ids: Sequence[int], now_ms: int | None = None
 ) -> tuple[list[Buffer], bytes]:
-    """Return records and packed index units of single puts, ready for PartitionLog.append.
+    """Return the records and packed index units of single puts, ready for PartitionLog.append.
 
-    puts: (flag, checksum, body), the checksum (31 bits) already verified or computed. ids: one message id per put.
-    base_offset: the log's end_offset. now_ms: store time, Unix ms; None: taken from our own ids. Bodies are not copied.
+    puts: (flag, checksum, body) of each put. The checksum (31 bits) was already verified or computed. ids: one message
+    id per put. base_offset: the log's end_offset. now_ms: store time, Unix ms; None: taken from the ids, which this
+    broker has made. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -71,7 +74,7 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """As `encode_puts`, but by columns if there are more than a few puts. Bodies are then copied."""
+    """Do the same as `encode_puts`. If there are more than a few puts, use numpy columns; then bodies are copied."""
     if len(puts) <= tuning.FEW_PUTS:
         return encode_puts(puts, base_offset, ids)
     flags, checksums, bodies = zip(*puts, strict=True)
@@ -82,11 +85,11 @@ def encode_many_puts(
 
 
 class StampedRecords(NamedTuple):
-    """Whole records with their ids, and their index units.
+    """Whole records that have their ids, and their index units.
 
-    data: the records back to back, possibly read-only. starts, ends: of each record in `data`. units: UNIT_DTYPE, with
-    byte offsets relative to `data`; the append adds the base offset. intact: for each record, whether its body matches
-    its checksum. flags: the union of all records' flag bits.
+    data: the records back to back, possibly read-only. starts, ends: where each record starts and ends in `data`.
+    units: UNIT_DTYPE, with byte offsets relative to `data`; the append adds the base offset. intact: for each record,
+    whether its body matches its checksum. flags: the union of all records' flag bits.
     """
 
     data: memoryview
@@ -103,7 +106,9 @@ def stamp_puts(
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
 ) -> StampedRecords:
-    """Return puts with verified checksums as back-to-back records with index units, as `stamp_in_slices` does."""
+    """Make back-to-back records with index units from puts with verified checksums. The result is like that of
+    `stamp_in_slices`.
+    """
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
     ends = np.cumsum(widths)
     headers = np.empty(len(bodies), header_dtype())
@@ -143,7 +148,8 @@ def units_of(
 ) -> npt.NDArray[np.void]:
     """Return the index units of back-to-back records that begin at byte `offset`.
 
-    sizes: bytes, header included. tags: one hash per record, or one for all. now_ms: store time.
+    sizes: the records' sizes in bytes, including the header. tags: one hash per record, or one for all. now_ms: store
+    time.
     """
     units = np.zeros(len(ids), UNIT_DTYPE)
     units["offset"][1:] = np.cumsum(sizes[:-1])
@@ -155,7 +161,7 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """As `units_of`, but return bytes, and use columns only if there are more than a few."""
+    """Do the same as `units_of`, but return bytes. Use numpy columns only if there are more than a few records."""
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)
         return units_of(offset, *columns, tags if isinstance(tags, int) else np.array(tags, np.int64), now_ms).tobytes()
@@ -169,10 +175,11 @@ def stamp_in_slices(
 ) -> Generator[None, None, StampedRecords]:
     """Write message ids into whole records, verify their checksums, and make their index units.
 
-    Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids; stamped in place if it is
-    writable, else in a copy. sizes: of each record in bytes, header included. ids: ours, one per record. numpy handles
-    all records at once; only those with an attribute are read one by one, for their tag. Raises RemoteProtocolError if
-    sizes, length fields and body do not agree or there is no record.
+    Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids. If body is writable, the ids
+    are written into it, else into a copy. sizes: the size of each record in bytes, including the header. ids: this
+    broker's ids, one per record. numpy handles all records of a slice at once; only records with an attribute are read
+    one by one, to get their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or there is
+    no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -198,7 +205,7 @@ def stamp_in_slices(
 
 
 def _slice_end(stamped: StampedRecords, first: int) -> int:
-    """Return the number behind the last record that is stamped together with record `first`."""
+    """Return the end of the slice that begins with record `first`: the number after its last record."""
     ends = stamped.ends
     if len(stamped.data) <= tuning.SLICE_BYTES:
         return min(len(ends), first + tuning.SLICE_RECORDS)
@@ -228,7 +235,9 @@ def _stamp(
 def _headers(
     data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.void], bool]:
-    """Return the headers, and whether they are views of `data`. Views need records of equal size."""
+    """Return the headers, and whether they are views of `data`. They are views only if all records have the same
+    size.
+    """
     width = int(widths[0])
     if (widths == width).all():
         return np.ndarray(len(widths), header_dtype(), data, int(starts[0]), (width,)), True
@@ -251,7 +260,7 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """Tag hashes by attribute: each distinct attribute is decoded once, because most are equal."""
+    """The tag hash of each attribute. Each distinct attribute is decoded only once, because most are equal."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes | None, int], int] = {}
@@ -259,8 +268,9 @@ class _Tags:
     def hash_in_slices(
         self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """Call `hash` for all records from `first` on that have an attribute, with pauses. flags: of the records from
-        `first`."""
+        """Call `hash` for all records from `first` on that have an attribute, with pauses. flags: the flags of the
+        records from `first` on.
+        """
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
             if done:
@@ -271,7 +281,7 @@ class _Tags:
     def _hash_in_slices(
         self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """Call `hash` with pauses where attributes may be long."""
+        """Call `hash` for these records, with more pauses if their attributes may be long."""
         sizes = (stamped.ends[tagged] - stamped.starts[tagged]).cumsum()
         done = 0
         while done < len(tagged):
@@ -283,7 +293,7 @@ class _Tags:
             done = stop
 
     def hash(self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]) -> None:
-        """Fill in the tag hashes of the records `tagged`, which have an attribute. flags: of these records."""
+        """Set the tag hashes of the records `tagged`, which have an attribute. flags: the flags of these records."""
         data, known = stamped.data, self._known
         hashes = []
         bodies = zip(

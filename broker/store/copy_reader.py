@@ -1,6 +1,6 @@
-"""Read a partition to copy it: whole records with their index units, every checksum verified.
+"""Read a partition in order to copy it: read whole records with their index units, and verify every checksum.
 
-Damaged bytes are returned unchanged and without units, so that the copy can go on behind them.
+Damaged bytes are returned unchanged and without index units, so that the copy can go on behind them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CopiedPiece", "CopyReader"]
 class CopiedPiece(NamedTuple):
     """Bytes [base, base + len(data)) of a partition, all in the segment that begins at byte offset `segment`.
 
-    units: packed index units of the records, which lie back to back; b"": the bytes are damaged
+    units: packed index units of the records, which are back to back. b"" means that the bytes are damaged
     (`PartitionLog.append_damaged`).
     """
 
@@ -40,20 +40,22 @@ class CopiedPiece(NamedTuple):
 
 
 class CopyReader:
-    """A partition as it is when this is made, including records that are not visible. One worker thread at a time."""
+    """Reads a partition as it is when this object is made, including records that are not visible. One worker thread at
+    a time.
+    """
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
-        """Owning thread. Copies the index units that are only in memory, at most 2 MiB per segment.
+        """Owning thread. Copy the index units that are only in memory, at most 2 MiB per segment.
 
         start: byte offset of the first piece to read. piece_bytes: maximum size of a piece; a larger record is a piece
         by itself.
         """
         self.end = segments.end_offset
-        """Byte offset where the partition ended."""
+        """The byte offset where the partition ended when this object was made."""
         self._files = segments.files
         self._snapshot = Snapshot(segments.files, segments[:], self.end)
         self._piece_bytes = piece_bytes
-        # nobody else wants the pages that a copy has read
+        # nobody else needs the pages that a copy has read
         self._data = SequentialReader(segments.files, spare_part=1.0)
         self._readers: dict[Segment, UnitReader] = {
             each: each.index.reader(segments.files)
@@ -62,9 +64,10 @@ class CopyReader:
         }
 
     def read(self, offset: int) -> CopiedPiece:
-        """Return the piece that begins at `offset`, which is below `end` and ends another piece or a record. Blocks.
+        """Return the piece that begins at `offset`. The offset must be below `end`, and must be the end of another
+        piece or of a record. Blocks.
 
-        Raises OffsetOutOfRange if retention has taken it, StoreError if the file cannot be read.
+        Raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
         """
         segment, end = find_segment(self._snapshot.segments, self.end, offset)
         return self._snapshot.look(segment, partial(self._read, segment=segment, offset=offset, end=end))
@@ -96,7 +99,9 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the units of back-to-back records from `offset` on: as many as fit into a piece, at least one."""
+        """Return the units of back-to-back records from `offset` on. Return as many as fit into a piece, but at least
+        one.
+        """
         reader = self._readers.get(segment)
         if reader is None:
             return self._scanned(files, fd, segment, offset, end)
@@ -123,7 +128,7 @@ class CopyReader:
 
 
 def _good(data: bytes, units: UnitArray, base: int) -> int:
-    """Return how many leading records match their units and their checksum."""
+    """Return how many records at the beginning match their units and their checksums."""
     starts = units["offset"] - base
     sizes = units["size"].astype(np.int64)
     if len(data) < int(starts[-1] + sizes[-1]):  # somebody has truncated the file

@@ -1,9 +1,10 @@
-"""Cut off the end of a partition on the disk, so that a crash at any point leaves the state before or after the cut.
+"""Cut off the end of a partition on the disk. A crash at any point leaves either the state before or that after the
+cut.
 
-The cut data is kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment as
-`<segment>.damaged-<where it was cut>`. When that copy is on the disk, the file `cut` in the partition's directory is
-written and synced; it says what to do. From then on the cut counts as made, and a start that finds the file finishes
-it. The journal must no longer hold data of the partition, or a start would restore the cut bytes.
+The removed data are kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment
+as `<segment>.damaged-<where it was cut>`. When that copy is on the disk, the file `cut` in the partition's directory is
+written and synced. The file describes the cut. From then on the cut counts as made, and a start that finds the file
+finishes the cut. The journal must no longer hold data of the partition, or a start would restore the cut bytes.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ _NOWHERE = -1
 
 
 class Change(NamedTuple):
-    """A cut: remove everything from byte offset `end` on. With `begin`: remove everything and begin an empty segment at
-    that offset, which lies in none of the partition's segments."""
+    """Describes a cut: remove all data from byte offset `end` on. If `begin` is given: remove all data and begin an
+    empty segment at offset `begin`, which lies in none of the partition's segments.
+    """
 
     end: int
     begin: int | None = None
 
 
 def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> None:
-    """Copy bytes [start, end) of a descriptor into a new file and sync it, but not its directory. Raises OSError."""
+    """Copy bytes [start, end) of the file `source` into a new file and sync it, but not its directory. Raises
+    OSError.
+    """
     with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target:
         for position in range(start, end, tuning.COPY_BYTES):
             data = read_exactly(files, source, min(tuning.COPY_BYTES, end - position), position)
@@ -51,7 +55,7 @@ def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> Non
 
 
 def set_aside(files: Files, file: SegmentFile) -> str | None:
-    """Take a segment out of its partition. Return the name under which its data is kept, or None if it has no data.
+    """Remove a segment from its partition. Return the path under which its data are kept, or None if it has no data.
 
     The directory is not synced. Raises OSError.
     """
@@ -68,14 +72,14 @@ def set_aside(files: Files, file: SegmentFile) -> str | None:
 
 
 class CutUnfinished(StoreError):
-    """The cut is made, or may be, and only the next start can finish it."""
+    """The cut is made, or may be made, but only the next start can finish it."""
 
 
 def change_partition(files: Files, directory: str, change: Change) -> list[str]:
     """Carry out a change and sync it. Return the files that keep the removed data. Worker thread; blocks.
 
-    Before the call, all data and indexes of the partition are synced, nothing writes to them, and the journal holds no
-    data of it. Raises StoreError if nothing was changed, else CutUnfinished.
+    Before the call, all data and indexes of the partition must be synced, nothing may write to them, and the journal
+    must hold no data of the partition. On failure, raises StoreError if nothing was changed, else CutUnfinished.
     """
     path = os.path.join(directory, CUT_NAME)
     kept = []
@@ -95,7 +99,7 @@ def change_partition(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def finish_cut(files: Files, directory: str) -> None:
-    """At a start, finish an interrupted cut, if there is one. Raises OSError, StoreError."""
+    """Finish an interrupted cut, if there is one. To be called at a start. Raises OSError, StoreError."""
     path = os.path.join(directory, CUT_NAME)
     try:
         size = files.status(path).size
@@ -111,7 +115,7 @@ def finish_cut(files: Files, directory: str) -> None:
 
 
 def _shortened(found: Sequence[SegmentFile], change: Change) -> SegmentFile | None:
-    """Return the segment that stays but has bytes behind the end, if any."""
+    """Return the segment that stays but has bytes behind the new end. Return None if there is none."""
     if change.begin is not None:
         return None
     file = next((file for file in reversed(found) if file.first_offset < change.end), found[0])
@@ -128,7 +132,9 @@ def _copy_end(files: Files, directory: str, file: SegmentFile, end: int) -> str:
 
 
 def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
-    """Carry out the part of the file `cut` that is not done yet."""
+    """Do all steps of the change in the file `cut` that are not done yet. Return the files that keep the removed
+    data.
+    """
     found = segment_files(files, directory)
     kept = []
     if (last := _shortened(found, change)) is not None:
@@ -151,14 +157,16 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
-    """Whether nothing of the segment stays. If everything is cut, the first segment stays, empty."""
+    """Return whether the whole segment is removed. If all data are cut, the first segment stays, but empty."""
     if change.begin is not None:
         return file.first_offset != change.begin
     return file.first_offset >= change.end and file.first_offset > first.first_offset
 
 
 def _shorten(files: Files, directory: str, file: SegmentFile, end: int) -> None:
-    """Shorten a segment to `end`, its index first: the index must not promise more than the data file has."""
+    """Shorten a segment to `end`. Shorten its index first, because the index must not promise more than the data file
+    has.
+    """
     units = _units(files, file, end)
     units = units[: int(np.searchsorted(units["offset"], end))]
     replace_index(files, file.index_path, units, file.first_offset, end)
@@ -184,7 +192,9 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
 
 
 def _units(files: Files, file: SegmentFile, end: int) -> UnitArray:
-    """Return the index units of a segment's records that begin before `end`, or more, as stored or rebuilt."""
+    """Return the index units of at least those records of a segment that begin before `end`. The units are read from
+    the index or rebuilt.
+    """
     stored = read_checkpoint(files, file.index_path, file.first_offset)
     if stored is not None and stored.checkpoint.crc is not None and stored.checkpoint.end >= min(end, file.end):
         known = stored.checkpoint

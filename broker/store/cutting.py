@@ -1,8 +1,8 @@
-"""Cut partitions of a store that is in use: decide when this is safe, and renew the logs afterwards.
+"""Cut partitions of a store that is in use: find out when this is safe, and renew the logs afterwards.
 
-First, all data of these partitions is synced and the journal gives up all its files: a start must find nothing to
-restore. Then a worker thread changes the files (cut_files.py) and opens them as a start does (recovery.py). `tick`
-checks when the next step can run.
+First, all data of these partitions are synced and the journal removes all its files, because a start must find nothing
+to restore. Then a worker thread changes the files (cut_files.py) and opens them as a start does (recovery.py). `tick`
+checks whether the next step can run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ __all__ = ["CutsDone", "Cutting"]
 _log = logging.getLogger(__name__)
 
 CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
-"""done(kept, error): the files that keep the removed data, for each log that was cut; and why the others were not
-cut."""
+"""done(kept, error). kept: for each log that was cut, the files that keep the removed data. error: why the other logs
+were not cut; None if all were cut.
+"""
 
 _BEING_CUT = "its end is being cut off"
 
@@ -61,7 +62,7 @@ class _Made(NamedTuple):
 
 
 class Cutting:
-    """Runs one request at a time. Owning thread; `run_in_thread` changes the files."""
+    """Runs one request at a time. Owning thread. The files are changed in a worker thread (`run_in_thread`)."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Cutting:
         retention: Retention,
         on_renewed: Callable[[PartitionLog], None],
     ) -> None:
-        """on_renewed(log): the log has other segments now."""
+        """on_renewed(log): called when the log has other segments."""
         self._open_files = open_files
         self._run_in_thread = run_in_thread
         self._config_for = config_for
@@ -112,7 +113,7 @@ class Cutting:
             self._run_in_thread(partial(self._work, request.changes, self._journal_number), self._worked)
 
     def close(self) -> None:
-        """Start no more cuts. Waits while files are being changed."""
+        """Start no more cuts. Wait while files are being changed."""
         with self._lock:
             self._closed = True
         for request in self._waiting:
@@ -120,8 +121,9 @@ class Cutting:
         self._waiting.clear()
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
-        """Whether the journal holds no data of the logs and nothing is left to write. Raises StoreError if that can
-        never be."""
+        """Return whether the journal holds no data of the logs and nothing is left to write for them. Raises StoreError
+        if that can never become true.
+        """
         for log in logs:
             if log.read_only is not None:
                 raise StoreError(f"{log.directory} cannot be cut before a restart: {log.read_only}")
@@ -158,7 +160,9 @@ class Cutting:
         return made
 
     def _change(self, log: PartitionLog, change: Change) -> _Cut:
-        """Raises StoreError if nothing was changed, else CutUnfinished."""
+        """Change one partition and open it again. On failure, raises StoreError if nothing was changed, else
+        CutUnfinished.
+        """
         kept = change_partition(self._open_files.files, log.directory, change)
         try:
             found = recover_partition(self._open_files, log.directory, _no_sync)
@@ -197,4 +201,4 @@ class Cutting:
 
 
 def _no_sync() -> None:
-    """Do nothing: everything is already synced."""
+    """Do nothing, because all data are already synced."""

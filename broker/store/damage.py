@@ -1,4 +1,4 @@
-"""Damaged bytes of a partition: the known ranges, and a check of what lies at an offset."""
+"""Damaged bytes of a partition: the known damaged ranges, and a check whether a good record lies at an offset."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ _MAX_RANGES = 1024
 
 
 class Damaged(NamedTuple):
-    """Bytes [start, end) of a partition hold no good record. A good record begins, or the segment ends, at byte offset
-    `end`."""
+    """A range of bytes [start, end) of a partition that contains no good record. At byte offset `end`, a good record
+    begins or the segment ends.
+    """
 
     start: int
     end: int
 
 
 class Sound(NamedTuple):
-    """The offset lies in a good record, which begins at byte offset `start` and has `size` bytes including its
-    header."""
+    """A good record that contains the examined offset. It begins at byte offset `start` and has `size` bytes including
+    its header.
+    """
 
     start: int
     size: int
 
 
 Soundness = Damaged | Sound
-"""What lies at an offset."""
+"""What was found at an examined offset: either a good record or damaged bytes."""
 
 
 class DamagedRanges:
     """The known damaged ranges of one partition, in order. Owning thread.
 
-    Holds at most 1,024 ranges. Above that the first are forgotten, and found again when somebody reads there.
+    Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. They are found again when somebody
+    reads there.
     """
 
     __slots__ = ("_ends", "_starts")
@@ -56,24 +59,26 @@ class DamagedRanges:
         return map(Damaged, self._starts, self._ends)
 
     def at(self, offset: int) -> Damaged | None:
-        """Return the range that contains this byte."""
+        """Return the range that contains the byte at `offset`; None if there is none."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ends[number]:
             return None
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Return those of some consecutive units that lie before the next range. The first unit must lie in no
-        range."""
+        """Return those of these consecutive units that lie before the next damaged range. The first unit must not lie
+        in a range.
+        """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
             return units
         return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
 
     def add(self, found: Damaged) -> int:
-        """Add a range and merge those that begin in it. Return how many of its bytes were not known.
+        """Add a range, and merge the known ranges that begin in it. Return how many of its bytes were not known as
+        damaged.
 
-        A range that begins in a known one and ends behind it extends the known one.
+        A range that begins in a known range and ends behind it extends the known range.
         """
         known = self.at(found.start)
         if known is not None:
@@ -103,9 +108,11 @@ class DamagedRanges:
 
 
 def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
-    """Check what lies where the first of a segment's index units points. Any thread. Raises OSError.
+    """Check whether a good record lies where the first of these index units of a segment points. Any thread. Raises
+    OSError.
 
-    fd, first_offset: the segment's. Reads records up to the first good one, or the first gap between units.
+    fd, first_offset: the segment's data file and first offset. Reads records up to the first good one, or up to the
+    first gap between units.
     """
     start = end = int(units[0]["offset"])
     for offset, _, _, size, _ in units.tolist():
@@ -122,10 +129,10 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
-    """Check what lies at `offset` of a segment without an index. Any thread. Raises OSError.
+    """Check whether a good record lies at `offset` of a segment without an index. Any thread. Raises OSError.
 
-    Checks records one by one from `start` on, where a record or damage begins. start <= offset < end, in bytes. Reads
-    up to the record, or to the next good one behind it: at worst all of [start, end).
+    Checks records one by one from `start` on, where a record or damage must begin. start <= offset < end, in bytes.
+    Reads up to the record at `offset`, or up to the next good record behind it: at worst all of [start, end).
     """
     reached = start
     for units, position in walk(files, fd, start - first_offset, end - first_offset, first_offset):
@@ -141,7 +148,7 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
 def walk_segment(files: Files, fd: int, first_offset: int, size: int) -> tuple[UnitArray, list[Damaged]]:
     """Return the units of all good records of a segment's first `size` bytes, and the damaged ranges between them.
 
-    fd: its data file. Any thread. Raises OSError.
+    fd: the segment's data file. Any thread. Raises OSError.
     """
     blocks, damage = [np.empty(0, UNIT_DTYPE)], []
     start = first_offset

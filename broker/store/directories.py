@@ -1,5 +1,6 @@
-"""The data directories of a broker: create them, lock them against a second broker, scan them for partitions
-(storage.md §1)."""
+"""Create the data directories of a broker, lock them against a second broker, and scan them for partitions (storage.md
+§1).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "lock_empty_path
 _log = logging.getLogger(__name__)
 
 LOCK_NAME = ".metaq.lock"
-"""The lock is a plain file: the Java broker ignores plain files in a data directory."""
+"""The name of the lock file. It is a plain file, because the Java broker ignores plain files in a data directory."""
 
 
 class PartitionDirectory(NamedTuple):
@@ -42,7 +43,7 @@ def partition_path(data_path: str, topic: str, partition: int) -> str:
 def lock_data_path(files: Files, path: str) -> int:
     """Create the directory if needed and lock it. Closing the returned descriptor releases the lock.
 
-    Raises ConfigError if the directory cannot be used, DirectoryInUse if another broker has it.
+    Raises ConfigError if the directory cannot be used, DirectoryInUse if another broker has locked it.
     """
     lock_path = os.path.join(path, LOCK_NAME)
     try:
@@ -60,8 +61,9 @@ def lock_data_path(files: Files, path: str) -> int:
 
 
 def _make(files: Files, path: str) -> None:
-    """Create the missing directories of the path, and sync the name of each: files in a directory survive a power cut
-    only if the directory does. Raises OSError."""
+    """Create the missing directories of the path, and sync the name of each, because files in a directory survive a
+    power cut only if the directory does. Raises OSError.
+    """
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):
         missing.append(above)
@@ -72,7 +74,9 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """As `lock_data_path`, for a running broker, which cannot take over partitions: ConfigError if there are any."""
+    """Do the same as `lock_data_path` for a running broker. Raises ConfigError also if the directory has partitions,
+    because a running broker cannot take them over.
+    """
     fd = lock_data_path(files, path)
     try:
         found = next(_scan(files, path), None)
@@ -86,7 +90,8 @@ def lock_empty_path(files: Files, path: str) -> int:
 
 
 def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDirectory]:
-    """Return all partition directories by name. Skip other directories with a warning (1.x would not start).
+    """Return all partition directories, sorted by name. Skip other directories with a warning (metaq 1.x would not
+    start).
 
     Raises StoreError if one partition is in two data directories.
     """

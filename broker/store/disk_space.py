@@ -1,7 +1,7 @@
-"""How much room the data directories have, and which of them refuse puts because they are too full.
+"""Measure the free space of the data directories, and decide which of them refuse puts because they are too full.
 
-Puts are refused below a reserve, while there still is room for what must not fail: index units, checkpoints, the
-journal, commits of transactions. Consumers can go on reading. Puts are taken again when space returns.
+Puts are refused if less than a reserve is free. The reserve is for writes that must not fail: index units, checkpoints,
+the journal, commits of transactions. Consumers can go on reading. Puts are accepted again when there is more space.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ _log = logging.getLogger(__name__)
 
 MAX_DEFAULT_RESERVE_BYTES = 1 << 30
 DEFAULT_RESERVE_PART = 0.05
-"""The default reserve as a part of the file system; at most MAX_DEFAULT_RESERVE_BYTES."""
+"""The default reserve as a part of the file system's size. The reserve is at most MAX_DEFAULT_RESERVE_BYTES."""
 
 _RETURN_FACTOR = 1.05  # puts return at this multiple of the reserve, so that they do not go on and off each second
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Whether a write failed because the disk is full. Such a write has broken nothing; a failed sync may have lost
-    data."""
+    """Return whether a write failed because the disk is full. Such a write has done no harm, but a failed sync may have
+    lost data.
+    """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
 
 def default_reserve(total: int) -> int:
-    """Return the default for the bytes to keep free on a file system of `total` bytes."""
+    """Return the default reserve, in bytes, for a file system of `total` bytes."""
     return min(MAX_DEFAULT_RESERVE_BYTES, int(total * DEFAULT_RESERVE_PART))
 
 
 class Room(NamedTuple):
-    """One data directory: bytes free and bytes in reserve on its file system, and whether it takes puts."""
+    """The space of one data directory: the free bytes and the reserve of its file system, and whether the directory
+    accepts puts.
+    """
 
     path: str
     free: int
@@ -51,13 +54,14 @@ class Room(NamedTuple):
 
 
 class DiskSpace:
-    """The room of all data directories. Owning thread; it is measured in a worker thread."""
+    """The free space of all data directories. Owning thread. The space is measured in a worker thread."""
 
     def __init__(
         self, files: Files, paths: Callable[[], Sequence[str]], run_in_thread: RunInThread, reserve: int | None = None
     ) -> None:
-        """paths: the first one has the journal. reserve: bytes per data directory; 0: write until the disk is full;
-        None: `default_reserve`."""
+        """paths: returns the data directories; the first one has the journal. reserve: bytes per data directory. 0
+        means that puts are accepted until the disk is full; None means `default_reserve`.
+        """
         self._files = files
         self._paths = paths
         self._run_in_thread = run_in_thread
@@ -66,10 +70,10 @@ class DiskSpace:
         self._looking = False
         self._told = ""  # why the last measurement failed
         self.full: dict[str, DiskFull] = {}
-        """Data path -> why puts to it are refused. Empty as long as there is room."""
+        """Maps a data path to the reason why puts to it are refused. Empty while all directories have room."""
 
     def rooms(self) -> list[Room]:
-        """Return the last measurement."""
+        """Return the results of the last measurement."""
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
@@ -77,11 +81,13 @@ class DiskSpace:
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """As `empty`, but also for a data directory that refuses puts."""
+        """Do the same as `empty`, but also return the error for a data directory that refuses puts."""
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 
     def check(self, directory: str, *, journaled: bool) -> None:
-        """Raise DiskFull if puts to a partition's directory are refused. journaled: the puts go to the journal too."""
+        """Raise DiskFull if puts to a partition's directory are refused. journaled: whether the puts are also written
+        to the journal.
+        """
         error = self.full.get(os.path.dirname(directory))
         if error is None and journaled:
             error = self.full.get(self._paths()[0])
@@ -89,14 +95,14 @@ class DiskSpace:
             raise DiskFull(error.place, error.cause)
 
     def look_now(self) -> None:
-        """Measure the room on this thread, at a start."""
+        """Measure the free space on this thread, at a start."""
         try:
             self._measured(self._measure(self._paths()))
         except OSError as error:
             self._measured(error)
 
     def look(self) -> None:
-        """Measure the room again in a worker thread. Call this about once a second."""
+        """Measure the free space again in a worker thread. Call this about once a second."""
         if not self._looking:
             self._looking = True
             self._run_in_thread(partial(self._measure, list(self._paths())), self._measured)

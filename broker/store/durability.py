@@ -1,10 +1,12 @@
-"""The state of one partition's data (appended, safe) and the next actions: no I/O, no clock, no thread.
+"""The state of one partition's data (appended, safe), and the actions that follow from events. This module has no I/O,
+clock or thread.
 
-Data is safe when it is as durable as this node promised: with asynchronous flush when it is appended, with group commit
-when it survives a power cut. Readers see safe data, unless the log bounds them (`PartitionLog.limit_visibility`).
+Data are safe when they are as durable as this node promised. With asynchronous flush this is so when they are appended,
+with group commit when they survive a power cut. Readers see safe data, unless the log has a lower limit
+(`PartitionLog.limit_visibility`).
 
-Every method that names an event records it and returns the log's next actions, as bits. `Durability.take_answers` then
-returns the waiters to call. The mode decides what an event means:
+Every method that is named after an event records the event and returns the log's next actions, as bits.
+`Durability.take_answers` then returns the callbacks to call. The mode decides what an event means:
 
     SHOWING   asynchronous flush: readers see data as soon as it is appended, and a sync follows by count or time
     WAITING   group commit: readers see only safe data, and waiters are told when theirs is safe
@@ -40,34 +42,34 @@ __all__ = [
 ]
 
 SafeCallback = Callable[[MetaqError | None], None]
-"""callback(None if the data is safe, else why it will not be)."""
+"""callback(error): called with None if the data are safe, else with the reason why they will not become safe."""
 
 # the work of a job, as bits; plain integers because a job is requested once per append
 DATA = 1
 """Sync the data."""
 INDEX = 2
-"""Write the index units; together with DATA: also sync them and move the checkpoint."""
+"""Write the index units. Together with DATA, also sync the units and move the checkpoint."""
 
 # actions, as bits for the same reason
 SHOW = 1
-"""More data is safe: let readers see everything up to `safe_end`."""
+"""More data are safe, so let readers see all data up to `safe_end`."""
 TELL = 2
-"""Call the waiters of `take_answers`, after that."""
+"""After SHOW, call the callbacks that `take_answers` returns."""
 JOURNAL = 4
-"""Hand the appended data to the journal."""
+"""Write the appended data to the journal."""
 SYNC = 8
 """Sync the partition's own files now."""
 SYNC_SOON = 16
-"""Sync them in their turn: nobody waits for it."""
+"""Sync the partition's own files when their turn comes. Nobody waits for this."""
 MARK_DIRTY = 32
-"""The first byte behind a checkpoint: call `due` from now on."""
+"""There is data that no checkpoint covers, so call `due` from now on."""
 
 _NEVER = float("-inf")
 _NOWHERE = -1
 
 
 class Mode(IntEnum):
-    """See the module's docstring."""
+    """The mode of a partition, see the module's docstring."""
 
     SHOWING = 0
     WAITING = 1
@@ -80,19 +82,21 @@ class DurabilityEvent(IntEnum):
 
     APPENDED = 0
     PAST_THRESHOLD = 1
-    """Appended, and more records are unsynced than asynchronous flush allows."""
+    """Data were appended, and more records are unsynced than asynchronous flush allows."""
     BEHIND_GAP = 2
-    """Appended behind bytes that neither the journal nor a sync covers: the journal could not replay it."""
+    """Data were appended behind bytes that neither the journal nor a sync covers, so the journal could not replay the
+    new data.
+    """
     SAFE = 3
-    """A sync of the files, or of the journal, covers more than before."""
+    """A sync of the files or of the journal covers more data than before."""
     ALL_SAFE = 4
-    """As SAFE, and in LEAVING no data is left that was appended under group commit."""
+    """The same as SAFE, and in the mode LEAVING all data that were appended under group commit are safe now."""
     GROUP_COMMIT = 5
     """The settings now ask for group commit."""
     ASYNCHRONOUS = 6
     """The settings now ask for asynchronous flush."""
     FAILURE = 7
-    """A sync failed. It is never repeated: the kernel has dropped the data that it could not write."""
+    """A sync failed. It is never repeated, because the kernel has dropped the data that it could not write."""
 
 
 _M, _E = Mode, DurabilityEvent
@@ -129,11 +133,12 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
         _E.FAILURE: (_M.FAILED, 0),
     },
 }
-"""(mode, event) -> (next mode, actions). A missing pair is a bug and raises KeyError."""
+"""Maps (mode, event) to (next mode, actions). A missing pair is a bug and raises KeyError."""
 
 
 class Durability:
-    """The state of one partition. All offsets are its byte offsets; counts are the log's own record count.
+    """The state of one partition. All offsets are byte offsets of the partition. Counts are numbers of records as the
+    log counts them.
 
     Invariants: safe_end <= end; while puts wait, data below safe_end survives a power cut; after a failure safe_end
     does not move and no job begins; each waiter is told once, in the order of arrival; at most one syncing job runs,
@@ -164,18 +169,20 @@ class Durability:
     )
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
-        """end, count: the readable data that a start found. synced_end: how much of it is on the disk."""
+        """end, count: end offset and record count of the readable data that a start found. synced_end: the offset up to
+        which they are on the disk.
+        """
         self.mode = _WAITING if policy.has_group_commit else _SHOWING
         self.end = self.safe_end = end
         self.count = self.safe_count = count
-        """Records up to `end`, and up to `safe_end`."""
+        """count: the number of records up to `end`. safe_count: the number of records up to `safe_end`."""
         self.synced_end = synced_end
-        """The partition's own files are on the disk up to here."""
+        """The offset up to which the partition's own files are on the disk."""
         self.unsynced_records = 0
         self.dirty = False
-        """Whether some data is not covered by a checkpoint."""
+        """Whether some data are not covered by a checkpoint."""
         self.read_only: str | None = None
-        """Why nothing more may be appended."""
+        """Why nothing more may be appended; None while appends are allowed."""
         self.failure: LogReadOnly | None = None
         self._policy = policy
         self._journal_end = _NOWHERE  # end of this partition's entries in the journal
@@ -188,31 +195,34 @@ class Durability:
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts are answered, and shown, only when they are safe."""
+        """Whether puts are answered, and visible to readers, only when they are safe."""
         return self.mode is _WAITING or self.mode is _LEAVING
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether some data would come back after a power cut only from the journal or the transaction log.
+        """Whether, after a power cut, some data could be restored only from the journal or the transaction log.
 
-        The power cut may come now, or when the journal's group is safe.
+        This holds for a power cut now, and for one when the journal's present group is safe.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
-        """Note that until the files are synced the transaction log can restore data below `end`, appended or about to
-        be."""
+        """Note that the transaction log can restore data below `end` until the files are synced. The data are appended
+        or about to be appended.
+        """
         self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
-        """Whether data below `end` must still be made safe: False if it is safe already, and after a failure."""
+        """Return whether data below `end` still have to be made safe. False if they are safe already, and after a
+        failure.
+        """
         return self.safe_end < end and self.failure is None
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def appended(self, end: int, records: int) -> int:
-        """Record an append of `records` records up to `end`. Return actions."""
+        """Record an append of `records` records up to `end`. Return the actions."""
         base, self.end = self.end, end
         self.count = count = self.count + records
         self.unsynced_records = unsynced = self.unsynced_records + records
@@ -231,9 +241,9 @@ class Durability:
         return actions
 
     def appended_unreplayable(self, end: int, records: int = 0) -> int:
-        """Record an append of `records` records up to `end` that is not journaled. Return actions.
+        """Record an append of `records` records up to `end` that is not journaled. Return the actions.
 
-        Only a sync makes the data safe, or a checkpoint if a start would not find it good.
+        Only a sync makes these data safe. If a start would not recognize them as good, only a checkpoint does.
         """
         self.end = end
         self.count += records
@@ -248,8 +258,9 @@ class Durability:
         return actions
 
     def safe(self, end: int, count: int) -> int:
-        """Record that a sync or the journal made the data below `end`, the first `count` records, survive a power
-        cut."""
+        """Record that the data below `end` (the first `count` records) now survive a power cut, because of a sync or
+        the journal.
+        """
         if end <= self.safe_end or not self.has_group_commit:
             return 0
         if self.mode is _LEAVING and end >= self._leaving_from:
@@ -257,8 +268,9 @@ class Durability:
         return self._show(DurabilityEvent.SAFE, end, count)
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
-        """Record that a job synced the data below `end`. all_covered: checkpoints cover everything, including later
-        appends."""
+        """Record that a job has synced the data below `end`. all_covered: whether checkpoints cover all data, including
+        later appends.
+        """
         self.synced_end = max(self.synced_end, end)
         if all_covered:
             self.dirty = False
@@ -266,24 +278,24 @@ class Durability:
         return self.safe(end, count)
 
     def failed(self, failure: LogReadOnly) -> int:
-        """Record that a sync of the files or of the journal failed. Ignored the second time."""
+        """Record that a sync of the files or of the journal failed. A second failure is ignored."""
         if self.failure is None:
             self.failure = failure
             self.write_failed(failure.cause)
         return self._next(DurabilityEvent.FAILURE)
 
     def write_failed(self, cause: str) -> None:
-        """Allow no more appends. Existing data can still be made safe. The first cause stays."""
+        """Allow no more appends. Existing data can still be made safe. If there already is a cause, it stays."""
         if self.read_only is None:
             self.read_only = cause
 
     def write_again(self, cause: str) -> None:
-        """Allow appends again if `cause` is what stops them."""
+        """Allow appends again if they are forbidden because of `cause`."""
         if self.read_only == cause:
             self.read_only = None
 
     def use(self, policy: FlushPolicy) -> int:
-        """Switch to other settings."""
+        """Switch to another flush policy. Return the actions."""
         if policy == self._policy:
             return 0
         self._policy = policy
@@ -301,7 +313,7 @@ class Durability:
         self.dirty = True
 
     def synced_at_start(self) -> None:
-        """Record that all data that a start found was synced before the log is in use."""
+        """Record that all data that a start found were synced before the log is used."""
         self.synced_end = self.end
 
     def _next(self, event: DurabilityEvent) -> int:
@@ -316,18 +328,24 @@ class Durability:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, end: int, callback: SafeCallback) -> bool:
-        """Have `take_answers` return the callback when `end` is safe or a sync fails. False: call it now."""
+        """Let `take_answers` return the callback when `end` is safe or a sync fails. Return False if the caller should
+        call it now.
+        """
         if self.safe_end >= end or self.failure is not None:
             return False
         self._waiters.append((end, callback))
         return True
 
     def answer_for(self, end: int) -> MetaqError | None:
-        """Return the answer for a waiter for `end` that need not wait."""
+        """Return the answer for a callback that need not wait for `end`: None if the data are safe, else the
+        failure.
+        """
         return None if self.safe_end >= end else self.failure
 
     def take_answers(self) -> list[tuple[SafeCallback, MetaqError | None]]:
-        """Return the waiters to call now with their answers, each once, in the order of arrival."""
+        """Return the callbacks to call now, with their answers. Each callback is returned once, in the order of
+        arrival.
+        """
         waiters = self._waiters
         answers: list[tuple[SafeCallback, MetaqError | None]] = []
         while waiters and waiters[0][0] <= self.safe_end:
@@ -341,7 +359,7 @@ class Durability:
 
     @property
     def syncing(self) -> bool:
-        """Whether a syncing job is running, which may take long."""
+        """Whether a syncing job is running. Such a job may take long."""
         return self._running != 0
 
     @property
@@ -351,11 +369,11 @@ class Durability:
         return not blocked
 
     def begin(self, kind: int) -> int:
-        """Request a job of this kind, 0 for the jobs requested before. Return the kind of the job to begin now, 0 for
-        none.
+        """Request a job of this kind; 0 stands for the jobs that were requested before. Return the kind of the job to
+        begin now, 0 for none.
 
-        A syncing job waits for the running one and serves all requests made meanwhile. Index units alone are written
-        beside it, and a request for them is not kept.
+        A syncing job waits for the running one, and serves all requests that were made meanwhile. A job that only
+        writes index units runs beside a syncing job. If it cannot begin now, its request is not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -377,7 +395,9 @@ class Durability:
             self._running = 0
 
     def begin_last(self) -> int:
-        """When no job is running any more, return the kind of the job that covers everything, 0 after a failure."""
+        """Return the kind of a last job that covers all data; 0 after a failure. To be called when no job is running
+        any more.
+        """
         self._running = self._wanted = 0
         self._writing_units = False
         self.unsynced_records = 0
@@ -386,7 +406,9 @@ class Durability:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> int:
-        """Return the kind of the job that a dirty partition is due at monotonic time `now` (seconds), or 0."""
+        """Return the kind of the job that is due for a dirty partition at monotonic time `now` (seconds); 0 for
+        none.
+        """
         if self.failure is not None:
             return 0
         if self._checkpointed_at == _NEVER:
@@ -402,8 +424,9 @@ class Durability:
         return 0
 
     def next_due(self, now: float) -> float:
-        """Return when to call `due` again (monotonic seconds) after a call at `now`: nothing becomes due before
-        that."""
+        """Return when to call `due` again (monotonic seconds) after a call at `now`. No job becomes due before that
+        time.
+        """
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
         if checkpoint <= now or self.has_group_commit:
             return max(now, checkpoint)

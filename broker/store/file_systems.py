@@ -1,4 +1,6 @@
-"""One sync for all files of a file system: which file systems the partitions are on, and descriptors for the syncs."""
+"""Sync all files of a file system at once. Find the file systems of the partitions, and keep descriptors for the
+syncs.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ __all__ = ["FileSystems"]
 
 
 class FileSystems:
-    """Descriptors stay open: Linux then reports every write that failed since the last sync, also between two calls.
+    """Syncs file systems. Its descriptors stay open, because Linux then reports every write that failed since the last
+    sync, even if it failed between two calls.
 
     (A descriptor that is opened for each call misses an error that was already reported to another process's
-    syncfs(2).) Partitions may be links to other disks. Any thread.
+    syncfs(2).) Partition directories may be links to other disks. Any thread.
     """
 
     def __init__(self, files: Files) -> None:

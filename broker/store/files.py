@@ -1,6 +1,8 @@
-"""The file system as the store sees it: every call that can fail or wait goes through `Files`, so tests can break each.
+"""The file system as the store uses it. Every call that can fail or wait goes through `Files`, so tests can make each
+call fail.
 
-`OpenFiles` bounds the number of open descriptors: ten thousand partitions must not need ten thousand descriptors.
+`OpenFiles` limits the number of open descriptors, because ten thousand partitions must not need ten thousand
+descriptors.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 class FailedSync(OSError):
-    """A sync has failed. The data that it was to cover may be lost, no matter why it failed; freeing space does not
-    restore it.
+    """A sync has failed. The data that it should have written may be lost, whatever the cause. Freeing space does not
+    restore them.
 
     By contrast, a write that fails because the disk is full has lost nothing (disk_space.no_room).
     """
@@ -71,7 +73,7 @@ def _syncing(path: str | None = None) -> Iterator[None]:
 
 
 class NotCached(Exception):  # no error: a reason to come back
-    """The requested data is not in the page cache, and the owning thread may not wait for the disk
+    """The requested data are not in the page cache, and the owning thread must not wait for the disk
     (`OpenFiles.cached_only`).
 
     The caller runs `load()` in any thread, which reads the data into the cache, and then repeats the request.
@@ -90,7 +92,9 @@ class NotCached(Exception):  # no error: a reason to come back
         return self._path, self._start
 
     def load(self) -> None:
-        """Read the data into the cache. Ignores an OSError: the repeated request meets it again and reports it."""
+        """Read the data into the page cache. An OSError is ignored, because the repeated request gets it again and
+        reports it.
+        """
         with suppress(OSError), opened(self._files, self._path) as fd:
             for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
                 self._files.pread(fd, tuning.LOAD_BYTES, start)
@@ -111,9 +115,9 @@ class Readable(Protocol):
 
 
 class Files:
-    """The operating system's files, as the store needs them; test doubles derive from it.
+    """The calls of the operating system that the store needs for files. Test doubles derive from this class.
 
-    Every method may raise OSError; all may be called on any thread.
+    Every method may raise OSError. All may be called on any thread.
     """
 
     def open(self, path: str, flags: int) -> int:
@@ -129,7 +133,9 @@ class Files:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Whether any of these bytes, which must lie in the file, are in the page cache; True if this is unknown."""
+        """Return whether any of these bytes are in the page cache; True if this is unknown. The bytes must lie in the
+        file.
+        """
         start = position - position % mmap.ALLOCATIONGRANULARITY
         length = position + size - start
         with mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapped:
@@ -140,24 +146,28 @@ class Files:
         return any(page & 1 for page in bytes(pages))
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Read only bytes in the page cache; BlockingIOError if there are none, EOPNOTSUPP if this is unknown."""
+        """Read only bytes that are in the page cache. Raises BlockingIOError if there are none, EOPNOTSUPP if this is
+        unknown.
+        """
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
-        """Give the page cache advice (os.POSIX_FADV_…). This is a hint, without effect where it is not supported."""
+        """Give advice to the page cache (os.POSIX_FADV_…). This is only a hint and has no effect where it is not
+        supported.
+        """
         with suppress(OSError):
             os.posix_fadvise(fd, position, size, advice)
 
     def unused_memory_part(self) -> float:
-        """Return the part of the machine's memory, 0 … 1, that nothing uses, not even the page cache."""
+        """Return the unused part of the machine's memory, 0 … 1. Memory of the page cache counts as used."""
         return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
-        """Start writing dirty pages, without waiting and without making anything safe. This is a hint, too."""
+        """Start writing dirty pages to the disk. This neither waits nor makes anything safe. It is only a hint, too."""
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
-        """Raises FailedSync, as the other syncs do."""
+        """Sync the file's data. Raises FailedSync, as the other syncs do."""
         with _syncing():
             os.fdatasync(fd)
 
@@ -173,8 +183,9 @@ class Files:
             os.close(fd)
 
     def sync_filesystem_of(self, fd: int) -> None:
-        """Sync all files of the file system that `fd` is on, with one call. Report writes that failed since the last
-        call with this descriptor."""
+        """Sync all files of the file system of `fd` with one call. Raises FailedSync also if writes have failed since
+        the last call with this descriptor.
+        """
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
             raise FailedSync(number, os.strerror(number))
@@ -184,12 +195,14 @@ class Files:
         return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000, found.st_ino)
 
     def space(self, path: str) -> tuple[int, int]:
-        """Return the bytes that we may still write on the file system of `path`, and its size."""
+        """Return how many bytes this process may still write to the file system of `path`, and the file system's
+        size.
+        """
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def device(self, file: int | str) -> int:
-        """Return the device of a descriptor or a path."""
+        """Return the device number of a descriptor or a path."""
         return os.stat(file).st_dev
 
     def is_directory(self, path: str) -> bool:
@@ -212,8 +225,9 @@ class Files:
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        """Create and lock a plain file until its descriptor is closed; BlockingIOError if another process holds the
-        lock."""
+        """Create and lock a plain file until its descriptor is closed. Raises BlockingIOError if another process holds
+        the lock.
+        """
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +241,7 @@ REAL_FILES = Files()
 
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
-    """Return `size` bytes from `position`; fewer only at the end of the file (Linux caps one read at 2 GiB)."""
+    """Return `size` bytes from `position`; fewer only at the end of the file. (Linux limits one read to 2 GiB.)"""
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
         return data
@@ -243,7 +257,7 @@ def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
 
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all buffers back to back at `position`. Raises OSError; a part may be written then."""
+    """Write all buffers back to back at `position`. Raises OSError; then a part may have been written."""
     if len(buffers) > _MAX_BUFFERS:
         buffers = (b"".join(buffers),)
     size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
@@ -257,7 +271,7 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Add the file's name to an OSError raised in this block: calls with a descriptor leave it out."""
+    """Add the file's name to an OSError raised in this block, because calls with a descriptor do not set it."""
     try:
         yield
     except OSError as error:
@@ -268,7 +282,7 @@ def naming(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a descriptor for this block. As `naming`, add the file's name to an OSError raised in it."""
+    """Open a descriptor for this block. Like `naming`, add the file's name to an OSError raised in the block."""
     fd = files.open(path, flags)
     try:
         yield fd
@@ -281,7 +295,7 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
-    """Replace a file so that either the old or the new one is always there, synced. Blocks. Raises OSError.
+    """Replace and sync a file. At every moment, either the old or the new file exists. Blocks. Raises OSError.
 
     data: the new content, or a function that makes it from the inode number of the new file.
     """
@@ -296,7 +310,9 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """Return `path`, with a number appended if that file exists, so that files kept by an earlier recovery stay."""
+    """Return `path`, with a number appended if that file exists. So files that were kept by an earlier recovery
+    stay.
+    """
     name, number = path, 1
     with suppress(FileNotFoundError):
         while files.status(name):
@@ -306,16 +322,17 @@ def unused_name(files: Files, path: str) -> str:
 
 
 def check_named(files: Files, path: str) -> None:
-    """After a sync, raise FailedSync if the file no longer has its name: a start would not find the synced data.
+    """Raise FailedSync if the file no longer has its name, because a start would not find the synced data. To be called
+    after a sync.
 
-    Files that are open stay writable when their directory is deleted or moved away.
+    (Open files stay writable when their directory is deleted or moved away.)
     """
     if not may_exist(files, path):
         raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
 
 
 def may_exist(files: Files, path: str) -> bool:
-    """Whether the file exists; True if this is unknown."""
+    """Return whether the file exists; True if this is unknown."""
     try:
         files.status(path)
     except FileNotFoundError:
@@ -332,10 +349,10 @@ def default_open_limit() -> int:
 
 
 class OpenFile:
-    """A file that is opened when it is used; `OpenFiles` may close it between uses. Owning thread.
+    """A file that is opened when it is used. `OpenFiles` may close it between uses. Owning thread.
 
-    A descriptor from `use()` is good until another file of the same `OpenFiles` is used; `pin()` keeps it for as long
-    as a worker thread needs it.
+    A descriptor from `use()` is valid until another file of the same `OpenFiles` is used. `pin()` keeps the descriptor
+    open for as long as a worker thread needs it.
     """
 
     __slots__ = ("_table", "fd", "flags", "path", "pins", "recent")
@@ -355,7 +372,7 @@ class OpenFile:
         return self._table.open(self) if fd is None else fd
 
     def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """As `write_all`; a file that is not open may be closed again at once (`OpenFiles.write`)."""
+        """Do the same as `write_all`. A file that was not open may be closed again at once (`OpenFiles.write`)."""
         fd = self.fd
         if fd is None:
             self._table.write(self, buffers, position)
@@ -364,7 +381,7 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """As `use`, but the descriptor stays open until `unpin` is called as often as `pin`."""
+        """Do the same as `use`, but keep the descriptor open until `unpin` has been called as often as `pin`."""
         fd = self.use()
         self.pins += 1
         return fd
@@ -373,14 +390,15 @@ class OpenFile:
         self.pins -= 1
 
     def close(self) -> None:
-        """Close the descriptor if open. The file may be used again later."""
+        """Close the descriptor if it is open. The file may be used again later."""
         if self.fd is not None:
             self._table.forget(self)
 
     def read(self, size: int, position: int) -> Buffer:
         """Return `size` bytes from `position`, fewer only at the end of the file.
 
-        Waits for the disk, or raises NotCached where waiting is not allowed (`OpenFiles.cached_only`).
+        Waits for the disk. Raises NotCached if the data are not cached and waiting is not allowed
+        (`OpenFiles.cached_only`).
         """
         fd = self.use()
         if not self._table.may_wait:
@@ -401,7 +419,7 @@ class OpenFile:
 
 
 class CachedOnly:
-    """A `with` block in which files of one table are read only if that needs no disk."""
+    """A `with` block in which files of one `OpenFiles` object are read only from the page cache."""
 
     def __init__(self, table: OpenFiles) -> None:
         self._table = table
@@ -414,7 +432,8 @@ class CachedOnly:
 
 
 class OpenFiles:
-    """At most `limit` open descriptors; the clock algorithm (cheap, close to LRU) chooses the one to close.
+    """Keeps at most `limit` descriptors open. The clock algorithm (cheap, close to LRU) chooses the descriptor to
+    close.
 
     Pinned files are never closed, so the limit is exceeded when all are pinned. Owning thread.
     """
@@ -424,7 +443,9 @@ class OpenFiles:
         self.limit = limit
         self.may_wait = True
         self.cached_only = CachedOnly(self)
-        """In this block `OpenFile.read` raises NotCached instead of waiting. Do not nest it."""
+        """A `with` block in which `OpenFile.read` raises NotCached instead of waiting. Such blocks must not be
+        nested.
+        """
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(tuning.SCRATCH_BYTES))
         self._waiting_devices: set[int] = set()
@@ -441,18 +462,19 @@ class OpenFiles:
         if len(self._ring) >= self.limit:
             self._evict()
         fd = self.files.open(file.path, file.flags)
-        # even a read that may not wait starts the kernel's read-ahead, which would load cold data unasked and without a
-        # pace
+        # even a read that must not wait starts the kernel's read-ahead, which would load cold data that nobody
+        # requested, without a limit of the rate
         self.files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         file.fd = fd
         self._ring.append(file)
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Write to a file that is not open. If the table is full, the file takes an idle file's place or is closed
-        again.
+        """Write to a file that is not open. If the table is full, either an idle file is closed, or this file is closed
+        again after the write.
 
-        Otherwise, when more files are written in turn than may be open, each would be closed before its next write.
+        Without this, if more files are written in turn than may be open, each file would be closed before its next
+        write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -461,8 +483,9 @@ class OpenFiles:
             write_all(self.files, fd, buffers, position)
 
     def _has_idle(self) -> bool:
-        """Whether the next file of the ring may be closed. The clock advances slowly, so that idle files are found in
-        time."""
+        """Return whether the next file of the ring may be closed. The clock advances only once in MISSES_PER_STEP
+        calls, but that finds idle files soon enough.
+        """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:
             return False
@@ -490,8 +513,9 @@ class OpenFiles:
             self._ring.rotate(-1)
 
     def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
-        """As OpenFile.read_cached. If the file system cannot tell what is cached, read at once, which may wait for the
-        disk."""
+        """Do the same as OpenFile.read_cached. If the file system cannot tell which data are cached, read at once,
+        which may wait for the disk.
+        """
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)
         small = size <= tuning.SCRATCH_BYTES

@@ -1,4 +1,5 @@
-"""The index beside each segment: one fixed-size unit per record. Derived from the data, except for the store times.
+"""The index file beside each segment: one fixed-size unit per record. All its content except the store times is derived
+from the data.
 
     <20-digit first offset>.index, little-endian
     off size header                                        off size unit (where: index_blocks.py)
@@ -15,11 +16,13 @@
      52    8 zero
      60    4 CRC-32 of bytes 0…59
 
-Version 1 had its units back to back, without checksums. Its checkpoint is believed; its units are made again.
+Version 1 had its units back to back, without checksums. The checkpoint of such a file is trusted, but its units are
+made again.
 
-Store time: a record written by a Java broker has a negative message id without a date and no other time, so when its
-unit is rebuilt the time is a bound, kept as its NEGATIVE: -t means "stored at t or earlier". Searches use abs(t) and
-take times as non-decreasing, which holds because the broker's message clock never goes back.
+Store time: a record written by a Java broker has a negative message id, which contains no date, and no other time. So
+when its unit is rebuilt, the time is only an upper bound. The bound is stored as a NEGATIVE number: -t means "stored at
+t or earlier". Searches use abs(t) and assume that times do not decrease, which is true because the broker's message
+clock never goes back.
 """
 
 from __future__ import annotations
@@ -92,9 +95,9 @@ _UNCHECKED_VERSION = 1
 
 
 class Checkpoint(NamedTuple):
-    """The promise of an index header: `units` units describe all data in [first_offset, end).
+    """The content of an index header, which promises: `units` units describe all data in [first_offset, end).
 
-    crc: as Units.crc; None: the file is of version 1, and its units are not used.
+    crc: as Units.crc. None means that the file has version 1 and its units are not used.
     """
 
     first_offset: int
@@ -105,13 +108,13 @@ class Checkpoint(NamedTuple):
 
 
 def pack_header(checkpoint: Checkpoint) -> bytes:
-    """Return the 64 bytes in front of the units."""
+    """Return the header of an index file: the 64 bytes before the units."""
     head = _HEADER.pack(_MAGIC, _VERSION, UNIT_BYTES, *checkpoint)
     return head + _HEADER_CRC.pack(crc32(head))
 
 
 def unpack_header(data: bytes) -> Checkpoint | None:
-    """Return the checkpoint, or None if the bytes are not a whole header of a known version."""
+    """Return the checkpoint. Return None if the bytes are not a whole header of a known version."""
     if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
         return None
     magic, version, unit_bytes, *fields = _HEADER.unpack_from(data)
@@ -128,7 +131,7 @@ def largest_id(units: Buffer | UnitArray) -> int:
 
 
 Vouched = tuple[int, int]
-"""First byte offset and end of synced data."""
+"""The first byte offset and the end of synced data."""
 
 
 class StoredCheckpoint(NamedTuple):
@@ -139,11 +142,11 @@ class StoredCheckpoint(NamedTuple):
 
 
 def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpoint | None:
-    """Return the checkpoint of an index file. Return None if the file is missing, damaged, too short, or of another
-    segment.
+    """Return the checkpoint of an index file. Return None if the file is missing, damaged or too short, or belongs to
+    another segment.
 
-    Only the units in the last block are checked. A file that cannot be read counts as damaged, because it can be
-    rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
+    Of the units, only those in the last block are checked. A file that cannot be read counts as damaged, because it can
+    be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
     """
     try:
         with opened(files, path) as fd:
@@ -180,14 +183,14 @@ def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset:
 def write_units(
     files: Files, path: str, stored: int, units: Buffer, crc: int = 0, vouched: Vouched | None = None
 ) -> int:
-    """Write units behind the `stored` ones, unsynced; with `stored` 0, create the file anew. Return the CRC-32
-    afterwards.
+    """Write units behind the `stored` ones without syncing them. If `stored` is 0, create the file anew. Return the
+    CRC-32 after these units.
 
-    crc: the result of the last write, 0 if nothing is stored. vouched: with nothing stored, the data that the file
-    still vouches for (version 1, or only damage). An overwritten file would promise nothing before the next checkpoint,
-    and a start in between would check, and cut, data that it had trusted. So a new file that vouches for the same data
-    replaces it, which waits for the disk. Any thread, one at a time per file. Raises OSError; the promised part is
-    untouched, or there is always the old file or the new one.
+    crc: the result of the last write, 0 if nothing is stored. vouched: if nothing is stored, the synced data that the
+    file's header still promises (version 1, or only damage). An overwritten file would promise nothing before the next
+    checkpoint, and a start in between would check, and perhaps cut, data that it could have trusted. So in this case
+    the file is replaced by a new one that promises the same data, which waits for the disk. Any thread, one at a time
+    per file. Raises OSError; then the promised part is unchanged, or either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -198,10 +201,10 @@ def write_units(
 
 
 def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
-    """Replace an index file, or create it, with these units. Return its header, and the CRC-32 behind all units.
+    """Replace or create an index file with these units. Return its header, and the CRC-32 after all units.
 
-    The header promises the synced data in [first_offset, end) and the units up to `end`; others may follow. Any thread.
-    There is always the old file or the new one, which is synced. Raises OSError.
+    The header promises the synced data in [first_offset, end) and the units up to `end`. Other units may follow. Any
+    thread. At every moment either the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -218,11 +221,11 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Move the header forward to the units that `write_units` wrote and whose data is synced.
+    """Write a new header that promises more units. `write_units` has written these units, and their data are synced.
 
-    sync: whether to sync the units first; if not, a sync of the file system has covered them since. Any thread; other
-    units may be written behind the checkpoint meanwhile. The header itself is not synced: an older header is also true.
-    Raises OSError; nothing is promised before all of it is synced.
+    sync: whether to sync the units first. If False, a sync of the file system has covered them since they were written.
+    Any thread; other units may be written behind the checkpoint meanwhile. The header itself is not synced, because an
+    older header is also true. Raises OSError. Nothing is promised before all of it is synced.
     """
     with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
@@ -231,7 +234,9 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: b
 
 
 FRESH_SUFFIX = ".new"
-"""Suffix of an index file during its rebuild. A file left by a crash is overwritten, or removed with the segment."""
+"""The suffix of an index file during its rebuild. A file that a crash has left is overwritten, or removed with the
+segment.
+"""
 
 
 def _end_of(unit: Any) -> int:
@@ -239,10 +244,10 @@ def _end_of(unit: Any) -> int:
 
 
 class Units(ABC):
-    """The units of one segment: `stored` of them in a file, checked at every read, the others in memory.
+    """The units of one segment. `stored` of them are in a file and are checked at every read; the others are in memory.
 
-    crc: CRC-32 of the units in the file's last block, if it is not complete. Searches cost O(log n) block reads. All
-    methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
+    crc: the CRC-32 of the units in the file's last block, if that block is not complete. Searches cost O(log n) block
+    reads. All methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
     """
 
     __slots__ = ("_tail", "crc", "path", "stored")
@@ -258,7 +263,7 @@ class Units(ABC):
 
     @abstractmethod
     def _load(self, size: int, position: int) -> Buffer:
-        """Return bytes of the file, fewer only at its end."""
+        """Return `size` bytes of the file; fewer only at its end."""
 
     def unit(self, number: int) -> Unit:
         """Return unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
@@ -268,7 +273,7 @@ class Units(ABC):
         return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
 
     def units(self, start: int, stop: int) -> UnitArray:
-        """Return units start … stop-1 as one array, fewer if there are not so many."""
+        """Return the units start … stop-1 as one array; fewer if there are not so many."""
         stored = self.stored
         if stop > stored:
             stop = min(stop, len(self))
@@ -298,8 +303,9 @@ class Units(ABC):
         return read_block(self._load, self.path, block, self.stored, self.crc)
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
-        """Return the number of the first of the units start … stop-1 with key(unit) >= value; the keys do not
-        decrease."""
+        """Return the number of the first of the units start … stop-1 for which key(unit) >= value. The keys must not
+        decrease.
+        """
         stored, held = self.stored, -1
         units: Buffer = b""
 
@@ -328,11 +334,11 @@ def _time(unit: Unit) -> int:
 
 
 class Index(Units):
-    """The units of one segment: `stored` of them in the file, the rest in memory until the next checkpoint.
+    """The units of one segment. `stored` of them are in the file, the rest is in memory until the next checkpoint.
 
-    Owning thread; only `write_units` runs elsewhere, on a copy. Searches that begin where `units_ending_by` ended
-    before cost O(1): most readers continue there. (Units never change, so a known record boundary stays true.) As
-    `OpenFile.read`, a read of the file raises NotCached.
+    Owning thread. Only `write_units` runs in other threads, on a copy. A search costs O(1) if it begins where an
+    earlier `units_ending_by` ended, as most readers do. (Units never change, so a known record boundary stays valid.) A
+    read of the file may raise NotCached, like `OpenFile.read`.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
@@ -351,7 +357,7 @@ class Index(Units):
         self.vouched = vouched
         self.file = file
         self.max_stored_id = max_stored_id
-        self._boundaries: dict[int, int] = {}  # byte offset between two records -> number of records before it
+        self._boundaries: dict[int, int] = {}  # byte offset between two records -> records before it
 
     @property
     def unstored(self) -> int:
@@ -364,7 +370,7 @@ class Index(Units):
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
     def extend(self, units: Buffer) -> int:
-        """Add packed units. Return the number of units that are only in memory now."""
+        """Add packed units. Return how many units are only in memory now."""
         self._tail += units
         return len(self._tail) // UNIT_BYTES
 
@@ -373,7 +379,9 @@ class Index(Units):
         return bytes(self._tail)
 
     def mark_stored(self, count: int, max_id: int, crc: int) -> None:
-        """Record that the first `count` units of the tail are in the file now. crc: the result of `write_units`."""
+        """Record that the first `count` units that were only in memory are in the file now. crc: the result of
+        `write_units`.
+        """
         del self._tail[: count * UNIT_BYTES]
         if count:
             self.vouched = None
@@ -382,11 +390,11 @@ class Index(Units):
         self.max_stored_id = max(self.max_stored_id, max_id)
 
     def reader(self, files: Files) -> UnitReader:
-        """Return the units as they are now, for a worker thread. Copies those that are only in memory."""
+        """Return a reader of the present units for a worker thread. Units that are only in memory are copied."""
         return UnitReader(files, self.path, self.stored, self.crc, self._tail)
 
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
-        """Return at most `max_count` units from number `start` on, of records that end at or before `offset`."""
+        """Return at most `max_count` units from number `start` on. Their records end at or before `offset`."""
         stop = min(len(self), start + max_count)
         chunks: list[UnitArray] = []
         size = tuning.SEARCH_FIRST_UNITS
@@ -438,7 +446,7 @@ class Index(Units):
 
 
 class UnitReader(Units):
-    """The units of one segment as they were when this was made, read by a descriptor of its own.
+    """The units of one segment as they were when this object was made. It reads with a descriptor of its own.
 
     Any thread. Use it as a context manager, in one thread at a time.
     """
@@ -446,7 +454,7 @@ class UnitReader(Units):
     __slots__ = ("_fd", "_files")
 
     def __init__(self, files: Files, path: str, stored: int, crc: int, tail: Buffer = b"") -> None:
-        """stored, crc: of the segment's Index; tail: the units behind them."""
+        """stored, crc: those of the segment's Index. tail: the units behind the stored ones."""
         super().__init__(path, stored, crc, tail)
         self._files = files
         self._fd = -1
@@ -471,13 +479,14 @@ class UnitReader(Units):
             yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """As `chunks`, but the last array first."""
+        """Do the same as `chunks`, but yield the last array first."""
         for last in range(stop, start, -tuning.UNITS_PER_READ):
             yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
-        """Return the number of the unit with this id among start … stop-1. ascending: their ids are known to be
-        sorted."""
+        """Return the number of the unit with this id among the units start … stop-1; None if there is none. ascending:
+        whether their ids are known to be sorted.
+        """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)
             return place if place < stop and self.unit(place)[1] == message_id else None

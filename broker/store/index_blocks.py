@@ -1,4 +1,4 @@
-"""Where the units lie in an index file, and the checksum of each block of them. Every read compares it. Any thread.
+"""The layout of units in an index file: blocks with a checksum, which every read verifies. Any thread.
 
     block i: 4,096 bytes from 4096 * i on, little-endian
      off size
@@ -8,13 +8,13 @@
     4080   12 zero
     4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
 
-The trailer is written once, with the write that completes the block. A block that is not complete has none: whoever
-reads it knows how many units it has and their CRC-32 (`Checkpoint.crc`, `Units.crc`), which goes on with each
-write. So a write reads nothing, and no byte that a header promises is written twice. A CRC-32 begun with the block's
-number tells also a block that is in the wrong place.
+The trailer is written once, by the write that completes the block. An incomplete block has no trailer. Its readers know
+how many units it has and their CRC-32 (`Checkpoint.crc`, `Units.crc`), which each write continues. So a write reads
+nothing, and no byte that a header promises is written twice. Because the CRC-32 begins with the block's number, it also
+detects a block that is in the wrong place.
 
-Many blocks are read and checked at once. The plain code that this stands for is in
-tests/unit/broker/store/test_references.py; the benchmark is `consume`.
+Many blocks are read and checked at once. The equivalent simple code is in tests/unit/broker/store/test_references.py;
+the benchmark is `consume`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ __all__ = [
 ]
 
 UNIT = Struct("<qqqiI")
-"""byte offset (absolute), message id, store time (Unix ms), record size in bytes (header + body), tag hash."""
+"""The fields of a unit: byte offset (absolute), message id, store time (Unix ms), record size in bytes (header + body),
+tag hash.
+"""
 UNIT_BYTES = UNIT.size  # 32
 UNIT_DTYPE = np.dtype([("offset", "<i8"), ("id", "<i8"), ("time_ms", "<i8"), ("size", "<i4"), ("tag", "<u4")])
 UnitArray = npt.NDArray[Any]
@@ -65,23 +67,23 @@ _TRAILER = Struct("<8sQ12x")
 _CRC = Struct("<I")
 _TRAILER_BYTES = _TRAILER.size + _CRC.size
 _MAGIC = b"metaqblk"
-_HEADER_UNITS = HEADER_BYTES // UNIT_BYTES  # units that the header takes the place of
+_HEADER_UNITS = HEADER_BYTES // UNIT_BYTES  # how many units would fit in the header's place
 _BLOCK_UNITS = (BLOCK_BYTES - _TRAILER_BYTES) // UNIT_BYTES
 _BLOCK_UNIT_BYTES = _BLOCK_UNITS * UNIT_BYTES
 _BLOCK = np.dtype(
     [("units", f"V{_BLOCK_UNIT_BYTES}"), ("magic", "S8"), ("number", "<u8"), ("zero", "V12"), ("crc", "<u4")]
 )
 _RIGHT = 0x2144DF1C
-"""The CRC-32 of a good block: that of any bytes followed by their own CRC-32."""
+"""The CRC-32 of a good block, trailer included. (Any bytes followed by their own CRC-32 have this CRC-32.)"""
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 """Errors that say nothing about the file itself."""
 
 _Load = Callable[[int, int], Buffer]
-"""load(size, position): bytes of the file, fewer only at its end."""
+"""load(size, position): returns bytes of the file, fewer only at its end."""
 
 
-class IndexDamaged(Exception):  # internal: the log answers from the data and has the index made again
+class IndexDamaged(Exception):  # internal: the log then reads the data themselves and rebuilds the index
     """An index file does not hold the bytes that were written to it."""
 
     def __init__(self, path: str, block: int, reason: str) -> None:
@@ -92,7 +94,9 @@ class IndexDamaged(Exception):  # internal: the log answers from the data and ha
 
 
 def unreadable(path: str, position: int, error: OSError) -> IndexDamaged | StoreError:
-    """Return the error to raise for a failed read. A file that is gone, or has a bad sector, is rebuilt as well."""
+    """Return the error to raise for a failed read. A file that is gone or has a bad sector counts as damaged, so that
+    it is rebuilt, too.
+    """
     if error.errno in _SCARCE:
         return StoreError(f"{path} cannot be read: {error}")
     return IndexDamaged(path, position // BLOCK_BYTES, f"it cannot be read: {error}")
@@ -115,10 +119,11 @@ def first_of(block: int) -> int:
 
 
 def order_times(units: UnitArray, floor_ms: int = 0) -> None:
-    """Raise store times, in place, to at least `floor_ms` (Unix ms) and the times of the records before them.
+    """Raise store times in place, so that each is at least `floor_ms` (Unix ms) and at least the time of the record
+    before it.
 
-    Within a segment times never decrease, so that a binary search by time works. Bounds stay bounds (negative). Times
-    are raised and never lowered: then a search may begin too early, but skips no message.
+    Within a segment times must never decrease, so that a binary search by time works. Bounds stay bounds (negative).
+    Times are raised and never lowered, so a search may begin too early, but it skips no message.
     """
     times = units["time_ms"]
     known = np.abs(times)
@@ -140,9 +145,10 @@ def _trailer(block: int, crc: int) -> bytes:
 
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
-    """Return the buffers to write at `unit_position(stored)` to add units, and the CRC-32 afterwards.
+    """Return the buffers that add units if they are written at `unit_position(stored)`, and the CRC-32 after these
+    units.
 
-    crc: of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
+    crc: the CRC-32 of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
     """
     block = block_of(stored)
     room = (first_of(block + 1) - stored) * UNIT_BYTES
@@ -159,7 +165,7 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
 
 
 def _pack_blocks(first: int, units: memoryview) -> Buffer:
-    """Return whole blocks from number `first` on, made at once."""
+    """Return whole blocks, numbered from `first` on, that contain these units. All blocks are made at once."""
     count = len(units) // _BLOCK_UNIT_BYTES
     blocks = np.zeros(count, _BLOCK)
     blocks["units"] = np.frombuffer(units, f"V{_BLOCK_UNIT_BYTES}")
@@ -173,7 +179,8 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """Return the first units of one block, those among the `stored` ones, checked. More bytes may follow them.
+    """Read and check the units of one block that are among the `stored` ones, and return their bytes. More bytes may
+    follow them.
 
     Raises IndexDamaged, and the errors of `load`.
     """
@@ -189,7 +196,9 @@ def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buf
 
 
 def read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
-    """Return units start … stop-1, 0 <= start < stop <= stored, in one read. Raises as `read_block`."""
+    """Return the units start … stop-1, 0 <= start < stop <= stored, with one read. Raises the same errors as
+    `read_block`.
+    """
     first, last = block_of(start), block_of(stop - 1)
     if first == last:
         units = read_block(load, path, first, stored, crc)
@@ -219,11 +228,13 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """Return the CRC-32 of the good blocks 0 … block-1 of any index, back to back, so that one pass checks many blocks.
+    """Return the CRC-32 of the good blocks 0 … block-1 of any index, back to back. With it, one pass checks many
+    blocks.
 
     A good block `i` has the CRC-32 _RIGHT if the computation begins with i. If it begins with the CRC-32 of the blocks
-    before it, the result is off by the difference of the two beginnings, carried through as many zero bytes: CRC-32 is
-    linear. Damage in one block always shows, as with one CRC-32 per block; damage in several shows except once in 2^32.
+    before it, the result differs by the difference of the two beginnings, carried through as many zero bytes, because
+    CRC-32 is linear. Damage in one block is always detected, as with one CRC-32 per block. Damage in several blocks is
+    detected except once in 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:
@@ -233,7 +244,7 @@ def _crc_before(block: int) -> int:
 
 
 def _first_damaged(path: str, data: memoryview, first: int, stop: int) -> IndexDamaged:
-    """Return the error for the first damaged one of blocks first … stop-1, which are not all good."""
+    """Return the error for the first damaged block among the blocks first … stop-1. At least one of them is damaged."""
     for block in range(first, stop):
         end = (block + 1 - first) * BLOCK_BYTES
         start = end - BLOCK_BYTES if block else HEADER_BYTES

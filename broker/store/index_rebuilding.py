@@ -22,14 +22,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Lost(NamedTuple):
-    """A segment without an index, not to be tried before this monotonic time in seconds."""
+    """A segment without an index. not_before: no rebuild is tried before this monotonic time in seconds."""
 
     log: PartitionLog
     not_before: float
 
 
 class IndexRebuilding:
-    """The closed segments without an index. Owning thread; `run_in_thread` reads them."""
+    """The closed segments without an index. Owning thread; the segments are read in a worker thread
+    (`run_in_thread`).
+    """
 
     def __init__(
         self,
@@ -38,8 +40,9 @@ class IndexRebuilding:
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has taken
-        the segment meanwhile; the new index may be left over."""
+        """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has removed
+        the segment meanwhile; the new index file may be left over.
+        """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
         self._open_files = open_files
@@ -51,21 +54,21 @@ class IndexRebuilding:
         self._held = False
 
     def __len__(self) -> int:
-        """Return the number of segments still to rebuild."""
+        """Return the number of segments whose index is still to be rebuilt."""
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Rebuild the missing indexes of the log after `start`, or from the next `tick` on."""
+        """Plan to rebuild the missing indexes of the log, after `start` or from the next `tick` on."""
         for segment in log.segments:
             if segment.index is None:
                 self._lost.setdefault(segment, _Lost(log, 0.0))
 
     def start(self) -> None:
-        """Begin with the first segment."""
+        """Begin to rebuild the first index."""
         self._rebuild_next()
 
     def tick(self, now: float) -> None:
-        """Continue with what can be done at monotonic time `now`, in seconds."""
+        """Begin the next rebuild that may begin at monotonic time `now`, in seconds."""
         self._now = now
         if self._lost:
             self._rebuild_next()
@@ -76,11 +79,11 @@ class IndexRebuilding:
         return self._busy
 
     def hold(self, held: bool) -> None:
-        """Begin no other rebuild while `held`."""
+        """Begin no further rebuild while `held`."""
         self._held = held
 
     def stop(self) -> None:
-        """Begin no other rebuild."""
+        """Begin no further rebuild."""
         self._closed = True
 
     def _rebuild_next(self) -> None:
@@ -123,9 +126,10 @@ class IndexRebuilding:
 
 
 def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tuple[Checkpoint, list[Damaged]]:
-    """Walk a closed, synced segment and write a synced index for it. Any thread; changes only the index file.
+    """Read a closed, synced segment record by record, and write and sync an index for it. Any thread. Changes only the
+    index file.
 
-    Damaged ranges are skipped and returned: their records are not indexed. Raises OSError.
+    Damaged ranges are skipped and returned; their records are not in the index. Raises OSError.
     """
     file = SegmentFile(path, first_offset, size, files.status(path).modified_ms)
     with opened(files, path) as fd:
@@ -135,6 +139,6 @@ def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tupl
 
 
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:
-    """Whether the new index can vouch for all of the segment, and nothing else writes to its file."""
+    """Return whether a new index can promise all data of the segment, and no job writes to the index file."""
     safe = segment.synced == segment.end and segment.end <= log.durability.safe_end
     return safe and not log.writes_index(segment)

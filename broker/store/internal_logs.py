@@ -1,11 +1,13 @@
-"""The store's internal logs: data that a broker keeps beside its partitions and writes like them.
+"""The store's internal logs. They contain data that a broker keeps in addition to its partitions and writes in the same
+way.
 
-An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like one. It
-lies in a directory without a `-`, which Java brokers ignore. No client can name its topic, because a topic has no `/`
-(limits.check_topic). `Store.logs()` never returns it.
+An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like a
+partition. Its directory's name has no `-`, so Java brokers ignore it. No client can name its topic, because a client's
+topic may not contain `/` (limits.check_topic). `Store.logs()` never returns it.
 
-Whoever opens the store names the internal topics (assembly/kinds.py). Each has two logs, one for partitions with
-asynchronous flush and one for those with group commit, so that its data becomes safe like the messages it belongs to.
+The code that opens the store names the internal topics (assembly/kinds.py). Each internal topic has two logs: one for
+partitions with asynchronous flush and one for partitions with group commit. So its data become safe in the same way as
+the messages to which they belong.
 """
 
 from __future__ import annotations
@@ -32,19 +34,24 @@ __all__ = [
 
 LOOSE, WAITING = 0, 1
 NUMBERS = LOOSE, WAITING
-"""The numbers of an internal topic's logs: for partitions with asynchronous flush, and for those with group commit."""
+"""The numbers of an internal topic's two logs: LOOSE for partitions with asynchronous flush, WAITING for partitions
+with group commit.
+"""
 
 OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
-"""recovered(files, snapshot, first_offset, directories): a log has been recovered, from this byte offset on. The
-partitions in the directories, by `<topic>-<partition>`, have not been recovered yet. Raises StoreError."""
+"""recovered(files, snapshot, first_offset, directories): called when a log has been recovered, from byte offset
+first_offset on. directories: the partitions' directories by `<topic>-<partition>`; the partitions have not been
+recovered yet. Raises StoreError.
+"""
 
 
 @dataclass(frozen=True)
 class InternalTopic:
-    """directory: below the first data path; max_segment_size: bytes.
+    """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
-    with_messages: whether appends to it become safe together with the messages appended to partitions in the same turn
-    of the reactor: a start finds both or neither. recovered: called before partitions and other topics are recovered.
+    with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
+    in the same turn of the reactor, so that a start finds both or neither. recovered: called before partitions and
+    other topics are recovered.
     """
 
     directory: str
@@ -53,22 +60,22 @@ class InternalTopic:
     recovered: OnRecovered | None = None
 
     def config(self, number: int) -> TopicStoreConfig:
-        """Return the settings of one of its logs."""
+        """Return the settings of one of the topic's logs."""
         if number == WAITING:
             return TopicStoreConfig(self.max_segment_size, 0, 0)
         return TopicStoreConfig(self.max_segment_size, tuning.INTERNAL_SYNC_RECORDS, tuning.INTERNAL_SYNC_MS)
 
     def path(self, data_path: str, number: int) -> str:
-        """Return the directory of one of its logs. data_path: the store's first one."""
+        """Return the directory of one of the topic's logs. data_path: the store's first data path."""
         return os.path.join(data_path, self.directory, str(number))
 
 
 InternalTopics: TypeAlias = Mapping[str, InternalTopic]
-"""By name."""
+"""The internal topics by name."""
 
 
 def is_internal(topic: str) -> bool:
-    """Whether this is the topic of internal logs."""
+    """Return whether this is the topic of internal logs."""
     return topic.startswith("/")
 
 

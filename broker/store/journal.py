@@ -1,14 +1,15 @@
-"""One sequential log for all partitions whose puts wait for the disk: one sync for many partitions.
+"""One sequential log for all partitions whose puts wait for the disk, so that one sync covers many partitions.
 
-A put is written to its partition's file through the page cache, and once more to the journal. Everything that arrives
-while one sync of the journal runs shares the next one: this is the group commit, across partitions and connections.
-Checkpoints sync the partition files later; when they cover a journal file, that file is removed. So the cost of an
-acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their own files
-are synced instead, which avoids the second write. The files' format: journal_format.py.
+A put is written to its partition's file (in the page cache), and a second time to the journal. All puts that arrive
+while one sync of the journal runs share the next sync. This is the group commit, across partitions and connections.
+Checkpoints sync the partition files later. When checkpoints cover a journal file, that file is removed. So the cost of
+an acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their own
+files are synced instead, which avoids the second write. For the files' format see journal_format.py.
 
-Invariants: the entries of one partition follow each other without a gap, in offset order; a file is removed only when
-all its entries are synced in their partitions, which may happen before an older file that a failed partition still
-needs; after a failed write or sync nothing more is written, except after a write on a full disk that was cut back.
+Invariants. The entries of one partition follow each other without a gap, in offset order. A file is removed only when
+all its entries are synced in their partitions; this may happen before the removal of an older file that a failed
+partition still needs. After a failed write or sync nothing more is written, except if the write failed because of a
+full disk and was undone.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 class JournalStatus(NamedTuple):
-    """Figures for operators. cause: why the journal failed, "" if it has not. waiting: appends of the group after this
-    one."""
+    """Figures for operators. cause: why the journal failed, "" if it has not. waiting: the number of appends that wait
+    for the next group.
+    """
 
     cause: str
     files: int
@@ -53,18 +55,18 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
-"""(log, base, end, count, data): a plain tuple, because one is made per append."""
+"""An append: (log, base, end, count, data). It is a plain tuple, because one is made per append."""
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
-"""(end, count) of each log's last append in a group."""
+"""Maps each log of a group to (end, count) of its last append."""
 
 
 class _NoRoom(Exception):
-    """The disk is full, and no part of the group is in the journal."""
+    """Raised if the disk is full and no part of the group is in the journal."""
 
 
 class _File:
-    """A journal file, and the last offset of each partition that has entries in it."""
+    """A journal file. ends: the end offset of the last entry of each partition in it."""
 
     __slots__ = ("ends", "fd", "number", "path", "size")
 
@@ -77,7 +79,7 @@ class _File:
 
 
 class Journal:
-    """Owning thread; a worker thread writes and syncs one group at a time."""
+    """The journal of a store. Owning thread; a worker thread writes and syncs one group at a time."""
 
     def __init__(
         self,
@@ -91,10 +93,10 @@ class Journal:
         full_files: int = tuning.JOURNAL_FULL_FILES,
         with_messages: frozenset[str] = frozenset(),
     ) -> None:
-        """checkpoint(log): start a sync of the log's own files soon; `tick` checks when it is done.
+        """checkpoint(log): starts a sync of the log's own files soon. `tick` checks whether it is done.
 
-        run_group: writes and syncs the groups; by default `run_in_thread`, which also removes files. with_messages:
-        internal topics, as InternalTopic says.
+        run_group: runs the writes and syncs of groups; by default `run_in_thread`, which also removes files.
+        with_messages: the internal topics with InternalTopic.with_messages.
         """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
@@ -119,7 +121,7 @@ class Journal:
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
-        """Return the status now. The figures do not include the write in progress."""
+        """Return the present status. The figures do not include a write in progress."""
         files = (*self._full, *((self._file,) if self._file else ()))
         return JournalStatus(
             "" if self.failure is None else self.failure.cause,
@@ -132,16 +134,18 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Make the bytes appended to `log` at [base, end) safe. The log is told by `safe`, or by `end` of its own job.
+        """Make the bytes appended to `log` at [base, end) safe. The log is then notified by a call of its `safe`, or of
+        its `end` if its own files were synced.
 
-        count: records in the log up to `end`, in its own count. data: the bytes, which must not change until then.
+        count: the number of records in the log up to `end`, as the log counts them. data: the bytes, which must not
+        change until they are safe.
         """
         self._waiting.append((log, base, end, count, data))
         if self._running is None and not self._held:
             self._start()
 
     def hold(self) -> None:
-        """Begin no group until `release` was called as often as `hold`: appends in between share one group."""
+        """Begin no group until `release` was called as often as `hold`. So appends in between share one group."""
         self._held += 1
 
     def release(self) -> None:
@@ -151,8 +155,9 @@ class Journal:
             self._start()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once when everything added so far is safe or has failed, at once if it already is. The logs know
-        which."""
+        """Call `callback` once when all appends added so far are safe or have failed; call it at once if that is so
+        already. The logs know whether they are safe.
+        """
         if self._waiting:
             self._callbacks.append(callback)
         elif self._running is not None:
@@ -161,7 +166,7 @@ class Journal:
             callback()
 
     def _start(self) -> None:
-        """Begin the next group unless nothing waits or nothing may be written."""
+        """Begin the next group, if there are waiting appends and writing is allowed."""
         while self._waiting and not self._closed and self.failure is None:
             waiting, callbacks = self._take_waiting()
             # a checkpoint has covered the others
@@ -200,11 +205,13 @@ class Journal:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
     def _synced_directly(self, log: PartitionLog, job: SyncJob, result: object) -> None:
-        """Handle a log that made itself safe or failed by itself; either way the next group may begin."""
+        """Handle the end of a log's own sync, which made its data safe or failed. In both cases the next group may
+        begin.
+        """
         log.end(job, result)
         self._direct -= 1
         if not self._direct:
-            self._group_ended()  # may need a sync of the log, which then does its other requested work too
+            self._group_ended()  # may need a sync of the log, which then also does the log's other requested work
         log.go_on()
 
     def _group_ended(self) -> None:
@@ -215,8 +222,9 @@ class Journal:
             _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
-        """Worker thread: write the group and sync it once; do nothing if the journal is closed. Raises OSError; raises
-        _NoRoom with the journal unchanged."""
+        """Worker thread: write the group and sync it with one call. Do nothing if the journal is closed. Raises
+        OSError, or _NoRoom if the disk is full; then the journal is unchanged.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -237,7 +245,9 @@ class Journal:
             file.size += size
 
     def _new_file(self) -> _File:
-        """Worker thread; the owning thread does not read `_file` while a group is written."""
+        """Worker thread: create the next file and make it the current one. The owning thread does not read `_file`
+        while a group is written.
+        """
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
         try:
@@ -275,8 +285,9 @@ class Journal:
         self._group_ended()
 
     def _do_without(self, last: _Last, cause: _NoRoom) -> None:
-        """Sync the partitions' own files on a full disk: the appended data already has its room there, so nothing is
-        lost."""
+        """On a full disk, sync the partitions' own files instead. The appended data already have their space there, so
+        nothing is lost.
+        """
         if not self._full_disk:
             self._full_disk = True
             _log.warning("the journal %s has no room, partitions are synced one by one: %s", self.directory, cause)
@@ -301,7 +312,7 @@ class Journal:
         self._answer_all()
 
     def _answer_all(self) -> None:
-        """Tell all waiters to ask the logs."""
+        """Call all waiting callbacks, which then ask the logs for the outcome."""
         callbacks, self._running, self._callbacks = [*(self._running or ()), *self._callbacks], None, []
         _call_all(callbacks)
 
@@ -318,13 +329,14 @@ class Journal:
                 self._checkpoint(log)
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
-        """Whether syncing the partitions' own files costs less: False if an internal log has rows with few bytes of
-        messages."""
+        """Return whether syncing the partitions' own files costs less. False if an internal log is in the group and the
+        group has few bytes.
+        """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
             return True
         if internal & self._with_messages and any(not is_internal(log.topic) for log, *_ in group):
-            return False  # a block has both or none
+            return False  # a block has both the messages and the rows, or neither
         return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
     def tick(self) -> None:
@@ -349,10 +361,10 @@ class Journal:
         self._files.unlink(file.path)
 
     def turn_over(self) -> int | None:
-        """Start the removal of all current files. Return the next file number, for `has_older`.
+        """Start to make all current files removable. Return the next file number, for `has_older`.
 
-        Requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is being
-        written: call again.
+        This requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is being
+        written; then call this again later.
         """
         if self._running is not None or self._waiting:
             return None
@@ -364,19 +376,19 @@ class Journal:
         return self._next_number
 
     def has_older(self, number: int) -> bool:
-        """Whether files with a lower number still exist."""
+        """Return whether files with a lower number still exist."""
         return any(each < number for each in chain(self._removing, (file.number for file in self._full)))
 
     @property
     def stuck(self) -> str | None:
-        """Why some files will stay until a restart, None if none will."""
+        """Why some files will stay until a restart; None if all can be removed."""
         if self.failure is not None:
             return str(self.failure)
         failed = (log for file in self._full for log in file.ends if log.durability.failure is not None)
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Make sure that no file with a lower number exists or can come back. Worker thread; blocks.
+        """Check that no file with a lower number exists, and make sure that none can come back. Worker thread; blocks.
 
         Raises OSError, also if such a file exists.
         """
@@ -388,16 +400,20 @@ class Journal:
             self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
-        """Number new files after this one, the last file of an earlier life's journal."""
+        """Number new files from `number` + 1 on. number: the last file's number in the journal of an earlier run."""
         self._next_number = number + 1
 
     def stop(self) -> None:
-        """Begin no more groups, and wait for the group being written. The logs are closed next, which syncs them."""
+        """Begin no more groups, and wait until the present group is written. The caller then closes the logs, which
+        syncs them.
+        """
         with self._lock:
             self._closed = True
 
     def close(self) -> None:
-        """After `stop` and the logs' own close: remove every file, or keep them all if a log is not synced."""
+        """Remove every file, or keep them all if a log is not synced. To be called after `stop` and after the logs are
+        closed.
+        """
         files = [*self._full, *((self._file,) if self._file is not None else ())]
         synced = self.failure is None and all(
             log.durability.synced_end >= end for file in files for log, end in file.ends.items()

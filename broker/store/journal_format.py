@@ -1,14 +1,15 @@
-"""The files of the journal: `<data path>/metaqjournal/<20-digit number>.journal`, a sequence of blocks.
+"""The format of journal files: `<data path>/metaqjournal/<20-digit number>.journal` contains a sequence of blocks.
 
-A block is what one sync made safe. Little-endian:
+A block contains the data that one sync made safe. All numbers are little-endian:
 
     magic u32 | CRC-32 of all that follows u32 |
     number of the file u64 | data bytes u64 | entries u32 | bytes of all names u32 |
     a row per entry: offset of its data in the partition i64, data bytes u32, name bytes u16, 0 u16 |
     the names, `<topic>-<partition>` UTF-8, back to back | the data, whole records, back to back
 
-A block is good as a whole or not at all: nothing of a torn one was ever acknowledged. Only the last block of the last
-file can be torn; bytes that are no good block anywhere else are damage, and the good blocks behind them still count.
+A block is good as a whole or not at all, because no part of a torn block was ever acknowledged. Only the last block of
+the last file can be torn. Anywhere else, bytes that are not a good block are damage, and the good blocks behind them
+still count.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
 JOURNAL_DIRECTORY = "metaqjournal"
 JOURNAL_SUFFIX = ".journal"
 DAMAGED_SUFFIX = ".damaged"
-"""Suffix of a file that is kept because some of it could not be read."""
+"""The suffix of a file that is kept because a part of it could not be read."""
 
 _NAME = re.compile(r"[0-9]{20}\.journal")
 _MAGIC = 0x4B51544D  # "MTQK"
@@ -55,8 +56,9 @@ _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zer
 
 
 class JournalEntry(NamedTuple):
-    """The place of an entry's data: bytes [position, position + length) of a journal file. base: its partition
-    offset."""
+    """The location of an entry's data: bytes [position, position + length) of a journal file. base: the data's offset
+    in the partition.
+    """
 
     base: int
     length: int
@@ -71,7 +73,9 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Return a block for file `number`: each entry's partition name and offsets, and the data of all in any buffers."""
+    """Return a block for file `number`, as buffers. names, bases, ends: the partition's name and the offsets of each
+    entry. data: the data of all entries, divided into buffers in any way.
+    """
     rows = np.zeros(len(names), _ROW)
     rows["base"] = bases
     rows["bytes"] = np.subtract(ends, bases)
@@ -89,7 +93,7 @@ def encode_block(
 
 
 class JournalData:
-    """Reads entries' data. Each file is opened once and stays open until `close`. One thread."""
+    """Reads the data of journal entries. Each file is opened once and stays open until `close`. One thread."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -111,9 +115,10 @@ class JournalData:
 
 
 class JournalGap(NamedTuple):
-    """Bytes [start, end) of a journal file that hold no good block.
+    """Bytes [start, end) of a journal file that contain no good block.
 
-    damaged: acknowledged puts may be missing. Otherwise the bytes are the journal's end, probably an unfinished block.
+    damaged: whether acknowledged puts may be missing. If not, the bytes are at the journal's end and probably an
+    unfinished block.
     """
 
     path: str
@@ -123,7 +128,9 @@ class JournalGap(NamedTuple):
 
 
 class JournalContents(NamedTuple):
-    """entries: by partition name, in order. paths: of all files, oldest first. gaps: the unreadable parts."""
+    """The content of the whole journal. entries: by partition name, in order. paths: the paths of all files, oldest
+    first. gaps: the unreadable parts.
+    """
 
     entries: dict[str, list[JournalEntry]]
     paths: list[str]
@@ -131,12 +138,12 @@ class JournalContents(NamedTuple):
 
     @property
     def damaged_paths(self) -> list[str]:
-        """The files that have lost data."""
+        """The paths of the files that have lost data."""
         return list(dict.fromkeys(gap.path for gap in self.gaps if gap.damaged))
 
 
 def read_journal(files: Files, data_path: str) -> JournalContents:
-    """Read the whole journal. Memory: one file's bytes at a time. Raises OSError."""
+    """Read the whole journal. Only one file's bytes are in memory at a time. Raises OSError."""
     directory = os.path.join(data_path, JOURNAL_DIRECTORY)
     contents = JournalContents({}, [], [])
     if not files.is_directory(directory):
@@ -173,8 +180,9 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
-    """Return where the names and the data of the block at `position` begin, its rows, and where it ends; None if it is
-    not good."""
+    """Examine the block at `position`. Return where its names begin, where its data begin, its rows, and where it ends.
+    Return None if the block is not good.
+    """
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):
         return None
@@ -189,7 +197,7 @@ def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, n
 
 
 def _next_block(data: memoryview, position: int, number: int) -> int:
-    """Return where the next good block behind `position` begins, the end of the data if there is none."""
+    """Return where the next good block behind `position` begins. Return the end of the data if there is none."""
     raw = data.obj
     assert isinstance(raw, bytes)
     while (position := raw.find(_MAGIC_BYTES, position + 1)) >= 0:

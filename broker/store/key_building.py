@@ -1,4 +1,6 @@
-"""Write key files in the background: a block for every 64 MiB of records, and the rest when a segment is closed."""
+"""Write key files in the background: one block for every 64 MiB of records, and a last block when a segment is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """A segment whose key file may lack blocks, as the owning thread saw it."""
+    """The state of a segment whose key file may lack blocks, as the owning thread saw it."""
 
     segment: Segment
     end: int
@@ -35,7 +37,7 @@ class _Lacking(NamedTuple):
 
 
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
-    """Write one more block if there is enough data for one. Return the blocks of the segment.
+    """Write one more block if there are enough data for one. Return all blocks of the segment.
 
     Any thread. Raises OSError, IndexDamaged.
     """
@@ -65,7 +67,9 @@ def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[Key
 
 
 class KeyBuilding:
-    """The logs whose key files lack blocks. Owning thread; `run_in_thread` does the work, one block at a time."""
+    """The logs whose key files lack blocks. Owning thread. A worker thread (`run_in_thread`) writes one block at a
+    time.
+    """
 
     def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:
         self._files = files
@@ -80,11 +84,11 @@ class KeyBuilding:
         self._given_up: set[Segment] = set()  # their index has no units for their last, damaged bytes
 
     def __len__(self) -> int:
-        """Return the number of logs still to check."""
+        """Return the number of logs that are still to be checked."""
         return len(self._waiting)
 
     def start(self, logs: Iterable[PartitionLog]) -> None:
-        """Check the files left by an earlier life or a Java broker. No file is opened before the next tick."""
+        """Plan to check the files of an earlier run or of a Java broker. No file is opened before the next tick."""
         for log in logs:
             if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:
                 self._waiting[log] = None
@@ -95,18 +99,21 @@ class KeyBuilding:
         self._waiting.clear()
 
     def consider(self, log: PartitionLog) -> None:
-        """After a checkpoint: write the log's next block soon if there is enough data for one. O(1)."""
+        """Plan to write the log's next block if there are enough data for one. To be called after a checkpoint.
+        O(1).
+        """
         segments = log.segments
         if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
             self._waiting[log] = None
 
     def revisit(self, log: PartitionLog) -> None:
-        """Check all segments of the log: an index was rebuilt, or a key file has changed."""
+        """Plan to check all segments of the log, because an index was rebuilt or a key file has changed."""
         self._waiting[log] = None
 
     def tick(self, now: float) -> None:
-        """Go on building key files, as far as the rate allows. now: monotonic time in seconds. Call this a few times a
-        second."""
+        """Continue to write key files, as far as the rate limit allows. now: monotonic time in seconds. Call this a few
+        times a second.
+        """
         if self._last_tick is not None:
             rate = tuning.KEY_BYTES_PER_SECOND
             self._credit = min(rate, self._credit + (now - self._last_tick) * rate)
@@ -146,7 +153,9 @@ class KeyBuilding:
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
-        """Return the newest segment that lacks blocks: recent data is requested most, and is still in memory."""
+        """Return the newest segment that lacks blocks, because recent data are requested most and are still in
+        memory.
+        """
         *closed, active = log.segments
         if self._lacks(active, closed=False):
             return active
@@ -177,7 +186,9 @@ class KeyBuilding:
         self._next()
 
     def _without_index(self, log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
-        """Give up the damaged index. `revisit` follows its rebuild; if that cannot begin, try again later."""
+        """Give up the damaged index. After its rebuild, `revisit` is called. If the rebuild cannot begin, try again
+        later.
+        """
         del self._waiting[log]
         try:
             given_up = log.index_damaged(segment, index, damage)

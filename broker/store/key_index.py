@@ -1,4 +1,5 @@
-"""The keys beside a segment: blocks of a hash table that is written once and never changed. Derived from the data.
+"""The key file beside a segment: blocks of a hash table that are written once and never changed. Its content is derived
+from the data.
 
     <20-digit first offset>.keys, little-endian: blocks back to back, for records that follow each other
     off size header of a block                             off size entry (96 + 8 * i), sorted as one u64
@@ -17,10 +18,11 @@
      76   16 zero
      92    4 CRC-32 of bytes 0…91
 
-Hashes are as good as random, so the place of one in a sorted block can be guessed: a search reads a few KiB around it.
-What it finds are candidates: whoever asks compares the record's own keys. The last record tells whether the segment is
-still the one that was indexed: a Java broker may have cut and rewritten it in between. A block is synced before its
-header is written, so after a crash its header is whole and true, or not there.
+Hashes are practically random, so the position of a hash in a sorted block can be estimated. A search reads a few KiB
+around this position. The results are only candidates, so the caller compares the record's own keys. The last record
+shows whether the segment is still the one that was indexed, because a Java broker may have cut and rewritten it in
+between. A block is synced before its header is written. So after a crash its header is either complete and true, or
+missing.
 """
 
 from __future__ import annotations
@@ -74,11 +76,13 @@ _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record 
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
-"""How much of a larger record, which only a Java producer can have sent, is searched for keys."""
+"""How many bytes of a larger record are searched for keys. Only a Java producer can have sent such a record."""
 
 
 class KeyBlock(NamedTuple):
-    """One block: for records in [start, end) of the partition. `position`: where its entries begin in the file."""
+    """One block, for the records in [start, end) of the partition. `position`: where the block's entries begin in the
+    file.
+    """
 
     start: int
     end: int
@@ -100,10 +104,10 @@ class KeyBlock(NamedTuple):
 def scan_keys(
     files: Files, fd: int, units: UnitArray, first_offset: int, pause: Callable[[float], None] = time.sleep
 ) -> Entries:
-    """Return unsorted entries of the records that `units` describe, read from the segment that begins at
-    `first_offset`.
+    """Read the records that `units` describe from the segment that begins at `first_offset`. Return their entries,
+    unsorted.
 
-    Any thread; reads windows of 4 MiB and lets other threads have the interpreter in between. Raises OSError.
+    Any thread. Reads windows of 4 MiB and lets other threads use the interpreter in between. Raises OSError.
     """
     found: list[Entries] = [np.empty(0, np.uint64)]
     positions = units["offset"] - first_offset
@@ -155,8 +159,9 @@ def _entries_in(
 def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
-    """Yield the entries of one record with a long property list, perhaps millions of keys, without repeats if
-    possible."""
+    """Yield the entries of one record with a long property list, which may have millions of keys. Repeated keys are
+    left out if possible.
+    """
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
         pause(tuning.KEY_SLICE_PAUSE_SECONDS)
@@ -165,8 +170,9 @@ def _long_entries(
 def _property_lists(
     data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where the records begin whose attribute lies wholly in the record and in `data`, and where the attributes
-    are."""
+    """Find the records whose attribute lies completely in the record and in `data`. Return where these records begin,
+    and where their attributes begin and end.
+    """
     raw = np.frombuffer(data, np.uint8)
     body = starts + HEADER_BYTES
     starts, body = starts[body + 4 <= len(data)], body[body + 4 <= len(data)]
@@ -180,9 +186,10 @@ def _property_lists(
 
 
 def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
-    """Return where the records with hash `key` begin that lie at [low, high) of the segment, each once, in order.
+    """Return where the records with hash `key` begin, for records in [low, high) of the segment. Each position is
+    returned once, in order.
 
-    entries: sorted; a record may have a key more than once.
+    entries: sorted. A record may have a key more than once.
     """
     bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
     first, stop = entries.searchsorted(bounds)
@@ -191,7 +198,9 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
 
 
 def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
-    """Return neighbouring entries of one block, sorted, including all of hash `key`. Any thread. Raises OSError."""
+    """Return some neighbouring entries of one block, sorted. They include all entries with hash `key`. Any thread.
+    Raises OSError.
+    """
     count = block.entries
     guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
     first, stop = max(0, guess - width), min(count, guess + width)
@@ -216,10 +225,12 @@ def _read_entries(files: Files, fd: int, block: KeyBlock, first: int, stop: int)
 def read_blocks(
     files: Files, path: str, data_path: str, first_offset: int, end: int, *, check_entries: bool = False
 ) -> tuple[KeyBlock, ...]:
-    """Return the good blocks of a key file that describe the segment [first_offset, end); () if there is no such file.
+    """Return the good blocks of a key file that describe the segment [first_offset, end). Return () if there is no such
+    file.
 
-    Any thread. A torn or foreign block, or one whose last record is gone, ends the list: later blocks are written
-    again. check_entries: also reject blocks whose entries do not match their checksum. Raises OSError.
+    Any thread. The list ends before a block that is torn or foreign, or whose last record is gone; later blocks are
+    written again. check_entries: whether to reject also blocks whose entries do not match their checksum. Raises
+    OSError.
     """
     try:
         size = files.status(path).size
@@ -239,7 +250,7 @@ def read_blocks(
 
 
 class Covered(NamedTuple):
-    """The range of a block: bytes [start, end) of the partition, and the units of all good records in it."""
+    """The range of a block: bytes [start, end) of the partition, and the units of all good records in this range."""
 
     start: int
     end: int
@@ -298,10 +309,11 @@ def _is_record(files: Files, fd: int, last: _Last, first_offset: int, end: int) 
 def append_block(
     files: Files, path: str, data_fd: int, covered: Covered, entries: Entries, first_offset: int, position: int
 ) -> KeyBlock:
-    """Write the entries of the records in `covered` as a block at `position` of the key file, created if it is missing.
+    """Write the entries of the records in `covered` as a block at `position` of the key file. Create the file if it is
+    missing.
 
-    Any thread, one at a time per file; bytes behind `position` are cut off first. Raises OSError: the file may then
-    have entries without a header in front, which the next try cuts off.
+    Any thread, one at a time per file. Bytes behind `position` are cut off first. Raises OSError. Then the file may
+    have entries without a header before them, which the next attempt cuts off.
     """
     start, end, units = covered
     ids = units["id"]
@@ -314,7 +326,7 @@ def append_block(
     head = _HEADER.pack(
         _MAGIC, _VERSION, len(entries), start, end, low, high, rising, checksum, last_id, last, crc32(data)
     )
-    flags = os.O_RDWR if position else os.O_RDWR | os.O_CREAT  # somebody may have deleted it
+    flags = os.O_RDWR if position else os.O_RDWR | os.O_CREAT  # somebody may have deleted the file
     with opened(files, path, flags) as fd:
         files.truncate(fd, position)
         if data:

@@ -1,4 +1,4 @@
-"""Find places in one partition by its index units: by offset, by count, by time."""
+"""Find positions in one partition with its index units: by offset, by message count, by time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
-    """Repeat a question when an index turns out to be damaged. Each time one segment fewer has an index."""
+    """Decorate a query so that it is repeated if an index turns out to be damaged. Each time one segment fewer has an
+    index.
+    """
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
         while True:
@@ -42,16 +44,17 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
-"""give_up(segment, index, damage): drop `index` of the segment and rebuild it. Returns False if that is not possible
-now, or not needed because the segment has another index or is gone. Raises StoreError if no other segment can take
-over."""
+"""give_up(segment, index, damage): drops `index` of the segment and starts its rebuild. Returns False if that is not
+possible now, or not needed because the segment has another index or is gone. Raises StoreError if a new segment is
+needed and cannot be begun.
+"""
 
 
 class Lookup:
-    """Answers questions from the segments' indexes. Owning thread.
+    """Answers queries with the segments' indexes. Owning thread.
 
-    A damaged index is given up, and the question answered as for a segment without one. Raises StoreError if that is
-    impossible.
+    If an index is damaged, it is given up, and the query is answered as for a segment without an index. Raises
+    StoreError if that is impossible.
     """
 
     def __init__(self, segments: Segments, give_up: GiveUp) -> None:
@@ -61,7 +64,7 @@ class Lookup:
         self._walked: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """Forget known positions: a cut has taken records, and others may replace them."""
+        """Forget known positions, because a cut has removed records and others may replace them."""
         self._walked = frozenset()
 
     def _do_without(self, damage: IndexDamaged) -> None:
@@ -73,11 +76,12 @@ class Lookup:
 
     @_despite_damage
     def record_start(self, offset: int) -> int:
-        """Return where the record with this byte starts; visible_end if offset >= visible_end, first_offset if it is
-        below.
+        """Return where the record that contains this byte starts. Return visible_end if offset >= visible_end, and
+        first_offset if offset is lower than that.
 
-        For damaged bytes, which belong to no record: where the next record starts or the segment ends. In a segment
-        whose index is being rebuilt: where the segment starts, the best answer at once.
+        Damaged bytes belong to no record; for them, return where the next record starts or the segment ends. In a
+        segment whose index is being rebuilt, return where the segment starts, which is the best answer that is
+        available at once.
         """
         segments = self._segments
         if offset >= segments.visible_end:
@@ -91,7 +95,9 @@ class Lookup:
         return found.end if isinstance(found, Damaged) else found[1]
 
     def _unit_at(self, segment: Segment, index: Index, offset: int) -> Damaged | tuple[int, int]:
-        """Return number and offset of the unit whose record has this byte, or the gap between units."""
+        """Return number and offset of the unit whose record contains this byte. If the byte lies in a gap between
+        units, return the gap.
+        """
         number = index.starting_before(offset + 1) - 1
         start, end = segment.first_offset, segment.first_offset
         if number >= 0:
@@ -104,11 +110,10 @@ class Lookup:
 
     @_despite_damage
     def examination(self, offset: int) -> Callable[[], Soundness]:
-        """Return a function for a worker thread that checks what lies at `offset`, first_offset <= offset <
-        visible_end.
+        """Return a function for a worker thread that checks the data at `offset`, first_offset <= offset < visible_end.
 
-        It says whether a good record, by its checksum, lies there, and if not how far the damage goes. It raises
-        OffsetOutOfRange if retention has taken the data, StoreError if the file cannot be read.
+        The function returns whether a record with a right checksum lies there, and if not, how far the damage extends.
+        It raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
         """
         segment, _ = self._segments.extent(offset, 1)
         look = partial(self._segments.snapshot().look, segment)
@@ -126,8 +131,9 @@ class Lookup:
         return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
     def is_indexed(self, offset: int) -> bool:
-        """Whether `record_start` can answer for this offset; if not, call `Snapshot.record_start` in a worker
-        thread."""
+        """Return whether `record_start` can answer exactly for this offset. If not, call `Snapshot.record_start` in a
+        worker thread.
+        """
         return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
     @_despite_damage
@@ -138,13 +144,14 @@ class Lookup:
 
     @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Return the number of messages wholly before this byte offset, counted from first_offset."""
+        """Return the number of messages that lie completely before this byte offset, counted from first_offset."""
         return self._count_before(offset)
 
     @_despite_damage
     def id_before(self, offset: int) -> int | None:
-        """Return the id of the last readable message wholly before this byte offset. None: there is none, or it is
-        unknown while an index is being rebuilt."""
+        """Return the id of the last readable message that lies completely before this byte offset. Return None if there
+        is none, or if the id is unknown because an index is being rebuilt.
+        """
         segments = self._segments
         number = segments.number_at(min(offset, segments.visible_end) - 1)
         if number < 0 or segments[number].index is None:
@@ -157,7 +164,9 @@ class Lookup:
         return None if index is None else index.unit(before - 1 - segments.count_before(number))[1]
 
     def other_id_before(self, offset: int, message_id: int) -> int:
-        """As `id_before` if that is another id; UNKNOWN_ID otherwise, and if nobody wants to know."""
+        """Return the result of `id_before` if it differs from `message_id`. Otherwise, or if message_id is UNKNOWN_ID,
+        return UNKNOWN_ID.
+        """
         found = None if message_id == UNKNOWN_ID else self.id_before(offset)
         return UNKNOWN_ID if found is None or found == message_id else found
 
@@ -173,10 +182,11 @@ class Lookup:
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
-        """Return the byte offset reached from `offset` by at most `messages` whole messages and `max_bytes` bytes.
+        """Return the byte offset that is at most `messages` whole messages and at most `max_bytes` bytes after
+        `offset`.
 
-        offset: where a message begins. So does the result, or it is visible_end. A segment whose index is being rebuilt
-        is included as a whole.
+        offset: where a message begins. The result is also the beginning of a message, or visible_end. A segment whose
+        index is being rebuilt is included as a whole.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -190,11 +200,11 @@ class Lookup:
 
     @_despite_damage
     def offset_at_time(self, time_ms: int) -> int:
-        """Return the byte offset of the first readable record stored at `time_ms` (Unix ms) or later, visible_end if
-        none is.
+        """Return the byte offset of the first readable record that was stored at `time_ms` (Unix ms) or later. Return
+        visible_end if there is none.
 
-        Exact for our records; a Java broker's records count with their latest possible store time. A segment whose
-        index is being rebuilt is included as a whole.
+        The result is exact for records of this broker. A Java broker's records count with their latest possible store
+        time. A segment whose index is being rebuilt is included as a whole.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -213,13 +223,15 @@ class Lookup:
         """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
         max_bytes.
 
-        All units are of the segment that contains `offset`, and back to back: they end at a gap, where damage was found
-        when the index was made, so the first one may start behind `offset`. The first one is returned even if it is
-        larger than max_bytes, so that a caller can always go on. Empty at visible_end, and inside a segment's last
-        record or the damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
+        All units belong to the segment that contains `offset`, and are back to back. They end at a gap, where damage
+        was found when the index was made. So the first unit may start behind `offset`. The first unit is returned even
+        if its record is larger than max_bytes, so that a caller can always go on. The result is empty at visible_end,
+        and inside a segment's last record or the damage behind it. Raises OffsetOutOfRange and StoreError like
+        `Segments.read`.
 
-        If the segment's index is being rebuilt, the records are walked: at most 4 MiB or one of MAX_RECORD_BODY_BYTES.
-        Then `offset` must be the start of a record; the result is empty if it is not, or if the record is damaged.
+        If the segment's index is being rebuilt, the records are read one after the other: at most 4 MiB, or one record
+        of MAX_RECORD_BODY_BYTES. Then `offset` must be the start of a record. The result is empty if it is not, or if
+        the record is damaged.
         """
         segment, length = self._segments.extent(offset, max_bytes)
         if not length:
@@ -234,10 +246,11 @@ class Lookup:
         return _without_gap(units)
 
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
-        """Yield index units of all readable records that start in [offset, end), piece by piece. Waits for the disk.
+        """Yield index units of all readable records that start in [offset, end), in pieces. Waits for the disk.
 
-        Includes records behind damage, with or without an index. offset: where a record starts, or damage. max_bytes,
-        max_count: of a piece, as for `units`. Reports the damage that it skips. Raises OffsetOutOfRange, StoreError.
+        Includes records behind damage, with or without an index. offset: where a record or damage starts. max_bytes,
+        max_count: the limits of a piece, as for `units`. Reports the damage that it skips. Raises OffsetOutOfRange,
+        StoreError.
         """
         while offset < min(end, self._segments.visible_end):
             units = self.units(offset, max_bytes, max_count)
@@ -252,7 +265,9 @@ class Lookup:
             offset = int(units[-1]["offset"]) + int(units[-1]["size"])
 
     def _unit_of(self, place: Sound) -> UnitArray:
-        """Return the unit of a record that is too large to be walked, as Java's may be."""
+        """Return the unit of a record that is too large for `_walked_units`. Records of Java producers may be so
+        large.
+        """
         segment, _ = self._segments.extent(place.start, 1)
         start = place.start - segment.first_offset
         scan = partial(scan_units, start=start, size=start + place.size, first_offset=segment.first_offset)
@@ -275,7 +290,7 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap. Without a gap this costs one comparison of sums."""
+    """Return the units before the first gap. If there is no gap, this costs only one comparison of sums."""
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
         return units

@@ -1,10 +1,10 @@
-"""One partition: its segments, the appends to them, and which data is safe.
+"""One partition: its segments, the appends to them, and which data are safe.
 
-`segments` and `lookup` read, `Writer` appends, `Durability` decides what is synced, shown and told; this object carries
-out the decisions of `Durability`. Invariants, checked by tests after every step (`testing.check_invariants`): those of
-the parts, and
+`segments` and `lookup` read, and `Writer` appends. `Durability` decides which data are synced, which data readers see,
+and which waiting callbacks are called. This object carries out the decisions of `Durability`. Invariants, checked by
+tests after every step (`testing.check_invariants`), are those of the parts, and
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
-- with asynchronous flush safe_end == end_offset; with group commit the data below safe_end is on the disk;
+- with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
 - once read_only is set, nothing more is ever written to the data.
 """
@@ -46,8 +46,9 @@ _log = logging.getLogger(__name__)
 AppendListener = Callable[["PartitionLog", int, int, int, Sequence[Buffer], Buffer, int], None]
 """listener(log, base, end, count, data, units, segment).
 
-The bytes `data` were appended at [base, end). count: records in the log up to `end`, in its own count. units: the index
-units as they were stored. segment: byte offset of the beginning of the segment that has them.
+Called after the bytes `data` were appended at [base, end). count: the number of records in the log up to `end`, as the
+log counts them. units: the index units as they were stored. segment: the byte offset where the segment of these bytes
+begins.
 """
 
 
@@ -55,8 +56,8 @@ units as they were stored. segment: byte offset of the beginning of the segment 
 class StoreServices:
     """Services that all logs of a store share.
 
-    on_index_lost: called when the index of a closed segment is found to be damaged; the segment has no index until
-    `Segments.adopt_index`. on_append: see `Store.on_append`.
+    on_index_lost: called when the index of a closed segment is found to be damaged. The segment then has no index until
+    `Segments.adopt_index` is called. on_append: see `Store.on_append`.
     """
 
     open_files: OpenFiles
@@ -68,7 +69,7 @@ class StoreServices:
 
 
 class PartitionLog:
-    """Owning thread. Other threads only get values: `segments.snapshot()`, and the jobs of `begin`."""
+    """One partition. Owning thread. Other threads use only `segments.snapshot()` and the jobs of `begin`."""
 
     def __init__(
         self,
@@ -80,30 +81,35 @@ class PartitionLog:
         shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """segments: as for Segments. unsynced_directories: those in which names of these files may not be on the
-        disk."""
+        """segments: as for Segments. unsynced_directories: the directories in which names of these files may not be on
+        the disk.
+        """
         self.topic = topic
         self.partition = partition
         self.directory = directory
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
-        """Called each time more becomes visible, after the waiters are called."""
+        """Called each time more data become visible, after the waiting callbacks are called."""
         self.renewals = 0
-        """How often a cut has replaced its segments."""
+        """How often a cut has replaced the log's segments."""
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
         self.bound: tuple[int, int] | None = None
-        """Byte offset behind which readers see nothing, and the record count up to it; see `limit_visibility`."""
+        """The byte offset behind which readers see nothing, and the record count up to it; see `limit_visibility`. None
+        if there is no such bound.
+        """
         self.told_end = 0
-        """The highest end given to `raise_bound` and not cut off since: other nodes also have all data before it."""
+        """The highest end offset that was passed to `raise_bound` and not cut off since then. Other nodes also have all
+        data before it.
+        """
         self._damaged_end = -1  # end of copied damage that no synced header covers yet
         self._jobs: list[SyncJob] = []  # running
         self._roll_owed = False  # the last segment has reached its size, and `go_on` begins the next one
         self._begin(config, unsynced_directories)
 
     def _begin(self, config: TopicStoreConfig, unsynced_directories: Sequence[str]) -> None:
-        """Create the writer for the segments as found, and the record of how much of them is safe."""
+        """Create the Writer and the Durability for the segments that were found."""
         shared, segments = self._shared, self.segments
         self._writer = Writer(
             self.directory,
@@ -125,27 +131,27 @@ class PartitionLog:
 
     @property
     def first_offset(self) -> int:
-        """Byte offset of the first byte that still exists."""
+        """The byte offset of the first byte that still exists."""
         return self.segments.first_offset
 
     @property
     def visible_end(self) -> int:
-        """Byte offset up to which readers see the partition."""
+        """The byte offset up to which readers see the partition."""
         return self.segments.visible_end
 
     @property
     def end_offset(self) -> int:
-        """Byte offset where the next record will begin."""
+        """The byte offset where the next record will begin."""
         return self.segments.end_offset
 
     @property
     def synced_end(self) -> int:
-        """Byte offset up to which the partition's own files are on the disk."""
+        """The byte offset up to which the partition's own files are on the disk."""
         return self.durability.synced_end
 
     @property
     def read_only(self) -> str | None:
-        """Why the partition takes no more writes, None if it takes them."""
+        """Why the partition accepts no more writes; None if it accepts them."""
         return self.durability.read_only
 
     @property
@@ -160,19 +166,19 @@ class PartitionLog:
     ) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
 
-        data: the records' bytes, in buffers cut anywhere; they must not change before they are visible. units: one
-        packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order: times
-        before the log's last time (the clock stepped back) are raised to it. All or nothing: a failed write is cut
-        back, the log turns read-only and LogReadOnly is raised; if the disk was merely full, DiskFull is raised and the
-        log stays writable. Rolls afterwards if the segment has reached its size. Raises ValueError, with nothing
-        written, if data and units do not belong together.
+        data: the records' bytes, divided into buffers anywhere. They must not change before they are visible. units:
+        one packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order.
+        Times before the log's last time (because the clock was set back) are raised to that time. The append is all or
+        nothing: a failed write is cut back, the log becomes read-only and LogReadOnly is raised. If the disk was only
+        full, DiskFull is raised and the log stays writable. If the segment has reached its size, a new segment begins
+        afterwards. Raises ValueError, with nothing written, if data and units do not belong together.
 
         segment: for a copied log, where the segment of these records begins in the source, as `Store.on_append`
-        reported there. The records go into that segment, which is created if it begins at `end_offset`, and this log
-        does not roll by size. Raises ValueError if that is not the last segment and cannot be; StoreError if the
-        segment's index must be rebuilt first. journaled: False for a large copy whose parts nobody waits for: with
-        group commit it is safe after the next sync of this log, which the caller has to request. The page cache does
-        not keep it.
+        reported there. The records are written into that segment, which is created if it begins at `end_offset`. This
+        log then begins no segments by size. Raises ValueError if that segment is not the last one and cannot become the
+        last one; StoreError if the segment's index must be rebuilt first. journaled: False for a large copy for whose
+        parts nobody waits. With group commit, such data are safe after the next sync of this log, which the caller has
+        to request. The page cache does not keep them.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -210,10 +216,12 @@ class PartitionLog:
         return base
 
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
-        """As `append`, for bytes that are damaged in the log that this one copies: they have no index units.
+        """Append bytes that are damaged in the source of this copied log. They have no index units. Otherwise the same
+        as `append`.
 
-        Readers skip them. They, and data behind them, are safe after a checkpoint, which begins at once: without it a
-        start would take them for its own damage and cut there (also with asynchronous flush, after kill -9).
+        Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which begins at
+        once. Without the checkpoint, a start would take the bytes for its own damage and cut there (also with
+        asynchronous flush, after kill -9).
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -237,15 +245,19 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """Write the index units if they are too many to wait for the next checkpoint, or make that checkpoint now."""
+        """If too many index units are in memory to wait for the next checkpoint, write them, or make that checkpoint
+        now.
+        """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
-            # a partition of a few busy ones is worth its own checkpoint, unless one runs: the next start has less to do
+            # if only a few partitions are busy, make a checkpoint unless one runs: then the next start has less to do
             worth = self.has_group_commit and limit == tuning.MAX_UNSTORED_UNITS and not self.durability.syncing
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
-        """Begin the next segment, or let `go_on` do it when the names of the earlier segments are on the disk."""
+        """Begin the next segment. If names of earlier segments must be synced first, let `go_on` begin it when they are
+        on the disk.
+        """
         self._roll_owed = self._owes_names
         if self._roll_owed:
             self._shared.syncs.request(self, DATA | INDEX)
@@ -259,9 +271,10 @@ class PartitionLog:
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
     def _go_on_in(self, first_offset: int) -> None:
-        """Begin the segment at this offset, or return to the last segment that has records.
+        """Begin a segment at this offset, or return to the last segment that has records.
 
-        The source stays in the old segment if another node led it, or if it did not roll when this log did.
+        The latter happens if the source is still in that segment: another node led before, or the source did not begin
+        a new segment when this log did.
         """
         segments = self.segments
         again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
@@ -282,9 +295,9 @@ class PartitionLog:
             raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _take_up_again(self) -> None:
-        """Continue the segment before an empty last one. Waits for the disk, which is rare.
+        """Remove the empty last segment, and continue the segment before it. This waits for the disk, but it is rare.
 
-        The empty one's name must be gone before the other grows: a start would find an overlap.
+        The empty segment's name must be gone before the other segment grows, or a start would find an overlap.
         """
         segments = self.segments
         before = segments[-2]
@@ -302,7 +315,7 @@ class PartitionLog:
             self._start_segment()
 
     def _start_segment(self) -> None:
-        """Begin a segment, whose names the next job syncs. Raises OSError, LogReadOnly."""
+        """Begin a segment. The next job syncs its file names. Raises OSError, LogReadOnly."""
         self._roll_owed = False
         if self._owes_names:
             self._sync_names()
@@ -311,19 +324,20 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether only the journal or the transaction log surely holds data of a segment whose name may not be on the
-        disk.
+        """Whether there is a segment whose file name may not be on the disk, and some data would survive a power cut
+        only in the journal or the transaction log.
 
-        The name of a newer segment may reach the disk first, so that a power cut leaves the newer segment without the
-        older. A start could not tell this from the result of retention, and would not restore the data from the journal
-        or transaction log.
+        The name of a newer segment may reach the disk first, so that after a power cut the newer segment exists without
+        the older one. A start could not distinguish this from the result of retention, and would not restore the data
+        from the journal or transaction log.
         """
         return bool(self._writer.unsynced_directories) and self.durability.relies_on_logs
 
     def _sync_names(self) -> None:
-        """Sync the names of the segments. Waits for the disk: called only when a segment must begin at once.
+        """Sync the names of the segments' files. This waits for the disk, so it is called only when a segment must
+        begin at once.
 
-        Raises LogReadOnly: a failed sync is never repeated, no matter what it failed to cover.
+        Raises LogReadOnly if that fails, because a failed sync is never repeated, whatever it should have written.
         """
         try:
             for directory in dict.fromkeys(self._writer.unsynced_directories):
@@ -338,13 +352,13 @@ class PartitionLog:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is left to sync or write, and no job is doing so."""
+        """Whether nothing is left to sync or write, and no job is running."""
         return not self._jobs and not self.durability.dirty
 
     def renew(self, segments: Sequence[Segment], config: TopicStoreConfig) -> None:
-        """For the store: replace the segments after a cut. Nobody waits, and no job is running.
+        """Replace the segments after a cut. Called by the store, when nobody waits and no job is running.
 
-        Counts that `Store.on_append` reported become invalid. A bound stays where it was, or comes down to the end.
+        Counts that `Store.on_append` reported become invalid. A bound stays where it was, or is lowered to the end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -360,47 +374,54 @@ class PartitionLog:
     def use(self, config: TopicStoreConfig) -> None:
         """Switch to other settings.
 
-        To group commit: unsynced data stays visible and is synced at once. From group commit: waiting puts still wait
-        for their sync; later ones are shown as soon as the waiting ones are.
+        When group commit begins, unsynced data stay visible and are synced at once. When group commit ends, waiting
+        puts still wait for their sync. Later puts become visible as soon as the waiting ones are.
         """
         self._writer.max_segment_size = config.max_segment_size
         self.use_policy(config.flush_policy)
 
     def use_policy(self, policy: FlushPolicy) -> None:
-        """As `use`, when only the flush policy differs."""
+        """Do the same as `use` when only the flush policy differs."""
         self._act(self.durability.use(policy))
 
     # --- safety -------------------------------------------------------------------------------------------------------
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
-        """Call `callback(None)` exactly once when durability.safe_end >= end: at once, or in order when the flush ends.
+        """Call `callback(None)` exactly once when durability.safe_end >= end: either at once, or in order when the
+        flush ends.
 
-        Call `callback(LogReadOnly)` if the flush fails or has failed. end: a byte offset up to end_offset, of an
-        append.
+        Call `callback(LogReadOnly)` instead if the flush fails or has failed. end: the end offset of an append, at most
+        end_offset.
         """
         if not self.durability.wait(end, callback):
             callback(self.durability.answer_for(end))
 
     def flush(self) -> None:
-        """Start a sync of everything appended; `when_safe` or `segments[-1].synced` tell when it is done."""
+        """Start a sync of all appended data. `when_safe` or `segments[-1].synced` tell when it is done."""
         self.request(DATA)
 
     def checkpoint(self) -> None:
-        """Start a sync of the data and its index, so that recovery need not check the current data."""
+        """Start a sync of the data and the index, so that a recovery need not check the present data."""
         self.request(DATA | INDEX)
 
     def safe(self, end: int, count: int) -> None:
-        """For the journal: record that it holds all data below `end`, the first `count` records in this log's count."""
+        """Record that the journal holds all data below `end`, which are the first `count` records as this log counts
+        them. Called by the journal.
+        """
         self._act(self.durability.safe(end, count))
 
     def sync_failed(self, cause: str) -> None:
-        """Record that no more data can become safe, here or in the journal, and tell all waiters. This is final."""
+        """Record that no more data can become safe, neither here nor in the journal, and notify all waiting callbacks.
+        This is final.
+        """
         if self.read_only is None:
             self._turn_read_only(cause)
         self._act(self.durability.failed(LogReadOnly(self.directory, cause)))
 
     def mark_synced(self) -> None:
-        """For the store: record that all segments and `unsynced_directories` were synced before the log is in use."""
+        """Record that all segments and `unsynced_directories` were synced. Called by the store before the log is
+        used.
+        """
         for segment in self.segments:
             segment.synced = segment.end
         self._writer.unsynced_directories.clear()
@@ -412,7 +433,9 @@ class PartitionLog:
         return self._writer.unsynced_directories
 
     def close(self) -> None:
-        """Sync data and index on this thread, answer all waiters, close the files. Call nothing after this."""
+        """Sync data and index on this thread, call all waiting callbacks, and close the files. Call no other method
+        after this.
+        """
         if self.durability.dirty or self._jobs:
             self.sync_now()
         self.durability.write_failed("the store is closed")
@@ -437,15 +460,15 @@ class PartitionLog:
     # --- what readers see ---------------------------------------------------------------------------------------------
 
     def limit_visibility(self) -> None:
-        """From now on, show readers only what `raise_bound` allows. No effect if a bound is already set."""
+        """From now on, show readers only the data that `raise_bound` allows. No effect if a bound is already set."""
         if self.bound is None:
             self.bound = self.segments.visible_end, self.segments.counted
 
     def raise_bound(self, end: int, count: int) -> None:
-        """Let readers see data below `end` when it is safe; it may not have been appended yet.
+        """Let readers see data below `end` as soon as the data are safe. The data may not have been appended yet.
 
-        end, count: of an append to this very log, as `Store.on_append` reported them: another node counts differently.
-        Has no effect on readers without a bound, or with one at `end` or higher.
+        end, count: those of an append to this very log, as `Store.on_append` reported them, because another node counts
+        differently. Readers see no more than before if the log has no bound, or a bound at `end` or higher.
         """
         if end > self.told_end:
             self.told_end = end
@@ -462,8 +485,9 @@ class PartitionLog:
 
     @contextmanager
     def all_visible(self) -> Iterator[None]:
-        """In this block all safe data can be read, and `on_visible` is not called. For the owner, who must not yield
-        the thread meanwhile."""
+        """Make all safe data readable within this `with` block, without calling `on_visible`. For the owner, who must
+        not leave the thread to others within the block.
+        """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
         self.segments.show(self.durability.safe_end, self.durability.safe_count)
@@ -475,7 +499,7 @@ class PartitionLog:
                 self._show_within(bound)
 
     def _show_within(self, bound: tuple[int, int]) -> bool:
-        """Let readers see safe data up to the bound. Return whether that is more than before."""
+        """Let readers see safe data up to the bound. Return whether they see more than before."""
         before = self.segments.visible_end
         safe = self.durability.safe_end, self.durability.safe_count
         self.segments.show(*min(safe, bound))
@@ -484,7 +508,7 @@ class PartitionLog:
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 
     def request(self, kind: int) -> None:
-        """Cover everything appended so far by a job of this kind; do nothing after a failure."""
+        """Start a job of this kind that covers all data appended so far. Do nothing after a failure."""
         job = self.begin(kind)
         if job is not None:
             job.pin()
@@ -495,10 +519,11 @@ class PartitionLog:
         self.go_on()
 
     def begin(self, kind: int) -> SyncJob | None:
-        """As `request`, but the caller runs the job, pinned or in a group, and then calls `end` and `go_on`.
+        """Begin a job like `request`, but let the caller run it. The caller pins and runs the job, or runs it in a
+        group, and then calls `end` and `go_on`.
 
-        Returns None after a failure, and if no job can begin now: a syncing job follows the running ones, while a job
-        for index units alone must be requested again.
+        Returns None after a failure, and if no job can begin now. Then a syncing job follows the running jobs by
+        itself, but a job that only writes index units must be requested again.
         """
         if kind == INDEX and not self._settle_units():
             return None
@@ -510,7 +535,9 @@ class PartitionLog:
         return job
 
     def end(self, job: SyncJob, result: object) -> None:
-        """Record the end of a job of `begin`. result: an exception that is not the job's own, or anything else."""
+        """Record the end of a job that `begin` returned. result: an exception of the worker thread, or any other
+        value.
+        """
         if job not in self._jobs:
             return  # sync_now() has settled the job
         self._jobs.remove(job)
@@ -522,13 +549,13 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Begin the segment that waited for the job, and the job requested meanwhile."""
+        """Begin the segment that waited for the job, and begin jobs that were requested meanwhile."""
         if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()
         self.request(0)
 
     def sync_now(self) -> None:
-        """Sync everything on this thread and answer all waiters. Blocks. For start and shutdown."""
+        """Sync all data on this thread and call all waiting callbacks. Blocks. For start and shutdown."""
         job = self.begin_last()
         if job is not None:
             job.pin()
@@ -536,9 +563,10 @@ class PartitionLog:
             self.end_last(job)
 
     def begin_last(self) -> SyncJob | None:
-        """Return the job that covers everything, for the caller to run and pass to `end_last`; None after a failure.
+        """Return a job that covers all data. The caller runs it and passes it to `end_last`. Return None after a
+        failure.
 
-        Running jobs are awaited; jobs that have not begun are cancelled.
+        This waits for running jobs, and cancels jobs that have not begun.
         """
         under_way, self._jobs = self._jobs, []
         for job in under_way:
@@ -548,7 +576,7 @@ class PartitionLog:
         return self._make_job(kind) if kind else None
 
     def end_last(self, job: SyncJob) -> None:
-        """Answer all who wait for this job."""
+        """Apply the results of this job, and call the callbacks that wait for it."""
         job.release()
         if job.error is not None:
             self.sync_failed(str(job.error))
@@ -562,7 +590,7 @@ class PartitionLog:
                 self._act(self.durability.synced(job.end, job.count, all_covered=covered))
 
     def writes_index(self, segment: Segment) -> bool:
-        """Whether a running job may write the index file of this segment."""
+        """Return whether a running job may write the index file of this segment."""
         return any(job.writes_index(segment) for job in self._jobs)
 
     def _make_job(self, kind: int) -> SyncJob:
@@ -579,13 +607,15 @@ class PartitionLog:
         return job
 
     def _settle_units(self) -> bool:
-        """Drop index units from memory that running jobs have written. Return whether others may be written now."""
+        """Remove index units from memory that running jobs have written. Return whether further units may be written
+        now.
+        """
         return all(job.kind != INDEX and job.settle_units() for job in self._jobs)
 
     # --- damaged indexes ----------------------------------------------------------------------------------------------
 
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        """Give up this index: see lookup.GiveUp."""
+        """Give up this damaged index, as lookup.GiveUp describes."""
         segments = self.segments
         if segment.index is not index or segment not in segments or segment.first_offset >= segments.visible_end:
             return False

@@ -1,12 +1,12 @@
-"""Bring a partition directory back into use (storage.md §4), and report exactly what was repaired.
+"""Prepare a partition directory for use after a start (storage.md §4), and report exactly what was repaired.
 
-Data before the partition's newest checkpoint was synced, and is trusted. Later data, in the segment with this
-checkpoint and in all later ones, may have lost any part to a power cut, and is checked by CRC.
-- A torn record at the end, or a tail of zeros, was never finished: it is cut and its size reported.
-- Bytes that fail the check but have good records behind them are damage: everything from there on is first copied to
-  `<segment>.damaged-<position>` and synced, then cut, and the range is reported. (1.x cuts without a word.)
-- If a segment ends early, later segments are set aside as `<segment>.damaged-<first offset>`.
-- Data checked in the page cache is compared with the disk, and rewritten if necessary (rewriting.py).
+Data before the partition's newest checkpoint were synced and are trusted. Later data, in the segment with this
+checkpoint and in all later ones, are checked by CRC, because a power cut may have destroyed any part of them.
+- A torn record or zeros at the end were never completely written. They are cut off, and their size is reported.
+- Bytes that fail the check but have good records behind them are damage. All data from there on are first copied to
+  `<segment>.damaged-<position>` and synced, then cut off, and the range is reported. (metaq 1.x cuts without a report.)
+- If a segment ends early, later segments are removed from the log and kept as `<segment>.damaged-<first offset>`.
+- Data that were checked in the page cache are compared with the disk, and rewritten if necessary (rewriting.py).
 - A cut that a crash has interrupted is finished first (cut_files.py).
 - Older segments are never changed. If an index is missing or behind, a worker thread makes a new one.
 """
@@ -59,15 +59,16 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""If a segment without a checkpoint was changed this long before its partition's newest segment, it has long been on
-the disk: the kernel writes after 30 seconds, and our broker checkpoints as often. So only a Java broker's directory has
-such segments, and its first start with our broker need not read all of them."""
+"""A segment without a checkpoint that was last changed this long before its partition's newest segment is assumed to be
+on the disk, because the kernel writes data after 30 seconds. This broker makes checkpoints as often, so only a Java
+broker's directory has such segments. Because of this rule, the first start of this broker need not read all of them.
+"""
 
 
 class PartitionDamage(NamedTuple):
-    """Bad bytes [start, end) of the partition, as byte offsets, with good records behind them.
+    """Damaged bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
-    quarantine: the file with a copy of everything from `start` on, where the log was cut.
+    quarantine: the file with a copy of all data from `start` on, where the log was cut.
     """
 
     start: int
@@ -77,26 +78,26 @@ class PartitionDamage(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """The findings in one partition directory. Offsets and sizes in bytes."""
+    """What was found and repaired in one partition directory. Offsets and sizes are in bytes."""
 
     directory: str
     segments: int = 1
     anew: bool = False
-    """There was no segment."""
+    """Whether the directory had no segment."""
     checked_bytes: int = 0
-    """Bytes that no checkpoint covered, read and checked."""
+    """The number of bytes that no checkpoint covered, and that were therefore read and checked."""
     cut_at: int | None = None
-    """Byte offset where the last segment was cut, None if it was not."""
+    """The byte offset where the last segment was cut; None if it was not cut."""
     cut_bytes: int = 0
     cut_reason: str = ""
     damage: tuple[PartitionDamage, ...] = ()
     missing_bytes: int = 0
-    """Bytes below the checkpoint that are no longer in the segment's file."""
+    """The number of bytes below the checkpoint that are missing in the segment's file."""
     set_aside: tuple[str, ...] = ()
-    """Whole segments behind the cut, under their new names."""
+    """Whole segments behind the cut that were removed from the log, under their new names."""
 
     rewritten_bytes: int = 0
-    """Bytes that were only in the page cache after a failed write, and were written again."""
+    """The number of bytes that were only in the page cache after a failed write, and were written again."""
 
     @property
     def notable(self) -> bool:
@@ -119,7 +120,9 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """Segments ready for a PartitionLog. Rebuild the missing indexes. unsynced_directories: as there."""
+    """Segments that are ready for a PartitionLog. Missing indexes are still to be rebuilt. unsynced_directories: as for
+    PartitionLog.
+    """
 
     segments: list[Segment]
     report: RecoveryReport
@@ -127,10 +130,12 @@ class RecoveredPartition:
 
 
 def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> RecoveredPartition:
-    """Open all segments of a directory and repair what no checkpoint covers. An empty directory gets its first segment.
+    """Open all segments of a directory, and repair data that no checkpoint covers. An empty directory gets its first
+    segment.
 
-    sync: PageCacheSync. Repairs are not synced: `synced` of each segment tells. Owning thread, before the log is in
-    use. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an unreadable file).
+    sync: PageCacheSync. Repairs are not synced; `synced` of each segment says up to where it is synced. Owning thread,
+    before the log is used. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an
+    unreadable file).
     """
     try:
         finish_cut(open_files.files, directory)
@@ -158,25 +163,26 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
 
 
 def _last_time(stored: StoredCheckpoint | None) -> int:
-    """Return the store time (Unix ms) of the last record that a checkpoint covers, 0 if there is none."""
+    """Return the store time (Unix ms) of the last record that a checkpoint covers; 0 if there is none."""
     return 0 if stored is None or stored.last_unit is None else abs(stored.last_unit[2])
 
 
 def _names(directory: str) -> tuple[str, ...]:
-    """Return the directories to sync so that a partition's new segments keep their names."""
+    """Return the directories that must be synced so that the names of a partition's new segments are on the disk."""
     return directory, os.path.dirname(directory)
 
 
 def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
-    """Return the number of the first of a partition's segments (at least one) that a start checks and may cut. Raises
-    OSError."""
+    """Return the number of the first segment of a partition that a start checks and may cut. found: the partition's
+    segments, at least one. Raises OSError.
+    """
     return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
-    """Return the number of the first segment that may not be entirely on the disk.
+    """Return the number of the first segment that may not be completely on the disk.
 
-    A checkpoint syncs all earlier segments before its own first. Without a checkpoint, the time of the last change
+    A checkpoint syncs all earlier segments before its own segment. Without a checkpoint, the time of the last change
     decides.
     """
     checkpointed = max((number for number, each in enumerate(known) if each is not None and each.units), default=0)
@@ -197,12 +203,14 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """The segments from the newest checkpoint on, checked in order up to the first that is not whole."""
+    """The segments from the newest checkpoint on. They are checked in order up to the first segment that is not
+    whole.
+    """
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
         self.segments: list[Segment] = []
         self.report = RecoveryReport(directory)
-        """Without the fields that need the whole partition: `segments` and `missing_bytes`."""
+        """The report, without the fields for which the whole partition is needed: `segments` and `missing_bytes`."""
         self._sync = sync
         self._last_time_ms = 0
         self._open_files = open_files
@@ -210,8 +218,9 @@ class _Tail:
         self._directory = directory
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
-        """found: at least one segment; the last one kept becomes the active one. last_time_ms: store time of the record
-        in front of the first checked one. Raises OSError, StoreError."""
+        """Check and repair the segments. found: at least one segment; the last segment that is kept becomes the active
+        one. last_time_ms: the store time of the record before the first checked one. Raises OSError, StoreError.
+        """
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
             following = found[number + 1 :]
@@ -236,7 +245,7 @@ class _Tail:
         self.report.checked_bytes += file.size - start
 
     def _check(self, file: SegmentFile, start: int) -> Scan:
-        """Check the data behind position `start`, and cut what is not good."""
+        """Check the data behind position `start`, and cut off the part that is not good."""
         if start == file.size:
             return Scan(np.empty(0, UNIT_DTYPE), start)
         with opened(self._files, file.path, os.O_RDWR) as fd:
@@ -259,9 +268,9 @@ class _Tail:
         self._files.fdatasync(fd)
 
     def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
-        """Set aside the segments that do not continue from the remaining end.
+        """Remove the segments behind the remaining end from the log, and keep their data under other names.
 
-        A power cut can keep a new segment and lose the unsynced end of the one before it.
+        After a power cut, a new segment may exist although the unsynced end of the segment before it is lost.
         """
         report = self.report
         for file in following:
@@ -277,9 +286,9 @@ class _Tail:
 
 
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
-    """Return the checkpoint of a segment's index if it describes this very data, else None. Raises OSError.
+    """Return the checkpoint of a segment's index if it describes exactly these data, else None. Raises OSError.
 
-    Units are compared with the records they point to: another broker may have cut and rewritten the file.
+    Units are compared with the records to which they point, because another broker may have cut and rewritten the file.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -304,11 +313,11 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
 
 
 def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last_unit: Unit) -> bool:
-    """Whether the segment still has the records of the units. The last readable one decides.
+    """Return whether the segment still has the records of the units. The last readable record decides.
 
     Another broker may have cut the file at a unit's offset and continued with other records. If there is no good record
-    at all, the file is damaged, but synced data behind the damage must not be lost. Raises IndexDamaged, OSError,
-    StoreError.
+    at all, the file is damaged; then the result is True, so that synced data behind the damage are not lost. Raises
+    IndexDamaged, OSError, StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -319,7 +328,7 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
 
 
 def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | None:
-    """Whether the header at a unit's offset matches its record; None if no good record is there."""
+    """Return whether the header at a unit's offset matches the unit. Return None if no good record is there."""
     offset, message_id, _, size, _ = unit
     position = offset - file.first_offset
     header = files.pread(fd, HEADER_BYTES, position)
@@ -335,11 +344,11 @@ def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | 
 
 
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
-    """Return the index of a recovered segment. If the checkpoint does not cover many of its units, write these to the
-    file.
+    """Return the index of a recovered segment. If the checkpoint does not cover many of its units, write those units to
+    the file.
 
-    In memory, ten thousand partitions would need hundreds of MB for them. They are not synced: the header's promise
-    stays true, and the next checkpoint covers them.
+    If they stayed in memory, ten thousand partitions would need hundreds of MB for them. The written units are not
+    synced: the header's promise stays true, and the next checkpoint covers them.
     """
     vouched = None
     if known is not None and known.crc is None:
@@ -362,7 +371,7 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
-    """Return rebuilt units of the data below a checkpoint. As in a closed segment, damage is skipped."""
+    """Rebuild and return the units of the data below a checkpoint. Damage is skipped, as in a closed segment."""
     with opened(files, file.path) as fd:
         units, damage = walk_segment(files, fd, file.first_offset, known.end - file.first_offset)
     for each in damage:
@@ -372,7 +381,9 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
-    """Return why the file is not good from `position` on, which is before its end, and whether that is damage."""
+    """Return why the file is not good from `position` on, and the damage if there is any, else None. position: before
+    the file's end.
+    """
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None
     good = find_record(files, fd, position, file.size)

@@ -1,10 +1,10 @@
-"""Restore data that only the journal still has: the bytes behind the last good record of a segment.
+"""Restore data that only the journal still has. These are the bytes behind the last good record of a segment.
 
 A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). Its good records
-are trusted, because another broker may have written them: a Java broker that ran in between knows no journal. The
-journal only continues a file where the file stops, or where the file lacks the first bytes of a record but has the
-rest. It never continues in the middle of an entry for which the file has other bytes. Acknowledged messages that the
-other broker has replaced with its own are reported.
+are trusted, because another broker may have written them: a Java broker that ran in between does not know the journal.
+The journal's data are only added where the file stops, or where the file lacks the first bytes of a record but has the
+rest. They are never added in the middle of an entry for which the file has other bytes. If the other broker has
+replaced acknowledged messages with its own, this is reported.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""Bytes of a record before its message id: length and checksum, zero for an empty message (record.HEADER)."""
+"""The number of bytes of a record before its message id: length and checksum. They are zero for an empty message
+(record.HEADER).
+"""
 
 ReadSegment = Callable[[int, int], bytes]
-"""(size, byte offset in the partition) -> bytes of a segment."""
+"""read(size, byte offset in the partition): returns bytes of a segment."""
 
 
 class Gap(NamedTuple):
-    """Acknowledged bytes [start, end) of a partition that are lost.
+    """Lost bytes [start, end) of a partition that were acknowledged.
 
-    Neither its files nor the journal have them, although the journal continues behind them. If `replaced`: the journal
-    has them, but the files have other good records in their place or before them.
+    Neither the partition's files nor the journal have them, although the journal continues behind them. If `replaced`
+    is True: the journal has them, but the files have other good records in their place or before them.
     """
 
     start: int
@@ -49,10 +51,11 @@ class Gap(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """The journal's data behind the good records of a segment.
+    """The journal's data that follow the good records of a segment.
 
-    file: if the directory has lost its first segment, a segment of size 0 that does not exist. end: byte offset behind
-    the good records, where the parts go, in order. lost: data that cannot be restored.
+    file: the segment. If the directory has lost its first segment, this is a segment of size 0 that does not exist.
+    end: the byte offset behind the good records, where the parts are to be written in order. lost: data that cannot be
+    restored.
     """
 
     file: SegmentFile
@@ -62,7 +65,9 @@ class Continuation(NamedTuple):
 
 
 def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | None]:
-    """Return how far the entries continue a partition that ends at `end`, and the gap that stops them. Byte offsets."""
+    """Return up to which offset the entries continue a partition that ends at `end`, and the gap that stops them, if
+    any. All offsets are byte offsets.
+    """
     for entry in entries:
         if entry.base > end:
             return end, Gap(end, entry.base)
@@ -71,10 +76,10 @@ def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | Non
 
 
 def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], str]) -> JournalContents:
-    """Continue every partition with the journal's entries and report losses. Return the journal's contents.
+    """Add the journal's entries to every partition that lacks them, and report losses. Return the journal's contents.
 
-    directory_for: the directory of partition `<topic>-<partition>`, which may not exist yet. The restored data is not
-    synced: the journal must stay until it is. Raises StoreError; otherwise as `continuations`.
+    directory_for: returns the directory of partition `<topic>-<partition>`, which may not exist yet. The restored data
+    are not synced, so the journal must stay until they are. Raises StoreError. For the rest see `continuations`.
     """
     try:
         journal = read_journal(files, data_path)
@@ -96,8 +101,7 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
 
 
 def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
-    """Continue the segments of a partition directory with the journal's entries. Return the number of restored
-    bytes."""
+    """Add the journal's entries to the segments of a partition directory. Return the number of restored bytes."""
     added = 0
     try:
         files.make_directory(directory)
@@ -142,7 +146,7 @@ def _report_lost(directory: str, lost: Iterable[Gap]) -> None:
 
 
 def drop_journal(files: Files, journal: JournalContents) -> None:
-    """Remove journal files that the partitions now cover, but keep damaged ones under another name."""
+    """Remove the journal's files, because the partitions now have their data. Keep damaged files under another name."""
     damaged = journal.damaged_paths
     for path in journal.paths:
         try:
@@ -152,7 +156,7 @@ def drop_journal(files: Files, journal: JournalContents) -> None:
                 _log.error("%s is kept as %s: delete it when nobody needs it", path, kept)
             else:
                 files.unlink(path)
-        except OSError as error:  # replaying it once more changes nothing
+        except OSError as error:  # another replay of the file changes nothing
             _log.error("%s is not needed any more, but could not be removed: %s: remove it by hand", path, error)
 
 
@@ -164,10 +168,10 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 
 
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
-    """Remove, for good, an index that does not describe the segment's file as it lies.
+    """Remove an index that does not describe the present content of the segment's file, and sync the removal.
 
-    The index would match again as soon as the file has its bytes back, before these, and a new file's name, are on the
-    disk. After another power cut, a start would take torn bytes among them for damage to synced data.
+    Otherwise the index would match again as soon as the file has its bytes back, before these bytes and a new file's
+    name are on the disk. After another power cut, a start would take torn bytes among them for damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -183,10 +187,11 @@ def continuations(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Iterator[Continuation]:
-    """Yield how the entries continue a partition, segment by segment, without the segments that they do not reach.
+    """Yield, for each segment of a partition, how the entries continue it. Segments without entries are left out.
 
-    segments: of the directory, in order. A directory without a segment, or without its first one, gets one at the first
-    entry. entries: of this partition, at least one, in offset order. Reads only. Raises OSError.
+    segments: the directory's segments, in order. If there is no segment, or the first one is lost, a segment that
+    begins at the first entry is added. entries: this partition's entries, at least one, in offset order. Only reads.
+    Raises OSError.
     """
     if not segments or _first_is_lost(files, segments, entries):
         base = entries[0].base
@@ -199,10 +204,11 @@ def continuations(
 
 
 def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
-    """Whether a power cut, not retention, has taken the first segment.
+    """Return whether the first segment is missing because of a power cut, not because of retention.
 
-    A file system may keep a newer segment's name but not an older one's, as long as neither directory nor file was
-    synced; the first checkpoint with units comes after both. Then the journal's entries reach up to the newer segment.
+    As long as neither directory nor file was synced, a file system may keep a newer segment's name but lose an older
+    one's. The first checkpoint with units comes after both syncs. If this has happened, the journal's entries reach up
+    to the newer segment.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -214,7 +220,9 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
 def _continuation(
     files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
 ) -> Continuation:
-    """entries: those that begin in the segment. limit: byte offset where the next segment begins."""
+    """Return how the entries continue one segment. entries: those that begin in the segment. limit: the byte offset
+    where the next segment begins.
+    """
     if not file.size:
         return _continue(file, lambda size, offset: b"", (file.first_offset, file.first_offset), limit, entries, data)
     known = trusted_checkpoint(files, file)
@@ -239,7 +247,9 @@ def _continue(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Continuation:
-    """checked: the byte offsets between which the records were found good; data before them was synced."""
+    """Return how the entries continue the segment behind the good records. checked: the byte offsets between which all
+    records were found good; data before them were synced.
+    """
     replaced = _replaced(read, checked, entries, data)
     if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
         return _continue(file, read, (checked[0], torn), limit, entries, data)
@@ -261,9 +271,10 @@ def _continue(
 def _replaced(
     read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
-    """Return the last entries that the checked records cover, or begin, with other bytes; newest first.
+    """Return the last entries in whose place the checked records have other bytes, newest first. The records may cover
+    an entry wholly or only its beginning.
 
-    Another broker appends. So if it has replaced any entry, the last entry that is covered differs.
+    Another broker only appends. So if it has replaced any entry, the last entry that is covered differs.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -280,12 +291,12 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Return the byte offset of the first record in which file and entry differ, if the file only lacks its first
-    bytes.
+    """Find the first record in which file and entry differ. Return its byte offset if the file only lacks the record's
+    first bytes, else None.
 
-    A record with its length and checksum in one sector and the rest in the next may lose the former to a power cut. It
-    then looks like an empty message but has its id, which no broker gives twice. end: where the file's good records
-    end.
+    If a record's length and checksum are in one sector and the rest in the next, a power cut may destroy only the
+    former. The record then looks like an empty message, but it still has its id, which no broker assigns twice. end:
+    where the file's good records end.
     """
     records = memoryview(data.read(entry))
     there = read(min(entry.end, end) - entry.base, entry.base)
@@ -298,5 +309,5 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:
-    """Whether a record of an entry begins at `position`, or `position` is at or before the first record."""
+    """Return whether a record of an entry begins at `position`, or `position` is at or before the first record."""
     return position <= 0 or position in {header.end for header in iter_headers(records)}

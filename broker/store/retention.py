@@ -1,8 +1,9 @@
-"""Find segments that are too old or too many (storage.md §5), take them out of their logs at once, and delete their
+"""Find segments that are too old or too many (storage.md §5), remove them from their logs at once, and delete their
 files in a worker thread.
 
-A segment is gone as soon as its data file is: derived files are removed afterwards, and one that stays is left over,
-never a segment. The removal of each data file is synced before the next one begins, so that a power cut leaves no gap.
+A segment no longer exists as soon as its data file is gone. Derived files are removed afterwards; one that stays is a
+left-over file, but never counts as a segment. The removal of each data file is synced before the next removal begins,
+so that a power cut leaves no gap.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_e
 
 
 _SKEW_MS = 24 * 3600 * 1000
-"""A file dated at most this far ahead of our clock counts as changed just now: file servers' clocks differ."""
+"""A file whose date is at most this far ahead of this machine's clock counts as changed just now, because file servers'
+clocks differ.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ _UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
-    """A segment that retention has taken out of a log; its file is removed in the background."""
+    """A segment that retention has removed from a log. Its file is removed in the background."""
 
     topic: str
     partition: int
@@ -54,7 +57,9 @@ class RemovedSegment:
 
 
 class SegmentAge(NamedTuple):
-    """A closed segment: first byte offset, time of its file's last change in Unix seconds, size in bytes."""
+    """A closed segment: its first byte offset, the time of its file's last change in Unix seconds, and its size in
+    bytes.
+    """
 
     first_offset: int
     modified: float
@@ -64,7 +69,7 @@ class SegmentAge(NamedTuple):
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:
     """Return how many of the oldest closed segments are older than the policy allows at `now` (Unix seconds).
 
-    Unlike 1.x, which judges each segment alone, a younger segment keeps those behind it, so no gap can arise.
+    A young segment also keeps the segments behind it, so no gap can arise. (metaq 1.x judges each segment alone.)
     """
     for count, segment in enumerate(closed):
         if now - segment.modified <= policy.max_age_s:
@@ -73,10 +78,12 @@ def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float
 
 
 def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[int]:
-    """Return how many of the oldest closed segments of each of a topic's logs must go so that it loses `excess` bytes.
+    """Return how many of the oldest closed segments to remove from each of a topic's logs so that the topic loses
+    `excess` bytes.
 
-    The segment changed longest ago goes first, in any log, but never before an older segment of its log. If the closed
-    segments hold less than `excess`, the rest stays: the last segment of a log never goes.
+    In all logs together, the segment that was changed the longest time ago is removed first, but never before an older
+    segment of its own log. If the closed segments have fewer bytes than `excess`, the rest stays, because the last
+    segment of a log is never removed.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -91,7 +98,7 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
 
 
 class Retention:
-    """Applies the topics' delete policies. Owning thread; `run_in_thread` removes the files."""
+    """Applies the topics' delete policies. Owning thread. A worker thread (`run_in_thread`) removes the files."""
 
     def __init__(
         self,
@@ -101,33 +108,36 @@ class Retention:
         clock: Callable[[], float],
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
-        """clock: wall clock in seconds. on_restored(log): segments taken out of the log are back, because their files
-        could not be removed; anything rebuilt meanwhile was not given to them."""
+        """clock: wall clock in seconds. on_restored(log): called when removed segments are in the log again because
+        their files could not be removed. Indexes that were rebuilt meanwhile were not given to these segments.
+        """
         self.enabled = True
-        """Whether `apply` and `apply_sizes` take anything: a copy only loses what its source has lost."""
+        """Whether `apply` and `apply_sizes` remove segments. False for a copied log, which only drops data that its
+        source has dropped.
+        """
         self._on_restored = on_restored
         self._files = files
         self._config_for = config_for
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed. Further segments wait, so that no segment before them is missing."""
+        """Logs whose files are being removed. Further segments of these logs wait, so that no gap can arise."""
         self._untidy: dict[PartitionLog, None] = {}
         """Logs with left-over files."""
         self._undated: set[str] = set()
-        """Files of segments that are known to have no possible date."""
+        """Data files of segments that are known to have no plausible date."""
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
-        """Take segments that are too old out of their logs at once and start deleting or archiving their files.
+        """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: whether it is the topic's turn (topics may have their own schedules). Files that cannot be removed are
-        logged, and tried again at the next run. Their segments return to the log if the data file stays.
+        is_due: returns whether it is the topic's turn (topics may have their own schedules). Files that cannot be
+        removed are logged, and tried again at the next run. Their segments return to the log if the data file stays.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
         for log in logs if self.enabled else ():
             if len(log.segments) == 1:
-                continue  # the active segment stays: nothing else may cost time with ten thousand partitions
+                continue  # the active segment stays; skip it quickly, as there may be ten thousand partitions
             policy = self._config_for(log.topic).delete_policy
             if policy is not None and is_due(log.topic):
                 count = count_expired(self._ages(log), policy, self._clock())
@@ -135,7 +145,7 @@ class Retention:
         return removed
 
     def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
-        """As `apply`, for the oldest segments of topics that are larger than their policies allow."""
+        """Do the same as `apply` for the oldest segments of topics that are larger than their policies allow."""
         limited: dict[str, DeletePolicy | None] = {}
         topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
         for log in logs if self.enabled else ():
@@ -166,8 +176,9 @@ class Retention:
         ]
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Take out the segments of a log before `first_offset` by the topic's policy, whether retention is enabled or
-        not."""
+        """Remove the segments of a log before `first_offset` as the topic's policy says, even if retention is not
+        enabled.
+        """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
             for segment in log.segments[:-1]:
@@ -184,11 +195,11 @@ class Retention:
         return log in self._busy
 
     def discard(self, log: PartitionLog, count: int) -> None:
-        """Delete a log's first `count` segments, no matter what the policies say."""
+        """Delete a log's first `count` segments, whatever the policies say."""
         self._remove(log, count, Disposal.DELETE)
 
     def tidy(self, log: PartitionLog) -> None:
-        """Have the next run remove files that no longer belong to any of the log's segments."""
+        """Let the next run remove files that no longer belong to any segment of the log."""
         self._untidy[log] = None
 
     def _tidy(self) -> None:
@@ -201,7 +212,7 @@ class Retention:
                 self._start(log, (), Disposal.DELETE)
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
-        """Return the closed segments that may go, oldest first."""
+        """Return the closed segments that may be removed, oldest first."""
         ages: list[SegmentAge] = []
         if log in self._busy:
             return ages
@@ -219,10 +230,11 @@ class Retention:
         return ages
 
     def _possible_date(self, segment: Segment, modified_ms: int) -> int:
-        """Return when a segment was last changed (Unix ms): the file's time, or its last message's if the former is
-        impossible.
+        """Return when a segment was last changed (Unix ms): the file's time or, if that is not plausible, the time of
+        the segment's last message.
 
-        A date in the future would keep all later segments; one from before metaq would delete fresh messages.
+        A date in the future would keep all later segments. A date from before metaq existed would delete fresh
+        messages.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
@@ -274,7 +286,7 @@ class Retention:
 
 
 class _Unreadable(Exception):
-    """The disk does not return the segment's bytes."""
+    """Raised if the disk cannot read the segment's bytes."""
 
 
 @dataclass(slots=True)
@@ -282,18 +294,19 @@ class _Discarded:
     """The result of removing a partition's segments."""
 
     gone: int = 0
-    """How many of them, oldest first, no longer have a data file."""
+    """How many of the segments, counted from the oldest, no longer have a data file."""
     error: Exception | None = None
-    """The error that stopped it; the other segments are unchanged."""
+    """The error that stopped the removal; the other segments are unchanged. None without an error."""
     left_over: list[str] = field(default_factory=list)
     """Files that no longer belong to a segment and could not be removed, each with its reason."""
 
 
 def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposal, first_kept: int) -> _Discarded:
-    """Delete or archive segment files, oldest first; stop at the first data file that stays: no gap may arise.
+    """Delete or archive segment files, oldest first. Stop at the first data file that cannot be removed, because no gap
+    may arise.
 
-    Also removes their derived files, and those that earlier runs have left over. Any thread, one at a time per
-    partition. first_kept: byte offset where the partition begins afterwards. Never raises.
+    Also removes derived files, including those that earlier runs have left over. Any thread, one at a time per
+    partition. first_kept: the byte offset where the partition begins afterwards. Never raises.
     """
     result = _Discarded()
     try:
@@ -319,7 +332,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
                 _zip(files, path)
                 files.fsync_directory(directory)
             files.unlink(path)
-    except _Unreadable as error:  # later reads fail too: the log must not keep it, but what can be read is kept
+    except _Unreadable as error:  # later reads would fail, too: the log must not keep the segment, but its file is kept
         _log.error("%s cannot be compressed, it is archived as it is: %s", path, error)
         files.rename(path, f"{path}.arc")
     except FileNotFoundError:
@@ -330,7 +343,7 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
 
 
 def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) -> None:
-    """Remove files that belong to no segment: derived files of removed segments, and unfinished archives."""
+    """Remove files that do not belong to a segment: derived files of removed segments, and unfinished archives."""
     names = set(files.list_directory(directory))
     for name in sorted(names):
         stem, dot, suffix = name.partition(".")
@@ -351,10 +364,10 @@ def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) ->
 
 
 def _zip(files: Files, path: str) -> None:
-    """Write `<path>.zip` completely, or nothing under that name. Raises OSError, _Unreadable."""
+    """Write `<path>.zip` completely, or create no file with that name. Raises OSError, _Unreadable."""
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with opened(files, unfinished, os.O_RDWR | os.O_CREAT):
-        """Created like all our files: no other user may read it."""
+        """Create the file like all files of this broker, so that no other user may read it."""
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         try:
             archive.write(path, os.path.basename(path))

@@ -1,9 +1,9 @@
-"""Make sure that data read at a start is on the disk, or will be.
+"""Make sure that data that are read at a start are on the disk, or will be.
 
-After a failed write-back Linux marks the pages clean: reads still find them, and a later sync writes nothing and
-succeeds. Writing the same bytes into these pages again does not help either: ext4 then believes that it has converted
-the blocks, which still read as zeros once the pages are gone (seen on 6.18). So cached data is dropped from the page
-cache and read again. If the disk has other bytes, the data is written anew, into fresh pages.
+After a failed write-back Linux marks the pages as clean. Reads still find them, and a later sync writes nothing and
+succeeds. Writing the same bytes into these pages again does not help, because ext4 then assumes that it has converted
+the blocks, which still read as zeros once the pages are gone (seen on Linux 6.18). So cached data are dropped from the
+page cache and read again. If the disk has other bytes, the data are written again, into fresh pages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class PageCacheSync:
-    """The one sync that a start needs before it can drop pages from the cache: dirty pages stay there."""
+    """The sync that a start needs once before it can drop pages from the page cache, because dirty pages cannot be
+    dropped.
+    """
 
     def __init__(self, file_systems: FileSystems, directories: Sequence[str]) -> None:
-        """directories: all that the start is going to read."""
+        """directories: all directories that the start is going to read."""
         self._file_systems = file_systems
         self._directories = directories
         self._done = False
@@ -40,17 +42,19 @@ class PageCacheSync:
         self._done = True
         try:
             self._file_systems.sync(self._directories)
-        except OSError as error:  # perhaps from an earlier life; the disk is compared byte by byte anyway
+        except OSError as error:  # perhaps an error of an earlier run; the disk is compared byte by byte anyway
             _log.warning("some data in the page cache could not be written: %s", error)
 
 
 class Rewriter:
-    """Reads one file forwards in place of `Files`, and secures cached data that was found good. One thread."""
+    """Reads one file forwards in place of `Files`, and makes sure that cached data that were found good are on the
+    disk. One thread.
+    """
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
-        """fd: open for reading and writing. sync: PageCacheSync."""
+        """fd: the file's descriptor, open for reading and writing. sync: PageCacheSync."""
         self.rewritten_bytes = 0
-        """Bytes that the disk did not have."""
+        """The number of bytes that the disk did not have and that were written again."""
         self.wrote = False
         """Whether the file needs a sync."""
         self._files = files
@@ -59,10 +63,12 @@ class Rewriter:
         self._sync = sync
         self._looked_to = 0
         self._cached_to = 0
-        files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data that has not been checked
+        files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data before they are checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """As Files.pread; bytes that an earlier call has read were checked for caching then."""
+        """Do the same as Files.pread, and note whether the bytes were cached. Bytes that an earlier call has read are
+        not checked again.
+        """
         start, end = max(position, self._looked_to), position + size
         if start < end:
             if self._files.is_cached(fd, start, end - start):
@@ -71,7 +77,8 @@ class Rewriter:
         return self._files.pread(fd, size, position)
 
     def secure(self, position: int, data: Buffer) -> None:
-        """If these bytes, just read, were cached, compare them with the disk and write them if they differ.
+        """If these bytes, which were just read, were cached, compare them with the disk. If they differ, write them
+        again.
 
         Written bytes are not synced. Raises OSError.
         """
@@ -87,7 +94,9 @@ class Rewriter:
         write_all(self._files, self._fd, [cached], position)
 
     def _drop(self, position: int, size: int) -> bool:
-        """Whether these bytes are no longer in the page cache. On tmpfs they have no other place."""
+        """Drop these bytes from the page cache. Return whether that worked; it does not on tmpfs, where they have no
+        other place.
+        """
         start = position - position % mmap.PAGESIZE
         end = position + size
         self._files.advise(self._fd, start, end - start + -end % mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
@@ -98,7 +107,7 @@ class Rewriter:
 
 
 def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
-    """Make the disk hold all bytes of a file that reads return. Return how many it lacked. Blocks.
+    """Make sure that all bytes of a file that reads return are on the disk. Return how many were missing there. Blocks.
 
     sync: PageCacheSync. Raises OSError.
     """

@@ -1,7 +1,7 @@
-"""Read records from a `.meta` file without an index, for recovery and the rebuilding of indexes. Any thread.
+"""Read records from a `.meta` file without an index. This is used for recovery and for rebuilding indexes. Any thread.
 
-Neighbouring records of one size are found and checked without a Python step for each. The equivalent plain code is in
-tests/unit/broker/store/test_references.py; the benchmark is `startup`.
+Neighbouring records of equal size are found and checked without a Python step for each record. The equivalent simple
+code is in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Return the largest id that any broker gives at `time_ms` or before; 0 before the epoch of ids."""
+    """Return the largest message id that any broker assigns at or before `time_ms`; 0 for a time before the epoch of
+    ids.
+    """
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
 
 class Scan(NamedTuple):
-    """Units of the good records, and the position in the file behind the last one.
+    """The units of the good records, and the position in the file behind the last good record.
 
-    Units of records with a negative id have time_ms 0 until `bound_java_times` gives them one.
+    Units of records with a negative id have time_ms 0 until `bound_java_times` sets a time.
     """
 
     units: UnitArray
@@ -72,12 +74,12 @@ def scan_units(
     max_records: int | None = None,
     checked: Callable[[int, Buffer], None] | None = None,
 ) -> Scan:
-    """Check records one by one from position `start` up to `size`, stop at the first that is not whole and good.
+    """Check records one by one from position `start` up to `size`. Stop at the first record that is not whole and good.
 
-    A good record fits, has the right CRC-32, and is not 20 zero bytes (a zero-filled tail; an empty record of a broker
-    has a message id). Positions are bytes in the file; units carry first_offset + position. checked: called with each
-    stretch of good records and its position, in order. Cost per record:
-    docs/decisions/096-what-reading-without-an-index-costs.md.
+    A good record ends at or before `size`, has the right CRC-32, and is not 20 zero bytes. (Those are a zero-filled
+    tail; an empty record of a broker has a message id.) Positions are byte positions in the file; units contain
+    first_offset + position. checked: called for each sequence of good records with its position and its bytes, in
+    order. For the cost per record see docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -100,9 +102,10 @@ def scan_units(
 
 
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
-    """Yield all of [start, size) in stretches: units of good records, or no units and the end of bad bytes.
+    """Yield scans that cover all of [start, size). Each has either the units of good records, or no units and the end
+    of bad bytes.
 
-    Otherwise as `scan_units`. A stretch of records has at most tuning.WALK_RECORDS.
+    For the rest see `scan_units`. A scan has at most tuning.WALK_RECORDS records.
     """
     position = start
     while position < size:
@@ -115,7 +118,7 @@ def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Ite
 
 
 def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:
-    """As `scan_units`, for bytes in memory whose first one is at `first_offset` of the partition."""
+    """Do the same as `scan_units` for bytes in memory, of which the first is at `first_offset` of the partition."""
     blocks, end = [], 0
     for run in _runs(data, max_records):
         units, good = _units_of(data, run, first_offset)
@@ -127,8 +130,9 @@ def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None
 
 
 class _Run(NamedTuple):
-    """Records back to back, according to their length fields. size: bytes of each, header included; 0 if they
-    differ."""
+    """Records that are back to back according to their length fields. size: the size of each record in bytes, including
+    the header; 0 if the sizes differ.
+    """
 
     starts: Sequence[int]
     end: int
@@ -136,8 +140,9 @@ class _Run(NamedTuple):
 
 
 def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
-    """Yield the records that the length fields describe, up to one that is cut off or impossible; nothing is
-    checked."""
+    """Yield the records that the length fields describe, up to a record that is incomplete or impossible. Checksums are
+    not verified.
+    """
     position = 0
     left = len(data) if max_records is None else max_records
     while left:
@@ -155,8 +160,9 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
-    """Return how many records of `size` bytes begin at `position`. Checks a few first, so that mixed sizes cost
-    little."""
+    """Return how many records of `size` bytes follow each other from `position` on. A few are checked first, so that
+    mixed sizes cost little.
+    """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
         lengths = np.ndarray((count,), ">i4", data, position, (size,))
@@ -181,7 +187,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Return the checksums of the bodies. No bytecode runs per record."""
+    """Return the checksums of the bodies. No Python bytecode runs per record."""
     bodies: Iterable[Buffer]
     if run.size:
         records = memoryview(data)[run.starts[0] : run.end]
@@ -193,8 +199,7 @@ def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
 
 
 def _announced_size(data: bytes) -> int:
-    """Return the size of the first record according to its header; 0 if there is no whole header or an impossible
-    one."""
+    """Return the size of the first record according to its header; 0 if the header is incomplete or impossible."""
     if len(data) < HEADER_BYTES:
         return 0
     length: int = HEADER.unpack_from(data)[0]
@@ -208,7 +213,7 @@ def _headers(data: bytes, run: _Run, at: npt.NDArray[np.int64]) -> npt.NDArray[A
 
 
 def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
-    """Return the units of the good records at the front of the run, and their number."""
+    """Return the units of the good records at the beginning of the run, and their number."""
     at = np.array(run.starts, dtype=np.int64)
     headers = _headers(data, run, at)
     wrong = headers["checksum"] != _checksums(data, run)
@@ -227,10 +232,12 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Give records without a date their marked bound: minus the file's mtime or the time of our next record.
+    """Give records without a date a bound as their time: the file's mtime or the time of the next dated record,
+    whichever is earlier, as a negative number.
 
-    These are records with a negative id, or with one that no broker of ours can have given. Then all times are put in
-    order, since ids need not be in order: the ids of a transaction are older than its commit.
+    Records without a date are those with a negative id, or with an id that this broker software cannot have assigned.
+    Then all times are put in order, because ids need not be in order: the ids of a transaction are older than its
+    commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
@@ -242,7 +249,7 @@ def bound_java_times(units: UnitArray, modified_ms: int) -> None:
 
 
 def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
-    """Whether all bytes in [start, size) are zero."""
+    """Return whether all bytes in [start, size) are zero."""
     for position in range(start, size, tuning.SCAN_CHUNK_BYTES):
         if any(read_exactly(files, fd, min(tuning.SCAN_CHUNK_BYTES, size - position), position)):
             return False
@@ -250,8 +257,8 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 
 
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
-    """Return the position of the first good record after `start`, None if there is none in [start, size).
+    """Return the position of the first good record after `start`; None if there is none in [start, size).
 
-    Blocks: reads everything in between (`protocol/resync.py`), which takes longest where nothing is good.
+    Blocks, because it reads all bytes in between (`protocol/resync.py`). This takes longest if there is no good record.
     """
     return next_record(partial(read_exactly, files, fd), start, size)

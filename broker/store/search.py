@@ -1,8 +1,8 @@
-"""Find stored messages by id and by key: a worker thread searches a snapshot of some partitions.
+"""Find stored messages by id and by key. A worker thread searches a snapshot of some partitions.
 
-Blocks of the key files narrow a search down to single records, whose own keys decide. Data that no block covers, the
-end of a growing segment, is read; its entries are handed back, so that the next search only reads newer data. A search
-is bounded: data that it did not search is counted, never skipped in silence.
+The blocks of key files yield candidate records, and the records' own keys decide. Data that no block covers, at the end
+of a growing segment, are read. Their entries are returned, so that the next search only reads newer data. A search has
+limits: data that it did not search are counted, so they are never skipped without notice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """Return the messages with this id, at most `limit`: one, unless Java brokers gave it. Worker thread."""
+    """Return the messages with this id, at most `limit`. There is only one, unless Java brokers have assigned the id.
+    Worker thread.
+    """
     found = FoundMatches()
     for log in logs:
         for view in reversed(log.segments):
@@ -66,7 +68,7 @@ def _find_id_in(segment: _SearchedSegment, message_id: int) -> int | None:
 
 
 def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> FoundMatches:
-    """Return the messages with a key, at most `limit` of each log, in the requested order. Worker thread."""
+    """Return the messages with a key, at most `limit` from each log, in the requested order. Worker thread."""
     found = FoundMatches()
     for log in logs:
         left = query.limit
@@ -101,8 +103,9 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
-    """Return where the blocks begin that overlap bytes [start, end) of the partition, and where uncovered data
-    begins."""
+    """Return where the blocks begin that overlap bytes [start, end) of the partition, and where the data begin that no
+    block covers.
+    """
     if start >= end:
         return []
     parts = [block.start for block in segment.blocks if block.start < end and block.end > start]
@@ -112,9 +115,10 @@ def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) 
 
 
 def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list[tuple[Match, bytes]]:
-    """Return the records of the matches up to `max_bytes`; the first is whole even if it is larger. Worker thread.
+    """Return the records of the matches, at most `max_bytes` together. The first record is returned even if it is
+    larger. Worker thread.
 
-    Without records that retention has taken meanwhile. Raises OSError.
+    Records that retention has removed meanwhile are left out. Raises OSError.
     """
     records: list[tuple[Match, bytes]] = []
     for match in matches:
@@ -128,10 +132,11 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 
 class _SearchedSegment:
-    """A segment that opens its files when needed. Use it as a context manager: inside, `usable` says whether it has
-    data.
+    """A segment during a search. It opens its files when needed. Use it as a context manager; in the block, `usable`
+    says whether the segment can be searched.
 
-    Unreadable data is logged and counted in `found` as not searched; a segment that retention has taken is empty.
+    Unreadable data are logged and counted in `found` as not searched. A segment that retention has removed counts as
+    empty.
     """
 
     def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
@@ -191,7 +196,7 @@ class _SearchedSegment:
 
     @property
     def blocks(self) -> tuple[KeyBlock, ...]:
-        """The blocks of the segment's key file, which lists the messages by key; empty if there is no such file."""
+        """The blocks of the segment's key file, which lists the messages by key. Empty if there is no such file."""
         if self._blocks is None:
             self._blocks = self._read_blocks()
         return self._blocks
@@ -212,14 +217,15 @@ class _SearchedSegment:
 
     @property
     def covered(self) -> int:
-        """The byte of the partition up to which its blocks go."""
+        """The byte offset in the partition up to which the blocks cover the segment."""
         return self.blocks[-1].end if self.blocks else self.segment.first_offset
 
     # --- by id --------------------------------------------------------------------------------------------------------
 
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
-        """Return the number of the unit of a record in [start, end) with this id. ascending: the ids are known to be
-        sorted."""
+        """Return the number of the unit of a record in [start, end) with this id. ascending: whether the ids are known
+        to be sorted.
+        """
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
         last = self.reader.starting_before(min(end, self.view.end))  # a block may extend behind the readable data
         wanted = 0 if ascending else (last - first) * UNIT_BYTES
@@ -231,7 +237,7 @@ class _SearchedSegment:
     # --- by key -------------------------------------------------------------------------------------------------------
 
     def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
-        """Return positions in [low, high) of records that may have a key with this hash, in order.
+        """Return the positions in [low, high) of records that may have a key with this hash, in order.
 
         start: offset where the searched block begins, or `covered` for data that no block covers.
         """
@@ -244,9 +250,10 @@ class _SearchedSegment:
         return positions_of(entries, hashed, low, high)
 
     def _recent(self) -> Recent:
-        """Return entries for data that no block covers: those kept from earlier searches, and those of newer data.
+        """Return entries for data that no block covers: entries that earlier searches have kept, and entries of newer
+        data.
 
-        The newest part is read first; if the budget does not allow for all of it, nothing is kept.
+        The newest part is read first. If the budget does not allow reading all of it, nothing is kept.
         """
         view, known = self.view, self.view.recent
         if known is None or not known.start <= self.covered <= known.end:
@@ -265,7 +272,9 @@ class _SearchedSegment:
         return read
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
-        """Yield units of the records from `start` on, the last piece first, as far as the budget goes."""
+        """Yield the units of the records from `start` on in pieces, the last piece first, as far as the budget
+        allows.
+        """
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)
         for units in self.reader.chunks_backwards(first, last):
@@ -279,12 +288,14 @@ class _SearchedSegment:
             yield units
 
     def match(self, partition: int, number: int) -> Match:
-        """Return the record of a unit."""
+        """Return the match for the record of unit `number`."""
         offset, _, time_ms, size, _ = self.reader.unit(number)
         return Match(time_ms, partition, offset, size, self.segment)
 
     def has_key(self, position: int, key: str) -> bool | None:
-        """Whether the record at `position` of the segment has `key`; None if the budget does not allow reading it."""
+        """Return whether the record at `position` of the segment has `key`. Return None if the budget does not allow
+        reading the record.
+        """
         if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
             return None
         fd = self._fd(self.segment.path)
@@ -304,7 +315,7 @@ class _SearchedSegment:
         return attribute is not None and any(key in keys for keys in keys_of_attribute(attribute))
 
     def range_of(self, begin_ms: int, end_ms: int) -> tuple[int, int]:
-        """Return the positions between which records were stored at `begin_ms` … `end_ms` (Unix ms)."""
+        """Return the range of positions in the segment whose records were stored at `begin_ms` … `end_ms` (Unix ms)."""
         low, high = 0, self._size
         if begin_ms > 0:
             low = self._position(self.reader.stored_before(begin_ms))

@@ -1,6 +1,7 @@
-"""Searches for messages by id and by key, as the owning thread sees them: their input and their results.
+"""The part of searches for messages by id and by key that belongs to the owning thread: their input and their results.
 
-`Searching` makes snapshots of partitions, search.py searches them in a worker thread, and reusable results are kept.
+`Searching` makes snapshots of partitions. search.py searches them in a worker thread. `Searching` then keeps reusable
+results.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 MAX_SEARCH_BYTES = 1 << 30
-"""Maximum bytes of data and index units that one search reads."""
+"""The maximum number of bytes of data and index units that one search reads."""
 
 MAX_SEARCH_SECONDS = 5.0
-"""Maximum duration of a search, which then returns what it has found; clients wait 10 s for an answer."""
+"""The maximum duration of a search. It then returns the matches found so far. Clients wait 10 s for an answer."""
 
 
 class KeyQuery(NamedTuple):
-    """Messages with `key` stored at `begin_ms` … `end_ms` (Unix ms), in each partition the last or first `limit`."""
+    """A search for messages with `key` that were stored at `begin_ms` … `end_ms` (Unix ms). In each partition it finds
+    the last `limit` messages, or the first ones with oldest_first.
+    """
 
     key: str
     limit: int
@@ -55,7 +58,9 @@ class KeyQuery(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Sorted entries, kept from earlier searches, of records in [start, end) of a partition that no block covers."""
+    """Sorted entries of records in [start, end) of a partition that no block covers. They are kept from earlier
+    searches.
+    """
 
     start: int
     end: int
@@ -63,9 +68,10 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """A segment as the owning thread saw it: readable up to `end`.
+    """A segment as the owning thread saw it. It is readable up to `end`.
 
-    segment_index: for the owning thread. It is None, and `units` are empty, while it is rebuilt. keys: as Segment.keys.
+    segment_index: only the owning thread may use it. While the index is being rebuilt, segment_index is None and
+    `units` are empty. keys: as Segment.keys.
     """
 
     segment: Segment
@@ -84,7 +90,7 @@ class LogView(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A matching record. time_ms: as in the index, negative for a bound (index.py)."""
+    """A matching record. time_ms: the store time as in the index, negative if it is a bound (index.py)."""
 
     time_ms: int
     partition: int
@@ -95,14 +101,14 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class FoundMatches:
-    """The results of a search. unsearched: bytes of data that it did not search."""
+    """The results of a search. unsearched: the number of bytes of data that it did not search."""
 
     matches: list[Match] = field(default_factory=list)
     unsearched: int = 0
     more: bool = False
     """Whether there are more matches than requested."""
     learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
-    """The blocks of segments whose blocks were unknown."""
+    """Segments whose blocks were unknown before, with their blocks."""
     damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
     """Segments with a damaged index."""
     lost: list[Segment] = field(default_factory=list)
@@ -111,7 +117,7 @@ class FoundMatches:
 
 
 class Budget:
-    """The rest of a search's limits, shared by all of its steps, one after the other."""
+    """The bytes and the time that a search may still use. All steps of the search share it, one after the other."""
 
     def __init__(
         self,
@@ -125,18 +131,18 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more may be read."""
+        """Whether the limits are reached, so that nothing more may be read."""
         return self._bytes_left <= 0 or self._clock() >= self._deadline
 
     def take(self, count: int) -> int:
-        """Return how many of `count` bytes may be read, and charge them."""
+        """Return how many of `count` bytes may be read, and subtract them from the budget."""
         allowed = 0 if self.spent else min(count, self._bytes_left)
         self._bytes_left -= allowed
         return allowed
 
 
 class Searching:
-    """Makes the views that search.py searches, and keeps its reusable results. Owning thread."""
+    """Makes the views that search.py searches, and keeps reusable results of searches. Owning thread."""
 
     def __init__(self, files: Files, building: KeyBuilding) -> None:
         self._files = files
@@ -146,7 +152,9 @@ class Searching:
         self._max_kept = tuning.MAX_RECENT_ENTRIES
 
     def view(self, log: PartitionLog) -> LogView:
-        """Return the readable log as it is now. Copies the index units that are only in memory, 2 MiB at most."""
+        """Return a view of the readable log as it is now. This copies the index units that are only in memory, 2 MiB at
+        most.
+        """
         end = log.visible_end
         return LogView(log.partition, [self._view(each, end) for each in log.segments if each.first_offset < end])
 
@@ -159,7 +167,7 @@ class Searching:
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
         """Keep the reusable results of a search in these logs."""
         for segment, blocks in found.learned:
-            if segment.keys is None and not blocks:  # others are checked before they are trusted for ever
+            if segment.keys is None and not blocks:  # blocks are checked before they are trusted for ever
                 segment.keys = blocks
         for segment in found.lost:
             segment.keys = None

@@ -33,7 +33,9 @@ INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
 
 MAX_OFFSET = 1 << 62
-"""The highest offset where a segment can begin: no partition gets there, and appends behind it still have an offset."""
+"""The highest offset where a segment can begin. No partition becomes so long, and appends behind it still have an
+offset.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +46,15 @@ def data_name(first_offset: int) -> str:
 
 
 def offset_named(name: str) -> int | None:
-    """Return the byte offset in a data file's name, None if there is none."""
+    """Return the byte offset in a data file's name; None if the name contains none."""
     stem = name.removesuffix(DATA_SUFFIX)
     return int(stem) if stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET else None
 
 
 class SegmentFile(NamedTuple):
-    """A segment as found on the disk: byte offsets in the partition, time of the last change in Unix ms."""
+    """A segment as it was found on the disk. first_offset: byte offset in the partition. modified_ms: the time of the
+    last change in Unix ms.
+    """
 
     path: str
     first_offset: int
@@ -73,10 +77,10 @@ class SegmentFile(NamedTuple):
 class Segment:
     """A segment in use. Owning thread.
 
-    `index` is None while the index of a closed segment is missing, until it is rebuilt. `synced` and `checkpointed` are
-    byte offsets up to which the data, and the data with its index, are known to be on the disk. `keys`: the blocks of
-    its key file, None until somebody reads them. `removed`: whether retention has taken it out of its log. Other
-    threads may read the paths, `first_offset` and `removed`.
+    `index` is None while the index of a closed segment is missing, until it is rebuilt. `synced` is the byte offset up
+    to which the data are known to be on the disk. `checkpointed` is the byte offset up to which the data and their
+    index are. `keys`: the blocks of the segment's key file, None until somebody reads them. `removed`: whether the
+    segment was removed from its log. Other threads may read the paths, `first_offset` and `removed`.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")
@@ -98,14 +102,15 @@ class Segment:
 
     @property
     def finished(self) -> bool:
-        """Whether no job is left for it: a checkpoint covers all of it, or a sync does and its index is being rebuilt
-        (which ends with a checkpoint)."""
+        """Whether no job is left for this segment: either a checkpoint covers all of it, or a sync covers all of it and
+        its index is being rebuilt (which ends with a checkpoint).
+        """
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size
 
     @property
     def count(self) -> int:
-        """The number of records, 0 while the index is being rebuilt."""
+        """The number of records; 0 while the index is being rebuilt."""
         return 0 if self.index is None else len(self.index)
 
     @property
@@ -124,9 +129,10 @@ class Segment:
 
 
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
-    """Return the `.meta` files of a partition directory by offset; other files are ignored.
+    """Return the `.meta` files of a partition directory, sorted by offset. Other files are ignored.
 
-    A name that is not an offset is skipped and logged: it must not keep all partitions from service. Raises OSError.
+    A file whose name is not an offset is skipped and logged, because it must not prevent the service of all partitions.
+    Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):
@@ -145,7 +151,7 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
 
 
 def check_contiguous(found: Sequence[SegmentFile]) -> None:
-    """Raise StoreError for a gap or an overlap between neighbours, naming both."""
+    """Raise StoreError, which names both files, if there is a gap or an overlap between neighbours."""
     for before, after in pairwise(found):
         if before.end != after.first_offset:
             what = "gap" if before.end < after.first_offset else "overlap"

@@ -1,4 +1,4 @@
-"""The segments of one partition as one readable log: byte ranges, counts, changes of the list, and snapshots of it."""
+"""The segments of one partition as one readable log: byte ranges, record counts, changes of the list, and snapshots."""
 
 from __future__ import annotations
 
@@ -27,24 +27,27 @@ T = TypeVar("T")
 class Segments(Sequence[Segment]):
     """The readable data of a partition, oldest segment first. Owning thread; other threads use `snapshot`.
 
-    Invariants: segments are contiguous; only the last one grows, and only it may be empty; first_offset <= visible_end
-    <= end_offset = end of the last segment, and none of them ever goes back; 0 <= message_count.
+    Invariants: the segments are contiguous; only the last one grows, and only the last one may be empty; first_offset
+    <= visible_end <= end_offset = end of the last segment, and none of these offsets ever goes back; 0 <=
+    message_count.
     """
 
     def __init__(self, segments: Sequence[Segment], files: Files) -> None:
-        """segments: at least one, contiguous, the last one writable and with an index (recovery.py makes them)."""
+        """segments: at least one, and contiguous. The last one must be writable and have an index. (recovery.py makes
+        them.)
+        """
         self.files = files
-        self._segments = list(segments)  # replaced and never changed, so that snapshots can share it
-        # subtracted from the log's own count: records that retention removed, and those of lost indexes; so all other
-        # record numbers stay valid, also those in running syncs
+        self._segments = list(segments)  # the list is replaced, never changed, so that snapshots can share it
+        # the number of records that retention removed or whose index was lost; it is subtracted from the log's own
+        # count, so that all other record numbers stay valid, also those in running syncs
         self._removed = 0
         self._relist()
         self.end_offset = self.visible_end = self.active.end
         self._visible = self.counted_to_end
         self.damage = DamagedRanges()
-        """Damage that readers, and the rebuilding of indexes, have found."""
+        """The damage that readers, or rebuilds of indexes, have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
-        """Called with the number of newly known damaged bytes, and whether they are a separate range."""
+        """Called with the number of newly found damaged bytes, and with whether they are a separate range."""
 
     @overload
     def __getitem__(self, number: int) -> Segment: ...
@@ -66,12 +69,14 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """Readable records in the log's own count, which includes those that retention and lost indexes have taken."""
+        """The number of readable records in the log's own count. That count includes records that retention has removed
+        and records of lost indexes.
+        """
         return self._visible
 
     @property
     def counted_to_end(self) -> int:
-        """As `counted`, for all records."""
+        """Like `counted`, but for all records."""
         return self._bases[-1] + self.active.count
 
     @property
@@ -81,7 +86,7 @@ class Segments(Sequence[Segment]):
 
     @property
     def size_bytes(self) -> int:
-        """Readable bytes."""
+        """The number of readable bytes."""
         return self.visible_end - self.first_offset
 
     @property
@@ -97,13 +102,15 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`, 0 if there is no positive one. Reads an index only if its
-        maximum is not below `limit`."""
+        """Return the largest known message id below `limit`; 0 if there is no positive one. An index is read only if
+        its maximum is not below `limit`.
+        """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """Return the segments that no checkpoint covers yet, oldest first: the last ones, except those without an
-        index."""
+        """Return the segments that no checkpoint covers completely, oldest first. They are the last segments, except
+        those without an index.
+        """
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
             if not segment.finished:
@@ -115,11 +122,10 @@ class Segments(Sequence[Segment]):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
-        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there.
-
-        None if they are not all in the page cache: have a worker thread call `snapshot().read`. The last record may be
-        cut. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
-        max_bytes <= 0.
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there. None
+        if they are not all in the page cache: then a worker thread should call `snapshot().read`. The last record may be
+        incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
+                max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:
@@ -137,34 +143,35 @@ class Segments(Sequence[Segment]):
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
     def snapshot(self) -> Snapshot:
-        """Return what other threads may read now. O(1)."""
+        """Return a snapshot with which other threads may read the present data. O(1)."""
         return Snapshot(self.files, self._segments, self.visible_end)
 
     def start_of(self, offset: int) -> int:
-        """Return where the segment with this byte starts; visible_end if offset >= visible_end, first_offset if it is
-        below.
+        """Return where the segment that contains this byte starts. Return visible_end if offset >= visible_end, and
+        first_offset if offset is lower than that.
 
-        Source: the 1.x `offset` command (wire.md §4), which asks for a safe starting point.
+        For the `offset` command of metaq 1.x (wire.md §4), which asks for a safe starting point.
         """
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     def number_at(self, offset: int) -> int:
-        """Return the number of the segment with this byte, the last one if it is beyond, -1 if it is below
-        first_offset."""
+        """Return the number of the segment that contains this byte. Return the last number if offset is behind the end,
+        and -1 if it is below first_offset.
+        """
         return bisect_right(self._starts, offset) - 1
 
     def count_before(self, number: int) -> int:
-        """Return the number of messages in front of segment `number`."""
+        """Return the number of messages before segment `number`."""
         return self._bases[number] - self._removed
 
     def number_with(self, message: int) -> int:
-        """Return the number of the segment that has message number `message`, 0 <= message < message_count."""
+        """Return the number of the segment that contains message number `message`, 0 <= message < message_count."""
         return bisect_right(self._bases, message + self._removed) - 1
 
     def report_damage(self, found: Damaged) -> None:
-        """Remember damaged bytes that somebody has found, and report them if they were not known."""
+        """Record damaged bytes that somebody has found, and report them if they were not known."""
         if found.start >= self.first_offset and (new := self.damage.add(found)):
             _log.error(
                 "%s is damaged in [%d, %d), %d bytes: consumers pass over them",
@@ -179,14 +186,15 @@ class Segments(Sequence[Segment]):
     # --- what the writer and durability tell --------------------------------------------------------------------------
 
     def grown(self, size: int, units: Buffer) -> int:
-        """Record that `size` bytes were written behind the last record. Return the number of index units only in
-        memory."""
+        """Record that `size` bytes were written behind the last record. Return how many index units are only in
+        memory.
+        """
         self.active.size += size
         self.end_offset += size
         return self.active_index.extend(units)
 
     def show(self, end: int, count: int) -> None:
-        """Make everything up to `end` readable, `count` records in the log's own count."""
+        """Make all data up to `end` readable. count: the number of records up to there in the log's own count."""
         self.visible_end = end
         self._visible = count
 
@@ -196,7 +204,9 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def remove_empty_last(self) -> None:
-        """Drop the last segment, which is empty, and go on with the one before it; the caller has deleted its file."""
+        """Remove the last segment, which is empty, and make the segment before it the active one. The caller has
+        deleted the file.
+        """
         assert len(self._segments) > 1
         assert not self.active.size
         removed, self._segments = self.active, self._segments[:-1]
@@ -207,7 +217,7 @@ class Segments(Sequence[Segment]):
     # --- what retention and the rebuilding of indexes do --------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:
-        """Remove and return the first `count` segments, never the last one; the caller deletes the files."""
+        """Remove and return the first `count` segments, but never the last one. The caller deletes the files."""
         count = min(count, len(self._segments) - 1)
         removed, self._segments = self._segments[:count], self._segments[count:]
         self._removed += sum(segment.count for segment in removed)
@@ -219,7 +229,7 @@ class Segments(Sequence[Segment]):
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:
-        """Take back segments that could not be deleted; they end where the log starts now."""
+        """Add segments again that could not be deleted. They end where the log starts now."""
         self._segments = [*segments, *self._segments]
         self._removed -= sum(segment.count for segment in segments)
         for segment in segments:
@@ -227,9 +237,9 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
-        """Replace all segments by these, the partition's files after a cut.
+        """Replace all segments by the given ones, which are the partition's files after a cut.
 
-        visible_end: the limit for readers. The log's own count begins anew.
+        visible_end: the limit for readers. The log's own count starts again from 0.
         """
         for segment in self._segments:
             segment.removed = True
@@ -250,7 +260,7 @@ class Segments(Sequence[Segment]):
             )
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
-        """Give a closed, synced segment its rebuilt index. Ignored if the segment is gone."""
+        """Give a closed, synced segment its rebuilt index. Do nothing if the segment is gone."""
         if segment not in self._segments:
             return
         segment.index = index
@@ -259,7 +269,7 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def drop_index(self, segment: Segment) -> None:
-        """Remove a closed segment's index: its messages are not counted until `adopt_index`."""
+        """Remove a closed segment's index. Its messages are not counted until `adopt_index` is called."""
         assert segment.index is not None
         assert segment is not self.active
         self._removed += len(segment.index)
@@ -297,7 +307,7 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
         for start in range(0, len(index), tuning.UNITS_PER_READ):
             ids = index.units(start, min(len(index), start + tuning.UNITS_PER_READ))["id"]
             largest = max(largest, int(ids[ids < limit].max(initial=0)))
-    except IndexDamaged as damage:  # a reader there has it rebuilt; a start must not fail for it
+    except IndexDamaged as damage:  # a reader there lets it be rebuilt; a start must not fail because of it
         _log.warning("%s: ids behind it do not count", damage)
     return largest
 
@@ -308,7 +318,7 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
 class Snapshot(NamedTuple):
     """The readable bytes of a partition at one moment. Any thread; it reads files with its own descriptors.
 
-    All methods raise OffsetOutOfRange(first, visible end), also if retention has taken the data, and StoreError if a
+    All methods raise OffsetOutOfRange(first, visible end), also if retention has removed the data, and StoreError if a
     file cannot be read.
     """
 
@@ -317,23 +327,23 @@ class Snapshot(NamedTuple):
     visible_end: int
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """As `Segments.extent`."""
+        """Do the same as `Segments.extent`."""
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there.
 
-        The last record may be cut.
-        """
+        The last record may be incomplete."""
         segment, length = self.extent(offset, max_bytes)
         if not length:
             return b""
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Return where the record that has this byte starts, by walking from the segment's start: O(records).
+        """Return where the record that contains this byte starts. Reads all records from the segment's start on:
+        O(records).
 
-        Behind damage the walk continues at the next good record; for a byte inside damage, return the damage's start.
+        Behind damage it continues at the next good record. For a byte inside damage, return where the damage starts.
         """
         segment, end = find_segment(self.segments, self.visible_end, offset)
         first = segment.first_offset
@@ -353,7 +363,7 @@ class Snapshot(NamedTuple):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def out_of_range(self, offset: int) -> OffsetOutOfRange:
-        """Return the error for a reader whose data retention has taken: it says where reading can continue."""
+        """Return the error for a reader whose data retention has removed. The error says where reading can continue."""
         kept = (segment.first_offset for segment in self.segments if not segment.removed)
         return OffsetOutOfRange(offset, next(kept, self.visible_end), self.visible_end)
 
@@ -363,7 +373,7 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 
 
 def find_segment(segments: Sequence[Segment], visible_end: int, offset: int) -> tuple[Segment, int]:
-    """Return the segment that has the byte `offset`, and the byte offset where its readable part ends.
+    """Return the segment that contains the byte `offset`, and the byte offset where the segment's readable part ends.
 
     Raises OffsetOutOfRange(first, visible end).
     """

@@ -1,9 +1,9 @@
-"""Read cold data in order: prefetch the next piece, and drop passed pages from the page cache.
+"""Read cold data in order: prefetch the next piece, and drop pages that were already read from the page cache.
 
-Otherwise a reader that is far behind would wait for the disk at each request, and push data out of the page cache that
-producers have just written and readers at the end still need. Only pages that were not cached before are dropped: well
-behind the reader, never near the end of the partition, and not while the machine has memory to spare, unless the reader
-says so.
+Without this, a reader that is far behind would wait for the disk at each request. It would also push data out of the
+page cache that producers have just written and that readers at the end still need. Only pages that were not cached
+before are dropped. They are dropped well behind the reader, never near the end of the partition, and not while the
+machine has spare memory, unless the reader was made with spare_part=1.0.
 """
 
 from __future__ import annotations
@@ -32,25 +32,30 @@ class _Range(NamedTuple):
 
 
 class SequentialReader:
-    """One reader of one partition. Its methods run in worker threads, one at a time.
+    """Reads one partition for one reader. Its methods run in worker threads, one at a time.
 
-    They make few system calls: after each one a thread waits for the interpreter lock, and takes it from the reactor.
+    The methods make few system calls, because after each call a thread waits for the interpreter lock and takes it from
+    the reactor.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
-        """spare_part: of the machine's memory, 0 … 1; nothing is dropped while more is unused."""
+        """spare_part: a part of the machine's memory, 0 … 1. No pages are dropped while more than this part is
+        unused.
+        """
         self._files = files
         self._spare_part = spare_part
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data of the last prefetch was already cached: others read the same, or it was just written."""
+        """Whether the data of the last prefetch were already cached, because others read the same data or they were
+        just written.
+        """
         self._brought: deque[_Range] = deque()
 
     def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
-        """As `Snapshot.read`; prefetches up to `window` bytes behind the data and drops old pages.
+        """Do the same as `Snapshot.read`. Also prefetch up to `window` bytes behind the data, and drop old pages.
 
-        log: always of the same partition.
+        log: a snapshot of the partition, always the same partition.
         """
         segment, length = log.extent(offset, max_bytes)
         if not length:
@@ -74,9 +79,10 @@ class SequentialReader:
         return log.look(segment, read)
 
     def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
-        """If less than up to `needed` is prefetched, tell the kernel to read up to `stop`. Return whether it was told.
+        """If the data up to `needed` are not prefetched yet, tell the kernel to read up to `stop`. Return whether it
+        was told.
 
-        Returns before the data is there.
+        Returns before the data are in the page cache.
         """
         start = self._ahead
         if start >= min(stop, needed + 1):
@@ -93,11 +99,11 @@ class SequentialReader:
     def _is_cached(self, fd: int, position: int) -> bool:
         try:
             return self._files.preadv_nowait(fd, memoryview(bytearray(1)), position) == 1
-        except OSError:  # missing or unknown: the pages then count as ours
+        except OSError:  # missing or unknown: the pages count as loaded by this reader
             return False
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Drop the pages that we loaded and that end before `before`."""
+        """Drop the pages that this reader has loaded and that end before `before`."""
         if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
             return
@@ -107,9 +113,11 @@ class SequentialReader:
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """Drop all our pages of the last segment before `hot`: the reader goes to another segment."""
+        """Drop all pages before `hot` that this reader has loaded of the last segment, because it goes to another
+        segment.
+        """
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:
-            with suppress(OSError), opened(self._files, segment.path) as fd:  # gone: so are its pages
+            with suppress(OSError), opened(self._files, segment.path) as fd:  # if the file is gone, so are its pages
                 self._drop(fd, segment, hot)
         self._brought.clear()

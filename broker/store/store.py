@@ -1,4 +1,4 @@
-"""All partitions of one broker: opening, creating, timers, retention, shutting down."""
+"""All partitions of one broker: open them, create them, run timers and retention, and shut down."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreCon
 _log = logging.getLogger(__name__)
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
-"""callback(for each log None if its data is safe on this node, else why it will not be)."""
+"""callback(errors): has one entry per log: None if its data are safe on this node, else why they will not be safe."""
 
 
 class Append:
-    """An input of `Store.append_many`: the arguments of `PartitionLog.append`, and the result.
+    """An append for `Store.append_many`: the arguments of `PartitionLog.append`, and later the result.
 
-    data: whole records when joined; a buffer may have only the header or the body of one. [base, end): the byte offsets
-    of the data, empty if it was not appended. error: why it was not, or is not safe.
+    data: buffers that are whole records when joined; a single buffer may have only the header or the body of a record.
+    [base, end): the byte offsets of the data; empty if they were not appended. error: why the data were not appended,
+    or are not safe.
     """
 
     __slots__ = ("base", "data", "end", "error", "log", "segment", "units")
@@ -69,7 +70,9 @@ A = TypeVar("A", bound=Append)
 
 
 class Store:
-    """Owning (reactor) thread; disk syncs, retention and index rebuilding go through `run_in_thread`."""
+    """The store of a broker. Owning (reactor) thread. Disk syncs, retention and rebuilds of indexes run in worker
+    threads (`run_in_thread`).
+    """
 
     def __init__(
         self,
@@ -87,20 +90,22 @@ class Store:
         key_block_bytes: int = tuning.KEY_BLOCK_BYTES,
         disk_reserve: int | None = None,
     ) -> None:
-        """data_paths: all directories to scan; new partitions go to data_path_for(topic), by default the first.
+        """data_paths: all directories to scan. New partitions are created in data_path_for(topic), by default the first
+        data path.
 
-        kinds: the internal topics. run_journal: a thread for the journal's groups alone, so that puts wait for no other
-        work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
-        max_open_files: descriptors kept open between uses, by default a share of the process's limit. key_block_bytes:
-        see key_building.py. disk_reserve: see DiskSpace.
+        kinds: the internal topics. run_journal: runs only the journal's groups in a thread, so that puts do not wait
+        for other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
+        max_open_files: how many descriptors to keep open between uses, by default a share of the process's limit.
+        key_block_bytes: see key_building.py. disk_reserve: see DiskSpace.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
-        """Names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and lack no synced
-        data, as far as is known."""
+        """The names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and, as far as
+        is known, lack no synced data.
+        """
         self._config_for = config_for
         self._kinds = kinds
         self._data_path_for = data_path_for or (lambda topic: self.data_paths[0])
@@ -152,10 +157,10 @@ class Store:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock and scan the data directories and recover every partition. `reports` then lists the repairs.
+        """Lock and scan the data directories, and recover every partition. `reports` then lists the repairs.
 
         From then on, missing indexes of closed segments are rebuilt in the background. Raises DirectoryInUse,
-        ConfigError, StoreError; nothing stays locked then.
+        ConfigError, StoreError; after an error nothing stays locked.
         """
         try:
             for path in self.data_paths:
@@ -170,7 +175,9 @@ class Store:
         self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
-        """Replay an earlier life's journal, recover every partition, sync everything, drop the journal."""
+        """Replay the journal of an earlier run, recover every partition, sync all recovered data, and remove the
+        journal.
+        """
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for topic, number in product(self._kinds, NUMBERS):
             if self.files.is_directory(path := self._internal_path(topic, number)):
@@ -220,9 +227,11 @@ class Store:
             _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until the recovered data is on the disk, where readers may only see data that cannot be lost.
+        """Wait until recovered data are on the disk, for the partitions whose readers may only see data that cannot be
+        lost.
 
-        journaled: there is a journal to be dropped, which may have made any partition's puts safe. Raises StoreError.
+        journaled: whether there is a journal to be removed; it may have made puts of any partition safe. Raises
+        StoreError.
         """
         logs = [log for log in self.all_logs() if journaled or log.has_group_commit]
         segments = [
@@ -253,7 +262,9 @@ class Store:
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
     def close(self) -> None:
-        """Sync everything on this thread, answer all waiters, unlock. Blocks. May be called twice."""
+        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. Blocks. May be called
+        twice.
+        """
         if self._closed:
             return
         self._closed = True
@@ -278,10 +289,11 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """Called for every append to any log, in order, on this thread, before anything waits for it or reads it.
+        """Called on this thread for every append to any log, in order, before anything waits for the append or reads
+        it.
 
-        Its exceptions are logged. It must not append, and must not keep `data` longer than the Append's owner keeps it
-        unchanged.
+        Exceptions of the listener are logged. It must not append, and must not keep `data` longer than the owner of the
+        Append keeps the data unchanged.
         """
         return self._shared.on_append
 
@@ -290,12 +302,12 @@ class Store:
         self._shared.on_append = listener
 
     def append_many(self, appends: Iterable[A]) -> list[A]:
-        """Call `log.append(data, units, segment)` for each, in order, and return them. They share one sync of the
-        journal.
+        """Call `log.append(data, units, segment)` for each append, in order, and return the appends. They share one
+        sync of the journal.
 
-        Each is taken from the iterable when those before it are appended. An append that fails has its `error`; later
-        ones to the same partition fail with it, those to other partitions do not. Raises ValueError like `append`, with
-        those before it appended.
+        Each append is taken from the iterable when the earlier ones are done. If an append fails, its `error` is set.
+        Later appends to the same partition fail with the same error, but appends to other partitions do not. Raises
+        ValueError like `append`; then the earlier appends are done.
         """
         taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
@@ -317,10 +329,11 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call back once when each log is safe on this node up to its `end`, or has failed; at once if all are safe.
+        """Call `callback` once when each log is safe on this node up to its `end`, or has failed. Call it at once if
+        all are safe.
 
-        Safe as in `PartitionLog.when_safe`: readers may see less. Nothing is registered in a log that the journal makes
-        safe: the running group answers for all of them.
+        "Safe" means the same as in `PartitionLog.when_safe`; readers may see less. If the journal makes the logs safe,
+        no callback is registered in each log; instead one callback of the journal's group serves all of them.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -328,20 +341,20 @@ class Store:
             self._journal.when_settled(partial(_ask, ends, callback))
 
     def journal_status(self) -> JournalStatus:
-        """Return the status of the journal that the partitions with synchronous flush share."""
+        """Return the status of the journal, which the partitions with group commit share."""
         return self._journal.status()
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 
     def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
-        """Return those of `paths` that are not in `known` (default: the store's own), as real paths."""
+        """Return those of `paths` that are not in `known` (default: the store's data paths), as real paths."""
         others = set(self.data_paths if known is None else map(os.path.realpath, known))
         return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
 
     def lock_empty_paths(self, paths: Iterable[str]) -> dict[str, int]:
-        """Worker thread: lock each directory, created if needed. Return path -> lock.
+        """Worker thread: create each directory if needed, and lock it. Return a dict path -> lock.
 
-        Raises ConfigError, DirectoryInUse; nothing stays locked then.
+        Raises ConfigError, DirectoryInUse; after an error nothing stays locked.
         """
         locks: dict[str, int] = {}
         try:
@@ -354,12 +367,12 @@ class Store:
         return locks
 
     def adopt_paths(self, locks: Mapping[str, int]) -> None:
-        """Use directories that `lock_empty_paths` has locked for new partitions."""
+        """Use these directories, which `lock_empty_paths` has locked, for new partitions."""
         self.data_paths += locks
         self._locks += locks.values()
 
     def has_partitions(self, path: str) -> bool:
-        """Whether partitions lie in this one of `data_paths`."""
+        """Return whether any partition is in the data path `path`."""
         return any(os.path.dirname(log.directory) == path for log in self._logs.values())
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -372,7 +385,7 @@ class Store:
         return log
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition, None if there is none."""
+        """Return the log of a partition; None if there is none."""
         return self._logs.get((topic, partition))
 
     def get_or_create(self, topic: str, partition: int, first_offset: int = 0) -> PartitionLog:
@@ -384,14 +397,16 @@ class Store:
         return self._create(topic, partition, first_offset) if log is None else log
 
     def directory_for(self, topic: str, partition: int) -> str:
-        """Return the directory where a partition is, or will be created. Raises InvalidName."""
+        """Return the directory where a partition is or would be created. Raises InvalidName."""
         log = self._logs.get((topic, partition))
         if log is not None:
             return log.directory
         return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
 
     def find_named(self, name: str) -> PartitionLog | None:
-        """Return the partition's log `<topic>-<number>` or the internal log with this name; None if there is none."""
+        """Return the log of the partition `<topic>-<number>`, or the internal log with this name; None if there is
+        none.
+        """
         topic, _, number = name.rpartition("-")
         if is_internal(topic):
             return self._internal_logs.get((topic, int(number)))
@@ -402,18 +417,20 @@ class Store:
         return self._logs.values()
 
     def all_logs(self) -> Iterable[PartitionLog]:
-        """Return all logs, of partitions and internal ones."""
+        """Return all logs: those of partitions and the internal ones."""
         return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
-        """Return the failure of a log that takes no appends before a restart because a write or sync failed; None if
-        there is none. O(partitions)."""
+        """Return the failure of a log that accepts no appends before a restart, because a write or sync failed. Return
+        None if there is no such log. O(partitions).
+        """
         failed = next((log for log in self.all_logs() if log.read_only is not None), None)
         return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
 
     @property
     def max_message_id(self) -> int:
-        """The largest id in any log that a broker of ours can have given, 0 if there is none: new ids must be larger.
+        """The largest id in any log that this broker software can have assigned, 0 if there is none. New ids must be
+        larger.
 
         O(partitions); O(messages) for segments with a foreign id (message_id.foreign_from).
         """
@@ -445,8 +462,9 @@ class Store:
         return [log for (name, _), log in self._internal_logs.items() if name == topic]
 
     def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
-        """Return those that can be read while this node follows. A log whose end is being cut off is left out: until
-        the cut is done, its files hold less than its index says."""
+        """Return those internal logs of a topic that can be read while this node follows. A log whose end is being cut
+        off is left out, because until the cut is done its files have less data than its index says.
+        """
         return [log for log in self.internal_logs(topic) if log.read_only is None]
 
     def all_internal_logs(self) -> Sequence[PartitionLog]:
@@ -454,12 +472,15 @@ class Store:
         return tuple(self._internal_logs.values())
 
     def internal_log(self, topic: str, group_commit: bool) -> PartitionLog:
-        """Return the log for partitions with group commit, or with asynchronous flush; created on first use. Raises
-        StoreError."""
+        """Return the topic's internal log for partitions with group commit (True) or with asynchronous flush (False).
+        Create it on first use. Raises StoreError.
+        """
         return self.numbered_internal_log(topic, number_of(group_commit))
 
     def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
-        """Return the internal log of this number, created at `first_offset` if there is none. Raises StoreError."""
+        """Return the internal log with this number. If there is none, create one that begins at `first_offset`. Raises
+        StoreError.
+        """
         log = self._internal_logs.get((topic, number))
         return self._create_internal_log(topic, number, first_offset) if log is None else log
 
@@ -497,25 +518,27 @@ class Store:
             self.key_building.consider(log)
 
     def reconfigure(self) -> None:
-        """Apply every log's current settings. Retention reads them at each run, data paths are read only for new
-        partitions."""
+        """Apply the present settings to every log. (Retention reads its settings at each run. Data paths are read only
+        for new partitions.)
+        """
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
 
     # --- cutting ------------------------------------------------------------------------------------------------------
 
     def cut(self, ends: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """Cut everything behind byte offset `end` off each of these logs. Call `done` when that is on the disk.
+        """Cut off all data behind byte offset `end` of each of these logs. Call `done` when that is on the disk.
 
-        The cut data is kept in `<segment>.damaged-…` files beside it, which are named in the broker's log. Readers and
-        writers then find no trace of those bytes; `visible_end` comes down too. A crash leaves each log as before or as
-        after. Nothing may be appended to these logs before `done` is called. Costs a sync of all partitions that have
-        data in the journal, and a few ticks; `done` is called at once if nothing is to be cut.
+        The removed data are kept in `<segment>.damaged-…` files beside the segment. The broker's log names these files.
+        Readers and writers then find no trace of those bytes, and `visible_end` is lowered, too. A crash leaves each
+        log in the state either before or after the cut. Nothing may be appended to these logs before `done` is called.
+        A cut costs a sync of all partitions that have data in the journal, and a few ticks. `done` is called at once if
+        nothing is to be cut.
 
-        done(kept, error): for each log that was cut, the files that keep its lost data. error: why the others were not
-        cut. It is a StoreError if a log has no record boundary at `end`, or cannot be synced or cut. Logs before the
-        failed one are cut. The failed one takes no writes before a restart if the error is CutUnfinished. Raises
-        StoreError for an end outside the log's bytes.
+        done(kept, error). kept: for each log that was cut, the files that keep its removed data. error: why the other
+        logs were not cut. It is a StoreError if a log has no record boundary at `end`, or cannot be synced or cut. Logs
+        before the failed one are cut. If the error is CutUnfinished, the failed log accepts no writes before a restart.
+        This method raises StoreError for an end outside the log's bytes.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -523,7 +546,8 @@ class Store:
         self._cut({log: Change(end) for log, end in ends.items() if end < log.end_offset}, done)
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """As `cut`, but remove all data of these logs, and continue each, empty, at its new first offset.
+        """Remove all data of these logs, and let each continue as an empty log at its new first offset. Otherwise the
+        same as `cut`.
 
         Raises StoreError for an offset that lies in the log or at its end.
         """
@@ -554,28 +578,31 @@ class Store:
         self._cutting.tick()
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
-        """Return for each partition `<topic>-<partition>` and each internal log: its first offset, its end, and where
-        its last segment begins."""
+        """Return, for each partition `<topic>-<partition>` and each internal log, its first offset, its end, and where
+        its last segment begins.
+        """
         found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
     def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
-        """Take segments that are too old out of their logs at once and start deleting or archiving their files.
+        """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: whether it is the topic's turn (topics may have their own schedules). Files that cannot be removed are
-        logged and come back into the log, to be tried at the next run.
+        is_due: returns whether it is the topic's turn (topics may have their own schedules). If files cannot be
+        removed, this is logged, and their segments return to the log until the next run.
         """
         return self._retention.apply(self._logs.values(), is_due)
 
     def apply_size_limits(self) -> list[RemovedSegment]:
-        """As `apply_retention`, for the oldest segments of topics with more bytes than their policies allow."""
+        """Do the same as `apply_retention` for the oldest segments of topics with more bytes than their policies
+        allow.
+        """
         return self._retention.apply_sizes(self._logs.values())
 
     @property
     def retention_enabled(self) -> bool:
-        """Whether `apply_retention` and `apply_size_limits` take anything; True unless set otherwise."""
+        """Whether `apply_retention` and `apply_size_limits` remove segments; True unless set otherwise."""
         return self._retention.enabled
 
     @retention_enabled.setter
@@ -583,11 +610,12 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Take whole segments before byte offset `first_offset` out of a log, after its source has lost them. Their
-        files are removed in the background by this broker's own policy for the topic (deleted if it has none).
+        """Remove whole segments before byte offset `first_offset` from a log, because its source has removed them.
+        Their files are removed in the background according to this broker's own policy for the topic (deleted if it has
+        none).
 
-        Segments that readers do not see yet stay, as do the last segment and one that is not on the disk with its
-        index. While others are being removed, all stay: call this again.
+        Segments that readers do not see yet stay. The last segment also stays, and so does a segment that is not on the
+        disk with its index. While other segments of the log are being removed, all stay; then call this again later.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -595,7 +623,7 @@ class Store:
 
     @property
     def unindexed_segments(self) -> int:
-        """The number of closed segments whose index is still to be rebuilt; their messages are not counted yet."""
+        """The number of closed segments whose index is still to be rebuilt. Their messages are not counted yet."""
         return len(self._rebuilding)
 
 
@@ -606,7 +634,9 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """Ask the logs after the journal is done: data that is not safe waits for its own file's sync, or has failed."""
+    """Ask the logs for the outcome after the journal is done. Data that are not safe then wait for a sync of their own
+    file, or have failed.
+    """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}
     if not left:

@@ -1,4 +1,4 @@
-"""Bring a partition's data and index to the disk: one worker call for one partition, or for many together."""
+"""Sync a partition's data and index to the disk, with one worker call for one partition or for many together."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ _log = logging.getLogger(__name__)
 
 
 class _Part:
-    """One segment's share of a job: its state when the job was made."""
+    """One segment's part of a job, with the segment's state when the job was made."""
 
     def __init__(self, segment: Segment, kind: int) -> None:
         self.segment = segment
         self.end = segment.end
         self.unsynced = kind & DATA and segment.synced < segment.end
         self.fd: int | None = None  # the descriptor to sync
-        # None also later on: an index rebuilt meanwhile is not part of this job
+        # stays None: an index that is rebuilt meanwhile is not part of this job
         self.index = index = segment.index if kind & INDEX else None
         self.units = b"" if index is None else index.tail()
         self.count = len(self.units) // UNIT_BYTES
         self.stored = 0 if index is None else index.stored
-        self.crc = 0 if index is None else index.crc  # after the worker has written, includes the units
+        self.crc = 0 if index is None else index.crc  # includes the units after the worker has written them
         self.max_stored_id = 0 if index is None else index.max_stored_id
         self.vouched = None if index is None else index.vouched
         self.max_id = 0  # of the units; set by the worker
 
 
 class SyncJob:
-    """Work for one worker call, made and applied on the owning thread, run on a worker.
+    """Work for one worker call. It is made and applied on the owning thread, and run in a worker thread.
 
-    It covers the data below `end`, which holds `count` records in the log's own count. Index units are written before
-    anything is synced, and may then leave memory (`settle_units`). Headers, which contain promises, are written last.
+    A job covers the data below `end`, which have `count` records in the log's own count. Index units are written before
+    anything is synced, and may then be removed from memory (`settle_units`). Index headers, which contain promises, are
+    written last.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class SyncJob:
         end: int,
         count: int,
     ) -> None:
-        """directory: of the partition. directories: those with new entries."""
+        """directory: the partition's directory. directories: the directories with new entries, which must be synced."""
         self.kind = kind
         self.directory = directory
         self.end = end
         self.count = count
         self.directories = directories
         self.syncs_headers = False
-        """Whether the promises of the headers must survive a power cut, too."""
+        """Whether the index headers must survive a power cut, too."""
         self.error: OSError | None = None
         self.lacked_room = False
         """Whether the index units are not in the files because the disk is full."""
@@ -80,7 +81,7 @@ class SyncJob:
         self._units_settled = not kind & INDEX
 
     def pin(self) -> None:
-        """Owning thread: keep the descriptors that `run` needs, until `release`. `run_together` needs none."""
+        """Owning thread: keep the descriptors that `run` needs open until `release`. `run_together` needs none."""
         try:
             for part in self._parts:
                 if part.unsynced:
@@ -89,7 +90,9 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Worker thread: run all of a pinned job alone, or nothing if it was cancelled. A failure is in `error`."""
+        """Worker thread: run all steps of a pinned job, not in a group. Do nothing if the job was cancelled. A failure
+        is set in `error`.
+        """
         if self.enter():
             try:
                 self.step(self.write_units)
@@ -98,7 +101,7 @@ class SyncJob:
                 self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Worker thread: run one action of the job; an OSError ends this job and no other."""
+        """Worker thread: run one action of the job. An OSError ends this job but no other."""
         if self.error is None:
             try:
                 action()
@@ -106,7 +109,7 @@ class SyncJob:
                 self.error = error
 
     def cancel(self) -> None:
-        """Make `run` do nothing from now on. Wait for it if it is running."""
+        """Make `run` do nothing from now on. Wait for the end of `run` if it is running."""
         with self._lock:
             self._cancelled = True
 
@@ -121,8 +124,9 @@ class SyncJob:
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
-        """Owning thread: drop the units from memory if they are in the files, though unsynced, even while `run` goes
-        on. Return whether they are. True for a job that writes none."""
+        """Owning thread: remove the units from memory if they are in the files, even if they are not synced and `run`
+        still goes on. Return whether they are in the files; True for a job that writes no units.
+        """
         if self._units_written and not self._units_settled:
             self._units_settled = True
             for part in self._parts:
@@ -131,7 +135,7 @@ class SyncJob:
         return self._units_written
 
     def apply(self) -> None:
-        """Owning thread, after a successful run: record in the segments what is on the disk now."""
+        """Owning thread, after a successful run: record in the segments which data are on the disk now."""
         self.settle_units()
         for part in self._parts:
             segment = part.segment
@@ -143,7 +147,7 @@ class SyncJob:
                         part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        """Yield index paths, and what their headers may promise when data and units are synced."""
+        """Yield index paths, each with the checkpoint that its header may promise when data and units are synced."""
         if self.kind & INDEX and not self.lacked_room:
             for part in self._parts:
                 segment = part.segment
@@ -154,7 +158,7 @@ class SyncJob:
     # --- the steps, in a worker thread --------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Begin, unless the job was cancelled; `leave` follows."""
+        """Begin the job, unless it was cancelled. Return whether it has begun; then `leave` must follow."""
         self._lock.acquire()
         self.ran = not self._cancelled
         if not self.ran:
@@ -162,12 +166,13 @@ class SyncJob:
         return self.ran
 
     def leave(self) -> None:
-        """Record that the job has run."""
+        """End the job: let `cancel` go on."""
         self._lock.release()
 
     def write_units(self) -> None:
-        """Write the index units to their files, unsynced. If the disk is full, they stay in memory for the next job,
-        which writes the same places again."""
+        """Write the index units to their files without a sync. If the disk is full, they stay in memory for the next
+        job, which writes to the same positions again.
+        """
         try:
             for part in self._parts:
                 if part.units:
@@ -185,7 +190,7 @@ class SyncJob:
         self._units_written = True
 
     def _sync(self) -> None:
-        """Sync data, units and names, file by file, and record this in the indexes."""
+        """Sync data, units and file names, file by file, and write the index headers."""
         if self.kind & DATA:
             for part in self._parts:
                 if part.fd is not None:
@@ -196,7 +201,7 @@ class SyncJob:
             self._write_checkpoints(sync=True)
 
     def move_checkpoints(self) -> None:
-        """Record in the indexes that a sync of the file systems has covered data and units."""
+        """Write the index headers, because a sync of the file systems has covered data and units."""
         if self.kind & DATA:
             self._check_named()
             self._write_checkpoints(sync=False)
@@ -219,11 +224,12 @@ class SyncJob:
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
-    """Worker thread: run many partitions' jobs with one sync of each file system instead of two of each partition.
+    """Worker thread: run the jobs of many partitions with one sync of each file system, instead of two syncs of each
+    partition.
 
-    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck. The price
-    is that the sync also waits for data that others have written. sync: FileSystems.sync. Each job keeps its own error;
-    an error of the sync is kept in all jobs, and returned.
+    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck. The
+    disadvantage is that the sync also waits for data that other programs have written. sync: FileSystems.sync. Each job
+    keeps its own error. An error of the sync is kept in all jobs, and returned.
     """
     entered = [job for job in jobs if job.enter()]
     failure = None

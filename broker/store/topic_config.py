@@ -1,4 +1,6 @@
-"""The server.ini settings for storing one topic: when it is synced, and what is removed (storage.md §5, §9)."""
+"""The server.ini settings for storing one topic: when its data are synced, and which segments are removed (storage.md
+§5, §9).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ _SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in de
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When data is synced: at the threshold+1-th unsynced record or after the interval (storage.md §3).
+    """When data are synced: at the threshold+1-th unsynced record or after the interval (storage.md §3).
 
-    A threshold of 0 is group commit: puts are answered, and readers see data, only after the sync. It begins at once,
-    and everything appended while it runs shares the next one.
+    A threshold of 0 means group commit: puts are answered, and readers see data, only after the sync. The sync begins
+    at once, and all data that are appended while it runs share the next one.
     """
 
     threshold_records: int
@@ -38,7 +40,7 @@ class FlushPolicy:
 
     @property
     def seconds(self) -> float:
-        """Seconds that data may wait to be synced."""
+        """How many seconds data may wait for a sync."""
         return self.interval_ms / 1000
 
 
@@ -46,21 +48,21 @@ GROUP_COMMIT = FlushPolicy(0, float("inf"))
 
 
 class Disposal(Enum):
-    """The treatment of an old segment."""
+    """What happens to an old segment."""
 
     DELETE = "delete"
     ARCHIVE = "archive"
-    """Renamed to `<name>.meta.arc`."""
+    """The segment is renamed to `<name>.meta.arc`."""
     COMPRESS = "compress"
-    """Zipped to `<name>.meta.zip`, with one entry `<name>.meta`."""
+    """The segment is compressed to `<name>.meta.zip`, with one entry `<name>.meta`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePolicy:
-    """Closed segments not changed for `max_age_s` seconds are removed by `action`.
+    """Closed segments that were not changed for `max_age_s` seconds are removed as `action` says.
 
-    So are the oldest ones of a topic that has more than `max_bytes` bytes of messages in all its partitions on this
-    broker; None: any number.
+    If a topic has more than `max_bytes` bytes of messages in all its partitions on this broker, its oldest closed
+    segments are removed, too. None: no limit.
     """
 
     action: Disposal
@@ -76,7 +78,7 @@ class TopicStoreConfig:
     unflush_threshold: int
     unflush_interval_ms: int
     delete_policy: DeletePolicy | None = None
-    """None keeps everything."""
+    """None: nothing is removed."""
 
     @property
     def flush_policy(self) -> FlushPolicy:
@@ -89,8 +91,9 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
     """Return the policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`,
     `delete,168,size=10g`.
 
-    `size=` is ours: 1.x skips words there, and takes any word but `true` behind archive's age as false. As in 1.x,
-    other options are ignored. Raises ConfigError naming `option`, the value and the accepted forms.
+    `size=` is an extension of this broker. Metaq 1.x ignores words at that place, and reads every word except `true`
+    behind the age of `archive` as false. As in 1.x, other options are ignored. Raises ConfigError, which names
+    `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]
     age = _AGE.fullmatch(values[0].lower()) if values else None

@@ -1,196 +1,222 @@
-"""The store's constants that were tuned: unit, reason, and the benchmark to run when one is changed."""
+"""The store's tuned constants, with their unit, their reason, and the benchmark to run when one is changed."""
 
 from __future__ import annotations
 
 # --- syncs of partitions: `partitions-1024-sync`, `partitions-10240`, `batch-10240-sync` -----------------------------
 
 CHECKPOINT_SECONDS = 5.0
-"""Interval of checkpoints of a dirty partition. A start checks newer data."""
+"""The interval of checkpoints of a dirty partition. A start has to check the data behind the last checkpoint."""
 
 JOURNALED_CHECKPOINT_SECONDS = 30.0
-"""As CHECKPOINT_SECONDS for journaled data: a checkpoint only saves the next start work, and large appends cause
-one."""
+"""Like CHECKPOINT_SECONDS, but for journaled data. It is longer because such a checkpoint only saves work at the next
+start, and large appends cause a checkpoint anyway.
+"""
 
 MAX_BACKGROUND_JOBS = 16
-"""Timer-driven syncs running at once; each keeps a descriptor open and a worker thread busy."""
+"""How many timer-driven syncs may run at once. Each keeps a descriptor open and a worker thread busy."""
 
 GROUPED_FROM = 64
-"""If more partitions than this wait for a sync, they share one of the whole file system, including other programs'
-data."""
+"""If more partitions than this wait for a sync, they share one sync of the whole file system, which includes other
+programs' data.
+"""
 
 MAX_GROUP = 128
-"""Partitions in such a group: ending their jobs and making the next group's takes the owning thread some 3 ms."""
+"""The maximum number of partitions in such a group. Ending their jobs and making those of the next group takes the
+owning thread some 3 ms.
+"""
 
 LOOKED_AT_PER_TICK = 1024
-"""Due dirty partitions that one tick handles, some 2 ms; the others wait for the next tick."""
+"""How many due dirty partitions one tick handles, in some 2 ms. The others wait for the next tick."""
 
 WRITEBACK_BYTES = 4 << 20
-"""Appended bytes of a partition after which the kernel is told to begin writing them. `batch`, `latency`."""
+"""After so many appended bytes of a partition, the kernel is told to begin writing them. `batch`, `latency`."""
 
 KEPT_COPY_BYTES = 16 << 20
-"""Bytes at the end of a copy that the page cache keeps while the kernel writes them. `python -m bench.catch_up`."""
+"""How many bytes at the end of a copy the page cache keeps while the kernel writes them. `python -m bench.catch_up`."""
 
 # --- memory for index units: `partitions-10240`, and the broker's memory there -------------------------------------
 
 MAX_UNSTORED_UNITS = 1 << 16
-"""Index units that one partition holds in memory (2 MiB) before they are written ahead of the checkpoint."""
+"""How many index units one partition holds in memory (2 MiB) before they are written earlier than the checkpoint."""
 
 MAX_UNITS = 3 << 20
-"""Index units that all dirty partitions together may hold in memory (96 MiB)."""
+"""How many index units all dirty partitions together may hold in memory (96 MiB)."""
 
 LEAST_UNITS = 256
-"""Index units that each of them may always hold: writing fewer costs more than they take."""
+"""How many index units each dirty partition may always hold in memory, because writing fewer costs more than their
+memory.
+"""
 
 # --- the journal: `sync-256`, `partitions-1024-sync` -----------------------------------------------------------------
 
 DIRECT_PARTITIONS = 2
-"""Up to this many busy partitions are synced themselves, unless the sync would wait for one of their checkpoints."""
+"""If at most so many partitions are busy, their own files are synced instead of the journal, unless the sync would wait
+for one of their checkpoints.
+"""
 
 JOURNAL_GROUP_BYTES = 16 << 20
-"""Bytes that one sync of the journal makes safe at most, unless a single append is larger."""
+"""The maximum number of bytes that one sync of the journal makes safe, unless a single append is larger."""
 
 JOURNAL_FILE_BYTES = 64 << 20
-"""Size at which a journal file is followed by the next."""
+"""When a journal file has this size, the next file is begun."""
 
 JOURNAL_FULL_FILES = 4
-"""Full files that are kept until their partitions are checkpointed, all at once: 256 MiB to replay at most."""
+"""When there are so many full files, all their partitions are checkpointed at once. So at most 256 MiB have to be
+replayed.
+"""
 
 JOURNAL_JOIN_BELOW_BYTES = 4096
-"""Data in buffers smaller than this on average is joined: one copy costs less than that many calls."""
+"""If the data's buffers are smaller than this on average, they are joined, because one copy costs less than so many
+calls.
+"""
 
 INTERNAL_SYNC_RECORDS = 100_000
 INTERNAL_SYNC_MS = 1000
-"""Sync interval of the internal log of partitions with asynchronous flush."""
+"""The sync interval, in records and in milliseconds, of the internal logs for partitions with asynchronous flush."""
 
 DELAYED_SEGMENT_BYTES = 64 << 20
-"""Segment size of delayed messages. The longest-lived messages in the oldest segment are rewritten so that it can
-go."""
+"""The segment size of delayed messages. The longest-lived messages in the oldest segment are rewritten, so that this
+segment can be removed.
+"""
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
-"""Up to this size, numbered writes to one or two partitions go through the journal with their row: one sync for all.
-Larger ones are not worth writing twice. `sync-256`, `latency-sync`."""
+"""Up to this size, numbered writes to one or two partitions are written to the journal together with their row, so that
+one sync covers all. Larger writes are not worth writing twice. `sync-256`, `latency-sync`.
+"""
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
 FEW_PUTS = 8
-"""Up to this many single records are encoded one by one: numpy costs more per call than they do."""
+"""Up to so many single records are encoded one by one, because for them a numpy call costs more."""
 
 SLICE_RECORDS = 1 << 13
-"""Records stamped at once, some milliseconds; other connections get their turn in between."""
+"""How many records are stamped at once, in some milliseconds. Other connections get their turn in between."""
 
 SLICE_BYTES = 4 << 20
-"""Bytes stamped at once, for the same reason."""
+"""How many bytes are stamped at once, for the same reason."""
 
 SLICE_ATTRIBUTES = 1 << 10
-"""Attributes decoded at once, likewise."""
+"""How many attributes are decoded at once, for the same reason."""
 
 SLICE_ATTRIBUTE_BYTES = 1 << 20
-"""Bytes of records with attributes that are handled at once: each is copied and searched for its tag."""
+"""How many bytes of records with attributes are handled at once. Each attribute is copied and searched for its tag."""
 
 # --- reading what was stored: `consume`, `consume-arrow`, `python -m bench.backlog` -----------------------------------
 
 SCRATCH_BYTES = 16 << 10
-"""Up to this size, data is copied out of a reused read buffer; larger reads get their own buffer."""
+"""Up to this size, data are copied out of a reused read buffer. Larger reads get their own buffer."""
 
 SEARCH_FIRST_UNITS = 64
-"""Index units of the first read of a range; they determine the size of the next read."""
+"""How many index units the first read of a range gets. They determine the size of the next read."""
 
 MAX_BOUNDARIES = 256
-"""Record boundaries that an index remembers, so that a continuing reader needs no search."""
+"""How many record boundaries an index remembers, so that a continuing reader needs no search."""
 
 UNITS_PER_READ = 1 << 16
-"""Index units (2 MiB) read at once when all units of a segment are searched."""
+"""How many index units (2 MiB) are read at once when all units of a segment are searched."""
 
 LOAD_BYTES = 64 << 10
-"""Bytes read around a missing piece of an index: searches return to the neighbourhood."""
+"""How many bytes are read around a missing piece of an index, because searches often read neighbouring bytes next."""
 
 EXAMINED_UNITS = 1 << 12
-"""Consecutive records whose damage is found at once; damage behind them is a separate range."""
+"""How many consecutive records are examined for damage at once. Damage behind them is a separate range."""
 
 WALKED_BYTES = 4 << 20
-"""Bytes of records without an index that are checked at once on the owning thread."""
+"""How many bytes of records without an index are checked at once on the owning thread."""
 
 MAX_WALKED = 256
-"""Ends of such walks that are remembered, so that a continuing reader is not checked again."""
+"""How many ends of such checks are remembered, so that the data before a continuing reader are not checked again."""
 
 MISSES_PER_STEP = 8
-"""After this many writes to files that are not open, an open file may have to close. So if several times as many files
-as may be open are written in turn, the open ones stay open. `partitions-10240`."""
+"""Only once in so many writes to files that are not open may an open file be closed. So if several times as many files
+as may be open are written in turn, the open files stay open. `partitions-10240`.
+"""
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
 
 MAX_WINDOW_BYTES = 4 << 20
-"""How far data is fetched ahead of a reader, and how far behind it its pages are kept for others."""
+"""How many bytes are prefetched ahead of a reader, and how many bytes behind it stay cached for others."""
 
 HOT_TAIL_BYTES = 64 << 20
-"""The last bytes of a partition, which are never dropped."""
+"""So many bytes at the end of a partition are never dropped from the page cache."""
 
 SPARE_MEMORY_PART = 0.1
-"""Part of the machine's memory that is entirely unused, even by the page cache: above this nothing is dropped."""
+"""If more than this part of the machine's memory is unused, even by the page cache, no pages are dropped."""
 
 ADVICE_BYTES = 1 << 20
-"""Bytes prefetched by one call: the kernel cuts it to what the device takes at once, often 1,280 KiB."""
+"""How many bytes one call prefetches. The kernel reduces it to the amount that the device reads at once, often 1,280
+KiB.
+"""
 
 # --- starting, and making indexes again: `python -m bench.startup` ----------------------------------------------------
 
 SCAN_CHUNK_BYTES = 4 << 20
-"""Bytes read at once while records are checked."""
+"""How many bytes are read at once while records are checked."""
 
 SCAN_RUN_FROM = 16
-"""Number of equally sized neighbours that are worth handling at once."""
+"""At least so many neighbouring records of equal size are worth handling at once."""
 
 SCAN_MIXED_RECORDS = 256
-"""Records that are walked one by one before the next check for equal sizes."""
+"""How many records are handled one by one before the next check for equal sizes."""
 
 WALK_RECORDS = 1 << 20
-"""Records that are checked at once in search of damage: 32 MiB of units."""
+"""How many records are checked at once in a search for damage. They have 32 MiB of units."""
 
 COPY_BYTES = 4 << 20
-"""Bytes copied, or compared with the disk, at once."""
+"""How many bytes are copied, or compared with the disk, at once."""
 
 UNITS_IN_MEMORY = 128
-"""Units (4 KiB) of a recovered segment that wait in memory for the next checkpoint."""
+"""At most so many units (4 KiB) of a recovered segment stay in memory until the next checkpoint."""
 
 SYNCED_ONE_BY_ONE = 64
-"""Above this many recovered segments and directories, whole file systems are synced, including other programs' data."""
+"""If there are more recovered segments and directories than this, whole file systems are synced, including other
+programs' data.
+"""
 
 REBUILD_RETRY_SECONDS = 60.0
-"""Pause after an index or a key file could not be made; no benchmark depends on it."""
+"""The pause after a failed attempt to make an index or a key file. No benchmark depends on it."""
 
 # --- key files: no scenario sends keys; docs/decisions/008-search-by-id-and-key.md has what was weighed ---------------
 
 KEY_BLOCK_BYTES = 64 << 20
-"""Data covered by one block. The end of a growing segment, up to this size, has no block and is read by searches."""
+"""How many bytes of data one block covers. The end of a growing segment, up to this size, has no block, so searches
+read the data themselves.
+"""
 
 KEY_BLOCK_RECORDS = 1 << 19
-"""Maximum records of a block: their units take 16 MiB while it is built."""
+"""The maximum number of records of a block. Their units take 16 MiB of memory while the block is built."""
 
 KEY_BYTES_PER_SECOND = 256 << 20
-"""Maximum rate of reading data for blocks, so that catching up after an upgrade leaves the disk to others."""
+"""The maximum rate of reading data for blocks. The limit leaves the disk to others while many blocks are built after an
+upgrade.
+"""
 
 KEY_LEAST_COST_BYTES = 1 << 20
-"""Minimum cost charged for a job: it opens and syncs files."""
+"""The minimum cost that is charged for a job, because it opens and syncs files."""
 
 KEY_LOGS_LOOKED_AT = 1024
-"""Logs that one tick, or the end of a job, checks for work: a few milliseconds."""
+"""How many logs one tick, or the end of a job, checks for work. This takes a few milliseconds."""
 
 KEY_WINDOW_BYTES = 4 << 20
-"""Bytes of data read at once for a block."""
+"""How many bytes of data are read at once for a block."""
 
 KEY_SLICE_RECORDS = 512
-"""Records whose keys are hashed before other threads get the interpreter: half a millisecond, the longest wait for
-it."""
+"""How many records' keys are hashed before other threads may use the interpreter. This takes half a millisecond, which
+is the longest wait for the interpreter.
+"""
 
 KEY_SLICE_PAUSE_SECONDS = 0.00005
-"""The pause between such slices, in which other threads get it."""
+"""The pause between such slices, in which other threads use the interpreter."""
 
 MAX_RECENT_ENTRIES = 2 << 20
-"""Entries kept in memory for data that no key file covers yet, of all partitions together: 16 MiB."""
+"""How many entries are kept in memory (16 MiB) for data of all partitions that no key file covers yet."""
 
 CANDIDATE_BYTES = 4096
-"""Bytes of a record read to find its keys; more only if its attribute is longer."""
+"""How many bytes of a record are read to find its keys. More are read only if its attribute is longer."""
 
 # --- removing segments: no benchmark does -----------------------------------------------------------------------------
 
 MAX_DISCARDING = 2
-"""Logs whose files are deleted or zipped at once, in turn by topic: syncs must not wait for a thread behind them."""
+"""The files of at most so many logs are deleted or compressed at the same time, and topics take turns. The limit exists
+because syncs must not wait for a thread behind such work.
+"""

@@ -1,4 +1,4 @@
-"""Hand work to worker threads, and call back."""
+"""Run functions in worker threads, and return their results through callbacks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
-    """Call back. An exception is a bug of the callback and is logged: it must not keep other callbacks from being
-    called."""
+    """Call `callback`. An exception is a bug of the callback. It is logged and must not prevent calls of other
+    callbacks.
+    """
     try:
         callback(*arguments)
     except Exception:
@@ -26,11 +27,12 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 
 class Turns:
-    """Worker threads shared fairly: runs functions by `run_in_thread`, at most `limit` at once. Owning thread. Any
+    """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Owning thread. Any
     other work that begins with a function and ends with a call of `done` can be shared in the same way.
 
-    Each key has its own queue and the queues take turns, so that many calls of one key cost another no more than its
-    share. Invariant: a key is in `_waiting` as long as calls of it wait, at its place in the order of turns.
+    Each key has its own queue, and the queues take turns. So even if one key has many calls, another key still gets its
+    share. Invariant: a key is in `_waiting` as long as calls of it wait, and the order of the keys is the order of
+    turns.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Turns:
         pause: Callable[[], float] = lambda: 0.0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """pause: seconds to wait before the next call may start, 0 for none; `call_later` then waits that long."""
+        """pause: returns the seconds to wait before the next call may start, 0 for none. call_later: used to wait that
+        long.
+        """
         self._run_in_thread = run_in_thread
         self._limit = limit
         self._pause = pause
@@ -55,7 +59,9 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     def run(self, key: Hashable, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `function` in a worker thread when it is its turn, then `done(result or exception)` on this thread."""
+        """Run `function` in a worker thread when its turn comes, then call `done(result or exception)` on this
+        thread.
+        """
         self._waiting.setdefault(key, deque()).append((function, done))
         self._start()
 

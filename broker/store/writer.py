@@ -1,4 +1,4 @@
-"""Append to a partition's last segment, close it, and begin the next."""
+"""Append to a partition's last segment, and begin the next segment."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Owning thread. Knows nothing about safe or visible data.
+    """Writes the records and segments of one partition. Owning thread. Knows nothing about safe or visible data.
 
-    Invariants: an indexed segment's units lie back to back and end at its end, except for copied damage; within a
-    segment store times (of bounds: without their sign) never decrease, whatever the clock does.
+    Invariants: the units of an indexed segment are back to back and end at the segment's end, except for copied damage.
+    Within a segment store times never decrease, whatever the clock does; for bounds this means the time without the
+    sign.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Writer:
         max_segment_size: int,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """unsynced_directories: those in which names of the partition's files may not be on the disk."""
+        """unsynced_directories: the directories in which names of the partition's files may not be on the disk."""
         self.max_segment_size = max_segment_size
-        """Size in bytes at which the last segment is due for `roll`."""
+        """The size in bytes at which `roll` is due for the last segment."""
         self.unsynced_directories = list(unsynced_directories)
         self._directory = directory
         self._segments = segments
@@ -53,7 +54,7 @@ class Writer:
         self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
-        """Write bytes that no index unit describes behind the last record. Raises as `append`."""
+        """Write bytes without index units behind the last record. Raises the same errors as `append`."""
         segments = self._segments
         active = segments.active
         try:
@@ -63,14 +64,15 @@ class Writer:
         segments.grown(sum(map(len, data)), b"")
 
     def append(self, data: Sequence[Buffer], units: Buffer, *, copied: bool = False) -> tuple[int, Buffer]:
-        """Write whole records behind the last one. copied: of a large copy, which the page cache need not keep.
+        """Write whole records behind the last one. copied: whether they belong to a large copy, which the page cache
+        need not keep.
 
-        Returns the number of index units that are only in memory now, and the units as stored: with their times in
-        order.
+        Return the number of index units that are only in memory now, and the units as they were stored, with their
+        times in order.
 
-        All or nothing: a failed write is cut back. Raises DiskFull if the disk was merely full; LogReadOnly for any
-        other failure, after which nothing may be appended; ValueError, with nothing written, if data and units do not
-        belong together.
+        The append is all or nothing: a failed write is cut back. Raises DiskFull if the disk was only full; LogReadOnly
+        for any other failure, after which nothing may be appended; ValueError, with nothing written, if data and units
+        do not belong together.
         """
         segments = self._segments
         base = segments.end_offset
@@ -94,12 +96,14 @@ class Writer:
         return unstored, units
 
     def roll(self) -> None:
-        """Begin the next segment. Raises OSError: the last one can then continue to grow."""
+        """Begin the next segment. Raises OSError; then the last segment can continue to grow."""
         self._segments.add(create_segment(self._open_files, self._directory, self._segments.end_offset))
         self.unsynced_directories.append(self._directory)
 
     def _last_stored_ms(self) -> int:
-        """Return the store time of the last segment's last record (Unix ms), 0 if it has none. Read once per log."""
+        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. Read once per
+        log.
+        """
         index = self._segments.active_index
         if not len(index):
             return 0
@@ -122,11 +126,12 @@ class Writer:
         return LogReadOnly(self._directory, cause)
 
     def _write_back(self, segment: Segment, end: int) -> None:
-        """Have the kernel begin to write appended data, in a worker thread, which may have to wait for the device.
+        """Tell the kernel to begin to write appended data. This is done in a worker thread, which may have to wait for
+        the device.
 
-        Otherwise the next sync writes all of it at once and takes long. For a copy, pages that should be written by now
-        leave the page cache, so that the copy reuses the same pages: it pushes nothing else out, and pages that have
-        been unused for long are expensive in a virtual machine.
+        Otherwise the next sync would write all data at once and take long. For a copy, pages that should be written by
+        now are dropped from the page cache, so that the copy reuses the same pages. So the copy pushes nothing else
+        out, and it avoids pages that have been unused for long, which are expensive in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True
@@ -146,14 +151,18 @@ class Writer:
 
 
 def _written_back(files: Files, fd: int, dirty: range, written: range | None) -> None:
-    """Start writing the dirty bytes, and drop the written ones from the page cache. Bytes that are still dirty stay."""
+    """Start to write the dirty bytes, and drop the written bytes from the page cache. Bytes that are still dirty stay
+    there.
+    """
     files.start_writeback(fd, dirty.start, len(dirty))
     if written:
         files.advise(fd, written.start, len(written), os.POSIX_FADV_DONTNEED)
 
 
 def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
-    """Return the first and the last record's store time, without the sign of a bound."""
+    """Check that the units describe the appended bytes. Return the store times of the first and the last record,
+    without the sign of a bound.
+    """
     if not size or not units or len(units) % UNIT_BYTES:
         raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")
     first, _, first_ms, length, _ = UNIT.unpack_from(units)

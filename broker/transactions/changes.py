@@ -1,5 +1,6 @@
-"""Changes of the transaction log's files, as values: a worker makes them here, and a broker set sends them to its
-nodes."""
+"""Changes of the transaction log's files, as objects. A worker thread makes them on this node, and a broker set sends
+them to its other nodes.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +31,24 @@ class LogChange(NamedTuple):
 
 
 class LogCopies(Protocol):
-    """The other nodes of a broker set (sets/node_transactions.py)."""
+    """Copies the transaction log to the other nodes of a broker set (sets/node_transactions.py)."""
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         """Make these changes on every in-sync node, in this order and after all earlier ones.
 
-        done(None): all nodes have made them, on the disk if `disk`, and after all earlier writes; done(why): nobody
-        knows.
+        done(None) is called when all nodes have made these changes and all earlier writes; if `disk` is True, they are
+        on the disk then. done(why) is called if the outcome is unknown.
         """
 
     def refusal_now(self) -> MetaqError | None:
-        """Why the state of the other nodes is unknown: one of them may have been elected. None if not."""
+        """Return an error if another node may have been elected, so that the state of the other nodes is unknown; else
+        None.
+        """
 
     def failed(self, failure: MetaqError) -> None:
-        """Report that this node can no longer write its own files; DiskFull: until there is room."""
+        """Report that this node can no longer write its own files. If `failure` is DiskFull, this holds until there is
+        room.
+        """
 
 
 def make_change(files: Files, directory: str, change: LogChange) -> None:

@@ -1,8 +1,10 @@
-"""Where a replay may begin: stored in our own file for us, in `checkpoint.<n>` for the Java broker (storage.md §7).
+"""Store the position where a replay may begin: for this broker in a file of its own, for the Java broker in
+`checkpoint.<n>` (storage.md §7).
 
-1.4.6.2 writes the newest open transaction's place where the oldest one's is meant, so its checkpoints are never read
-here. Ours is in `metaq.json`, with the operators' decisions (heuristics). A Java broker only appends behind that place,
-so it stays right. The file has a checksum over all its other fields.
+The Java broker 1.4.6.2 writes the position of the newest open transaction where that of the oldest one is meant, so its
+checkpoints are never read for a replay. This broker's position is in `metaq.json`, together with the operators'
+decisions (heuristics). A Java broker only appends behind that position, so it stays right. The file has a checksum over
+all its other fields.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 STATE_NAME = "metaq.json"
-"""Our own file: the Java broker ignores it."""
+"""The name of this broker's own file. The Java broker ignores it."""
 
 Heuristic = str
 """An operator's decision on a prepared transaction: `commit`, `rollback` or `complete`."""
@@ -49,7 +51,7 @@ HEURISTICS = ("commit", "rollback", "complete")
 _CHECKSUM = "checksum"
 _STATE_FIELDS = {"replay_from", "heuristics", _CHECKSUM}
 _NOT_SAID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RemoteProtocolError)
-"""Raised for text that is not JSON, or JSON with other content."""
+"""The exceptions that are raised for text that is not JSON, or for JSON with other content."""
 
 
 _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
@@ -57,23 +59,25 @@ _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The content of metaq.json. replay_from: None = from the beginning."""
+    """The content of metaq.json. replay_from: where a replay begins; None means from the beginning."""
 
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
     damage: str | None = None
-    """What is wrong with the file. If set, the place is not trusted, and only readable decisions are included."""
+    """What is wrong with the file; None if it is good. If set, replay_from is None, and only the decisions that could
+    be read are included.
+    """
 
 
 def read_state(files: Files, directory: str) -> SavedState:
-    """Read metaq.json. Blocks. Raises OSError if the file is there but cannot be read."""
+    """Read metaq.json. Blocks. Raises OSError if the file exists but cannot be read."""
     path = os.path.join(directory, STATE_NAME)
     data = read_file(files, path)
     if data is None:
         return SavedState()
     try:
         saved = simplejson.loads(data)
-        # our first releases had no checksum
+        # the first releases of this broker wrote no checksum
         if saved.keys() != _STATE_FIELDS and saved.keys() != _STATE_FIELDS - {_CHECKSUM}:
             raise ValueError("fields that no broker writes")
         if _CHECKSUM in saved and saved.pop(_CHECKSUM) != _checksum(saved):
@@ -93,7 +97,7 @@ def write_state(files: Files, directory: str, state: SavedState) -> None:
 
 
 def state_change(state: SavedState) -> LogChange:
-    """Return the change that makes metaq.json hold this state."""
+    """Return the change that writes this state to metaq.json."""
     position = state.replay_from or RedoPosition(0, 0)
     saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
     saved[_CHECKSUM] = _checksum(saved)
@@ -121,7 +125,9 @@ def _legible_decisions(data: bytes) -> dict[str, Heuristic]:
 
 
 class Checkpoints:
-    """The Java broker's files: written so that it can take over the directory at any time, never read for a replay."""
+    """The Java broker's checkpoint files. They are written so that a Java broker can take over the directory at any
+    time. They are never read for a replay.
+    """
 
     def __init__(self, files: Files, directory: str, max_files: int) -> None:
         """max_files: maxCheckpoints, at least 1."""
@@ -130,8 +136,7 @@ class Checkpoints:
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """The content of the newest file; RedoPosition(-1, 0) for a file that is not a checkpoint, None if it is
-        empty."""
+        """The content of the newest file; RedoPosition(-1, 0) if that file is not a checkpoint, None if it is empty."""
 
     def open(self) -> None:
         """Read the existing files. Blocks. Raises OSError."""
@@ -141,9 +146,9 @@ class Checkpoints:
             self.last = self._parse(path)
 
     def next(self, position: RedoPosition) -> list[LogChange]:
-        """Return the changes by which a worker makes `position` the newest checkpoint."""
+        """Return the changes that make `position` the newest checkpoint. A worker thread makes them."""
         if self._numbers and self.last is None:
-            number = self._numbers[-1]  # Java leaves its first one empty
+            number = self._numbers[-1]  # Java leaves its first file empty
         else:
             number = max(self._numbers, default=0) + 1
             self._numbers.append(number)
@@ -165,7 +170,7 @@ class Checkpoints:
 
 
 def parse_checkpoint(data: bytes) -> RedoPosition:
-    """Return the place that a checkpoint names. Raises ValueError for bytes that name none."""
+    """Return the position that a checkpoint contains. Raises ValueError for bytes that contain none."""
     try:
         saved: Any = simplejson.loads(data)
         position = RedoPosition(int(saved["number"]), int(saved["offset"]))

@@ -1,4 +1,5 @@
-"""The messages inside 1.x's transaction log (storage.md §7): protobuf, described here in code, no generated file.
+"""The messages in the transaction log of metaq 1.x (storage.md §7). They are protobuf messages that are described here
+in code, without a generated file.
 
     TxCommand            { required enum cmdType = 1; required bytes cmd_content = 2; optional bool force = 3; }
     AppendMessageCommand { required int64 message_id = 1; required bytes put_command = 2; }
@@ -38,7 +39,7 @@ __all__ = [
 
 
 class OperationType(IntEnum):
-    """The event that a TX_OP record states."""
+    """The event that a TX_OP record records."""
 
     XA_PREPARE = 1
     XA_COMMIT = 2
@@ -56,7 +57,7 @@ class OperationType(IntEnum):
 
 
 class StoredPut(NamedTuple):
-    """A message of a transaction. checksum: as the producer sent it, -1 for none."""
+    """A message of a transaction. checksum: as the producer sent it; -1 for none."""
 
     tx_key: str
     message_id: int
@@ -69,7 +70,9 @@ class StoredPut(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """The outcome of a transaction. attachment_bytes: length of the attachment behind the record (commits only)."""
+    """The preparation or the outcome of a transaction. attachment_bytes: the length of the attachment behind the record
+    (only for commits).
+    """
 
     tx_key: str
     type: OperationType
@@ -131,7 +134,7 @@ def _add_message(file: FileDescriptorProto, name: str, *fields: tuple[str, Any, 
 
 
 def _message_classes() -> tuple[Any, Any, Any]:
-    pool = DescriptorPool()  # our own: the default one is shared by the whole process
+    pool = DescriptorPool()  # a separate pool: the default one is shared by the whole process
     pool.Add(_schema())
     names = ("TxCommand", "AppendMessageCommand", "TransactionOperation")
     first, second, third = (GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names)
@@ -145,7 +148,7 @@ _TxCommand, _AppendMessage, _TransactionOperation = _message_classes()
 
 
 def encode_put(put: StoredPut) -> bytes:
-    """Return the TxCommand of a message in a transaction."""
+    """Return the encoded TxCommand for a message in a transaction."""
     line = (
         f"put {put.topic} {put.partition} {len(put.body)} {put.flag} {put.checksum} {put.tx_key} {put.opaque}\r\n"
     ).encode()
@@ -155,7 +158,7 @@ def encode_put(put: StoredPut) -> bytes:
 
 
 def encode_operation(operation: Operation) -> bytes:
-    """Return the TxCommand of a transaction's outcome; a commit's attachment follows it in the file."""
+    """Return the encoded TxCommand for an operation. In the file, a commit's attachment follows it."""
     content = _TransactionOperation(
         type=operation.type, was_prepared=operation.was_prepared, transaction_id=operation.tx_key
     )
@@ -172,9 +175,11 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def command_end(data: Buffer) -> int:
-    """Return where 1.x's fields end in the bytes of a TxCommand; our own fields follow (redo.py).
+    """Return where the fields of metaq 1.x end in the bytes of a TxCommand. This broker's own fields follow them
+    (redo.py).
 
-    Raises RemoteProtocolError unless they begin as both brokers write them: in the order of their numbers, none twice.
+    Raises RemoteProtocolError unless the fields begin as both brokers write them: in the order of their numbers, and
+    none twice.
     """
     end = content_end(data)
     if end > len(data):
@@ -184,7 +189,9 @@ def command_end(data: Buffer) -> int:
 
 
 def content_end(data: Buffer) -> int:
-    """Return where `cmd_content` claims to end, which may be beyond the data. Raises RemoteProtocolError."""
+    """Return where `cmd_content` ends according to its length, which may be beyond the data. Raises
+    RemoteProtocolError.
+    """
     if bytes(data[:3]) not in _BEGINNINGS:
         raise RemoteProtocolError(f"no TxCommand: {bytes(data[:8]).hex()}")
     size = shift = 0
@@ -199,9 +206,9 @@ def content_end(data: Buffer) -> int:
 
 
 def decode_command(data: bytes) -> StoredPut | Operation:
-    """Return the command in the bytes of a TxCommand that has 1.x's fields only.
+    """Return the command in the bytes of a TxCommand that has only the fields of metaq 1.x.
 
-    Raises RemoteProtocolError, naming the problem, for bytes that no broker writes: they are damage.
+    Raises RemoteProtocolError, which names the problem, for bytes that no broker writes. Such bytes are damaged.
     """
     command = _parse(_TxCommand, data, "TxCommand")
     if command.cmdType == _APPEND_MSG:
@@ -256,7 +263,7 @@ def _decode_put(message_id: int, frame: bytes) -> StoredPut:
 
 
 def _int32(token: str, line: bytes) -> int:
-    """Parse a number as both brokers write it: no sign but a minus, no leading zeros."""
+    """Parse a number as both brokers write it: no sign except a minus, and no leading zeros."""
     if _DECIMAL.fullmatch(token) and INT32_MIN <= (value := int(token)) <= INT32_MAX:
         return value
     raise RemoteProtocolError(f"stored put with the number {token!r}: {line[:80]!r}")

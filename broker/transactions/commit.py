@@ -1,14 +1,14 @@
 """Commit a transaction in three steps: write the record that decides it, append the messages, answer the client.
 
-1. The commit record is queued. Its attachment names the place of each message in its partition, provided that nothing
-   else is appended before the messages.
-2. Once the record is written (and synced, if so configured) the transaction is committed, and the messages are appended
-   to their partitions. If something else was appended before them, the attachment of the record is corrected.
-3. The commit is answered when the messages are visible in every partition, and synced where the topic is so configured.
+1. The commit record is queued. Its attachment contains the position of each message in its partition, assuming that
+   nothing else is appended before the messages.
+2. Once the record is written (and synced, if so configured), the transaction is committed, and the messages are
+   appended to their partitions. If something else was appended before them, the attachment of the record is corrected.
+3. The commit is answered when the messages are visible in every partition, and synced if the topic is so configured.
 
 After a crash between 1 and 3 the next start (recovery.py) appends all missing messages, or none if the record was not
-written. 1.x appends the messages before it writes the record, so a crash leaves messages of a transaction that nobody
-committed.
+written. Metaq 1.x appends the messages before it writes the record, so after a crash there may be messages of a
+transaction that nobody has committed.
 """
 
 from __future__ import annotations
@@ -39,23 +39,27 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""settled(failure of the writer, first failure of a partition): called with two None when all messages are visible."""
+"""settled(failure of the writer, first failure of a partition): called with None for both arguments when all messages
+are visible.
+"""
 
 
 class EncodedBlock(Write):
-    """The bytes and the index units of one partition's messages, encoded for `base`, their byte offset in it."""
+    """The bytes and the index units of one partition's messages. They are encoded for `base`, the messages' byte offset
+    in the partition.
+    """
 
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode everything at once. `make` does the same with pauses."""
+        """Encode all messages at once. `make` does the same with pauses."""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
 
     @classmethod
     def make(cls, block: Block, base: int, now_ms: int) -> Generator[None, None, EncodedBlock]:
-        """Encode with pauses: the block may have a million messages."""
+        """Encode the messages with pauses, because the block may have a million messages."""
         made = cls.__new__(cls)
         made._begin(block, base)
         yield from made._add_units(block, now_ms)
@@ -88,8 +92,9 @@ class EncodedBlock(Write):
         return Location(self.store, self.base, self.size, self.checksum)
 
     def move(self, base: int, now_ms: int) -> None:
-        """Rewrite the index units for another `base` and the current time. The time must change too: the log raises a
-        time that is before its last one."""
+        """Rewrite the index units for another `base` and the current time. The time must change, too, because the log
+        raises a time that is before its last one.
+        """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
             units = units.copy()
@@ -123,14 +128,15 @@ class _Commit:
         """The messages of each partition, until the record is queued."""
         self.parts: list[EncodedBlock] = []
         self.record_end = 0
-        """Where the queued record ends: byte offset in its file."""
+        """The byte offset in the file where the queued record ends."""
         self.appended = 0
         """The number of parts that are appended or have errors."""
         self.error: MetaqError | None = None
-        """The first error of a part."""
+        """The first error of a part; None without an error."""
         self.missing = 1
-        """The steps that the answer waits for: one until everything is appended, and one per slice until it is
-        safe."""
+        """The number of steps for which the answer waits: one step until all parts are appended, and one step per slice
+        until the slice is safe.
+        """
         self._settled: Settled | None = settled
 
     def settle(self, failure: str | None, error: MetaqError | None) -> None:
@@ -140,7 +146,9 @@ class _Commit:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """Complete one step: these parts are safe or have failed. Without parts: all parts are appended."""
+        """Complete one step, because these parts are safe or have failed. Without parts: because all parts are
+        appended.
+        """
         self.error = self.error or _failure(parts)
         self.missing -= 1
         if not self.missing:
@@ -249,7 +257,7 @@ class Committer:
         commit.arrived(())
 
     def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
-        """Yield the parts to append next, until the slice is over."""
+        """Yield the parts to append next, until the time of the slice is over."""
         while commit.appended < len(commit.parts):
             part = commit.parts[commit.appended]
             commit.appended += 1
@@ -262,14 +270,15 @@ class Committer:
                 return
 
     def _keep_promise(self, part: EncodedBlock) -> None:
-        """Stop counting a part's bytes as promised: it is about to be appended, or never will be."""
+        """Stop counting a part's bytes as promised, because the part is about to be appended or never will be."""
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:
             del self._promised[part.log]
 
     def abandon(self, why: str) -> None:
-        """Append nothing more, and answer all waiting callers with the error `why`. After this, the caller may only
-        abandon the writer."""
+        """Append no more messages, and answer all waiting callers with the error `why`. After this, the caller may only
+        abandon the writer.
+        """
         self._abandoned = StoreError(why)
         for commit in self._decided:
             commit.settle(None, self._abandoned)
@@ -277,8 +286,9 @@ class Committer:
             commit.settle(why, None)
 
     def is_recording(self, key: str) -> bool:
-        """Whether a commit of this key has yet to queue its record. Until then, no other record of the key may be
-        queued."""
+        """Return whether a commit of this key has not queued its record yet. Until it has, no other record of the key
+        may be queued.
+        """
         return key in self._unrecorded
 
     @property
@@ -287,11 +297,13 @@ class Committer:
         return bool(self._unrecorded or self._decided)
 
     def promised(self, log: PartitionLog) -> bool:
-        """Whether a commit has messages for this partition that it has yet to append."""
+        """Return whether a commit has messages for this partition that are not appended yet."""
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
-        """Find committed transactions whose messages are now on the disk, the oldest first, in slices."""
+        """Report committed transactions whose messages are now on the disk. This is done in slices, the oldest
+        transaction first.
+        """
         if not self._settling:
             self._settling.add(self._settle())
 
@@ -318,8 +330,9 @@ class Committer:
         self._recording.finish()
 
     def finish(self) -> None:
-        """Append all decided messages, and sync the partitions that committed transactions wait for, on this thread.
-        For shutdown, after the writer has finished."""
+        """On this thread, append the messages of all decided commits, and sync the partitions for which committed
+        transactions wait. For shutdown, after the writer has finished.
+        """
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
             log.sync_now()
@@ -328,12 +341,15 @@ class Committer:
         self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Settle a transaction that was committed before the start like the others."""
+        """Report a transaction that was committed before the start as settled, like the others, when its messages are
+        on the disk.
+        """
         self._unsynced[transaction] = ends
 
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
-    """Return the first error of the parts. NotEnoughReplicas is no error: a decided commit cannot be taken back, and is
-    whole."""
+    """Return the first error of the parts. NotEnoughReplicas does not count as an error, because a decided commit
+    cannot be undone and is complete.
+    """
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

@@ -1,4 +1,6 @@
-"""The folder of 1.x's transaction log: its files by name, and copies of what a start found damaged."""
+"""The folder of the transaction log of metaq 1.x: find its files by name, and keep copies of data that a start found
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,24 @@ __all__ = [
 ]
 
 DIRECTORY = "transactions"
-"""Below dataLogPath."""
+"""The name of the folder below dataLogPath."""
 REDO_PREFIX = "redo."
 CHECKPOINT_PREFIX = "checkpoint."
 DAMAGED_PREFIX = "damaged-"
-"""Prefix of copies of data that a start could not read."""
+"""The prefix of the names of copies of data that a start could not read."""
 
 
 class RedoPosition(NamedTuple):
-    """A place in the log: number of the redo file, byte in it."""
+    """A position in the log: the number of the redo file, and the byte offset in it."""
 
     number: int
     offset: int
 
 
 def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
-    """Return the paths of `<prefix><n>` in a directory by n, ascending; other files are ignored. Raises OSError."""
+    """Return the paths of the files `<prefix><n>` in a directory by n, in ascending order. Other files are ignored.
+    Raises OSError.
+    """
     found = {}
     for name in files.list_directory(directory):
         number = name.removeprefix(prefix)
@@ -44,7 +48,8 @@ def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
 
 
 def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
-    """Write a copy, unless one with these bytes exists, and return its path. A copy with other bytes is left alone.
+    """Write a copy, unless a copy with these bytes exists, and return its path. An existing copy with other bytes is
+    not changed.
 
     Blocks until it is on the disk. Raises OSError.
     """
@@ -60,7 +65,7 @@ def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
 
 
 def read_file(files: Files, path: str) -> bytes | None:
-    """Return a whole file, None if there is none. Blocks. Raises OSError."""
+    """Return the content of a file; None if there is no such file. Blocks. Raises OSError."""
     try:
         fd = files.open(path, os.O_RDONLY)
     except FileNotFoundError:

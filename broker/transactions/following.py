@@ -1,9 +1,12 @@
-"""Interpret the records of the transaction log in order, and determine how much of them is proven.
+"""Interpret the records of the transaction log in order, and determine which messages they prove to be complete and
+undamaged.
 
-A commit of ours proves all of its messages at once: it has their count and a checksum of their records (redo.py). A
-Java broker's commit proves them by partition: it has the size and checksum of the bytes that they make there. A
-preparation of ours proves its messages as a commit does. Java's proves nothing, so only visible faults count: bodies
-that do not match their producers' checksums, impossible ids, earlier damage that may have been one of its messages.
+A commit record that metaq wrote proves all messages of its transaction at once, because it has their number and a
+checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition, because
+it has the size and checksum of their bytes in that partition. A preparation record of metaq proves the messages as a
+commit record does. A preparation record of a Java broker proves nothing. After it, the transaction is damaged only if a
+fault is visible: a body that does not match its producer's checksum, an impossible id, or earlier damage that may have
+been one of its messages.
 """
 
 from __future__ import annotations
@@ -24,27 +27,29 @@ from .redo_reader import RedoDamage
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 
 _FUTURE_MS = 10 * 365 * 86_400_000
-"""No clock is this far ahead: an id with such a time is damaged."""
+"""No clock is this far ahead, so a message id with a time above now plus this value is damaged."""
 
 
 @dataclass(slots=True)
 class Logged:
-    """A transaction according to the log. Places are bytes in its file, number `file`."""
+    """A transaction as the log describes it. `start` and `end` are byte positions in the redo file with the number
+    `file`.
+    """
 
     transaction: OpenTransaction
-    """Its key, the content of its messages' records, and whether it is prepared."""
+    """The transaction's key, the checksum (content) of its messages' records, and whether it is prepared."""
     file: int
     start: int
-    """Where its first record begins."""
+    """Position where the transaction's first record begins."""
     end: int
-    """Where its last record so far ends."""
+    """Position where the transaction's last record so far ends."""
     puts: list[StoredPut] = field(default_factory=list)
     damage: str | None = None
     """Why a prepared transaction cannot be committed."""
     suspect: str | None = None
-    """What may be wrong with its messages, unless something proves them."""
+    """What may be wrong with its messages, unless a commit or preparation record proves them."""
     may_have_ended: bool = False
-    """Whether damage behind its first message may have been its end, or its preparation."""
+    """Whether damage after its first message may have been its commit, its rollback or its preparation."""
 
     @property
     def key(self) -> str:
@@ -55,7 +60,7 @@ class Logged:
         return self.transaction.state is TransactionState.PREPARED
 
     def by_partition(self) -> dict[tuple[str, int], list[StoredPut]]:
-        """Its messages by topic and partition."""
+        """Return the transaction's messages by topic and partition."""
         found: dict[tuple[str, int], list[StoredPut]] = {}
         for put in self.puts:
             found.setdefault((put.topic, put.partition), []).append(put)
@@ -64,14 +69,14 @@ class Logged:
 
 @dataclass(slots=True)
 class LoggedBlock:
-    """A commit's messages for one partition. proven: they are exactly the committed messages."""
+    """The messages of one commit for one partition. proven: whether they are exactly the committed messages."""
 
     topic: str
     partition: int
     puts: list[StoredPut]
     proven: bool
     location: Location | None
-    """Where the record says the messages are."""
+    """Where the messages lie according to the commit record."""
 
     @property
     def store(self) -> str:
@@ -80,14 +85,16 @@ class LoggedBlock:
 
 @dataclass(slots=True)
 class Ended:
-    """A commit or rollback. transaction: None if no record of it was found before."""
+    """A transaction that a commit or rollback record has ended. transaction: None if no earlier record of it was
+    found.
+    """
 
     entry: RedoEntry
     transaction: Logged | None
     blocks: list[LoggedBlock] = field(default_factory=list)
-    """Of a commit."""
+    """The messages by partition; empty for a rollback."""
     incomplete: bool = False
-    """Whether a commit of ours counts messages that cannot be read."""
+    """Whether a commit that metaq wrote has messages that cannot be read."""
 
     @property
     def operation(self) -> Operation:
@@ -96,26 +103,31 @@ class Ended:
 
 
 class Following:
-    """Takes the records of all files in order. `open`: the transactions without an end, by key."""
+    """Follows the transactions through the records of all files, in order. `open`: the transactions that have not
+    ended, by key.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.open: dict[str, Logged] = {}
         self.late = 0
-        """Messages that a Java broker took after the preparation; it never commits them."""
+        """Number of messages that a Java broker accepted after their transaction's preparation; it never commits
+        them.
+        """
         self.max_message_id = 0
         """Largest message id that can be trusted; 0 if there is none."""
         self._now_ms = now_ms
         self._file = 0
-        self._damaged = False  # in this file
+        self._damaged = False  # whether damage was found in this file
 
     def begin_file(self, number: int) -> None:
-        """Begin the records of this file."""
+        """Start to take the records of this file."""
         self._file = number
         self._damaged = False
 
     def damaged(self, damage: RedoDamage) -> None:
-        """Note bytes of the file that are not records. A torn tail ends no transaction: its record was never
-        written."""
+        """Note bytes of the file that are not records. A torn tail cannot have ended a transaction, because its record
+        was never completely written.
+        """
         if damage.torn:
             return
         self._damaged = True
@@ -124,7 +136,7 @@ class Following:
                 each.may_have_ended = True
 
     def take(self, entry: RedoEntry) -> Ended | None:
-        """Take the next record. Return the transaction that it ends."""
+        """Take the next record. Return the transaction that it ends, or None if it ends none."""
         command = entry.command
         if isinstance(command, StoredPut):
             self._put(entry, command)
@@ -159,7 +171,7 @@ class Following:
             transaction.suspect = f"{doubt} at byte {entry.offset}"
 
     def _doubt(self, put: StoredPut) -> str | None:
-        """Return what is visibly wrong with a message that has no seal."""
+        """Return what is visibly wrong with a message whose record has no seal; None if nothing is."""
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
         if (store_time_ms(put.message_id) or 0) > self._now_ms() + _FUTURE_MS:
@@ -203,7 +215,9 @@ def _missing(transaction: Logged, seal: Seal) -> str:
 
 
 def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> list[LoggedBlock]:
-    """Return the commit's blocks by partition, those with messages first. whole: all of its messages are there."""
+    """Return the commit's blocks, one for each partition; blocks with messages come first. whole: whether all messages
+    of the commit were read.
+    """
     puts = {} if transaction is None else transaction.by_partition()
     places = {each.store: each for each in entry.locations}
     blocks = []
@@ -212,7 +226,7 @@ def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> lis
         proven = whole or (place is not None and _makes(of_store, place))
         blocks.append(LoggedBlock(topic, partition, of_store, proven, place))
     if whole:
-        return blocks  # other partitions that the attachment names are damage
+        return blocks  # if the attachment names other partitions, it is damaged
     for place in places.values():
         topic, _, number = place.store.rpartition("-")
         if number.isascii() and number.isdecimal():
@@ -221,7 +235,7 @@ def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> lis
 
 
 def _makes(puts: Sequence[StoredPut], location: Location) -> bool:
-    """Whether these messages make the bytes whose checksum the attachment has."""
+    """Whether the encoded messages have the size and checksum that the attachment states."""
     if sum(HEADER_BYTES + len(put.body) for put in puts) != location.size:
         return False
     records = [(put.flag, checksum(put.body), put.body) for put in puts]

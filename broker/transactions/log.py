@@ -1,4 +1,6 @@
-"""The transaction log as a whole: writer, checkpoints, operators' decisions, and when each reaches the disk."""
+"""The transaction log as a whole. It combines the writer, the checkpoints and the operators' decisions, and determines
+when each of them reaches the disk.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,15 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
-"""After this many more bytes of log, metaq.json is updated with the place for a replay: this bounds the time of a
-start."""
+"""After this many bytes of new log, the position for a replay is saved in metaq.json. This bounds the time that a start
+takes.
+"""
 
 
 class TransactionLog:
-    """`<dataLogPath>/transactions`. Reactor thread; blocking work goes to a worker."""
+    """The transaction log in the directory `<dataLogPath>/transactions`. Use it on the reactor thread; worker threads
+    do the blocking work.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class TransactionLog:
         writing: Writing,
         files: Files = REAL_FILES,
     ) -> None:
-        """data_paths: those the store has already locked. now_ms: Unix milliseconds."""
+        """data_paths: the data directories that the store has already locked. now_ms: Unix milliseconds."""
         self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
         self._config = config
         self._data_paths = data_paths
@@ -76,7 +81,8 @@ class TransactionLog:
     def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
         """Lock, read and replay the log; see recovery.replay. copies: the other nodes of a broker set.
 
-        Raises StoreError, ConfigError, DirectoryInUse; then it is locked only if it was before.
+        Raises StoreError, ConfigError, DirectoryInUse. After an error, the directory is locked only if it was locked
+        before the call.
         """
         was_locked = self._lock is not None
         self.lock()
@@ -114,7 +120,7 @@ class TransactionLog:
             self._reactor,
             sync=self._config.flush is FlushTxLog.AT_COMMIT,
             redo_files=replayed.files,
-            # Java ignores files below its last checkpoint's
+            # a Java broker ignores files with a lower number than its last checkpoint names
             next_number=1 + max(0 if last is None else last.number, 0 if saved is None else saved.number - 1, 0),
             copies=copies,
         )
@@ -140,12 +146,14 @@ class TransactionLog:
         write_state(self._files, self.directory, SavedState(None, state.heuristics))
 
     def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
-        """Note the decisions on damaged transactions, on the disk when this returns. Raises OSError."""
+        """Record the decisions on damaged transactions. They are on the disk when this method returns. Raises
+        OSError.
+        """
         self._heuristics.update(decisions)
         write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
 
     def close(self) -> None:
-        """Write and sync everything, note where a replay may begin, unlock. Blocks."""
+        """Write and sync all records, save the position where a replay may begin, and unlock the directory. Blocks."""
         self._committer.finish_records()
         self._writer.finish()
         self._committer.finish()
@@ -154,32 +162,39 @@ class TransactionLog:
         self.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Write nothing more, as if the broker had died; the log stays locked. Waiters are told `why`, which leaves the
-        outcome open. Fires when no worker uses the files any more: then the log may be opened again."""
+        """Stop writing, as if the broker had died; the directory stays locked. Each waiter gets `why` as its failure,
+        so the outcome of its request stays unknown. The Deferred fires when no worker uses the files any more; then the
+        log may be opened again.
+        """
         deferred: Deferred[None] = Deferred()
         self._committer.abandon(why)
         self._writer.abandon(why, lambda: deferred.callback(None))
         return deferred
 
     def promised(self, log: PartitionLog) -> bool:
-        """Whether a running commit has unappended messages for this partition. While the log is open."""
+        """Whether a running commit still has messages to append to this partition. Call this only while the log is
+        open.
+        """
         return self._committer.promised(log)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the files have everything that was sent to `copies` before. While the log is open."""
+        """Call `done` when the files contain everything that was sent to `copies` before this call. Call this only
+        while the log is open.
+        """
         self._writer.when_idle(done)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, commit or rollback waits for its record, or a commit for its messages to be appended.
-        While the log is open."""
+        """Whether a prepare, commit or rollback waits for its record to be written, or a commit waits for its messages
+        to be appended. Use this only while the log is open.
+        """
         return self._writer.is_waited_for or self._committer.is_busy
 
     def lock(self) -> None:
         """Lock the directory unless it is locked. Raises ConfigError, DirectoryInUse."""
         path = os.path.realpath(self._config.log_path)
         if self._lock is not None or path in self._data_paths:
-            return  # the store has locked it
+            return  # locked already, by this log or by the store
         try:
             self._lock = lock_data_path(self._files, path)
         except ConfigError as error:
@@ -192,8 +207,9 @@ class TransactionLog:
             self._lock = None
 
     def check(self, logs: Iterable[PartitionLog]) -> None:
-        """Raise the reason if a commit with messages for these partitions cannot be taken now: LogReadOnly, and in a
-        broker set NotLeader, NotEnoughReplicas."""
+        """Raise an error if a commit with messages for these partitions cannot be accepted now: LogReadOnly, or in a
+        broker set NotLeader or NotEnoughReplicas.
+        """
         copies = self._writing.copies
         for log in logs:
             if (cause := log.durability.read_only) is not None:
@@ -205,16 +221,18 @@ class TransactionLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the log takes no more writes until the broker is restarted; None if it takes them."""
+        """Why the log accepts no more writes until the broker is restarted; None if it accepts writes."""
         return self._writer.failure
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """Why the log takes no messages now; None if it takes them, or never will again."""
+        """The disk-full error because of which the log accepts no messages now. None if it accepts messages, or if it
+        has failed until a restart (`failure`).
+        """
         return self._writer.lacks_room
 
     def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
-        """Queue the record of a message. A transaction's first message chooses its file."""
+        """Queue the record of a message. The file for a transaction's records is chosen at its first message."""
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
         record, crc = sealed_put_record(put, transaction.file.size)
@@ -229,8 +247,9 @@ class TransactionLog:
         self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
     def written(self, key: str) -> Deferred[None]:
-        """Fires when all queued records are as safe as flushTxLogAtCommit says; fails with refusals.log_failed(key,
-        …)."""
+        """Return a Deferred that fires when all queued records are as safe as flushTxLogAtCommit requires. If the log
+        fails, it fails with refusals.log_failed(key, …).
+        """
         deferred: Deferred[None] = Deferred()
 
         def done(failure: str | None) -> None:
@@ -251,7 +270,7 @@ class TransactionLog:
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
-        """Record that a replay need not see this transaction again."""
+        """Record that a replay no longer needs the records of this transaction."""
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)
 
@@ -259,11 +278,13 @@ class TransactionLog:
 
     @property
     def heuristics(self) -> Mapping[str, Heuristic]:
-        """Key -> decision, until the coordinator's FORGET."""
+        """The operators' decisions by transaction key. Each decision is kept until the coordinator sends FORGET."""
         return self._heuristics
 
     def set_heuristic(self, key: str, decision: Heuristic | None) -> Deferred[None]:
-        """Note a decision, or forget it with None. Fires when that is on the disk."""
+        """Record a decision, or delete it if `decision` is None. Return a Deferred that fires when the change is on the
+        disk.
+        """
         if decision is None:
             self._heuristics.pop(key, None)
         else:
@@ -292,8 +313,9 @@ class TransactionLog:
             self._save_state(position)
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint for us. Write one for Java if it has something to find or an older one would mislead
-        it."""
+        """Save the replay position for metaq. Also write a checkpoint for Java brokers if there are unsettled
+        transactions, or if an older checkpoint would mislead a Java broker.
+        """
         position = self._writer.replay_from
         if position != self._saved:
             self._save_state(position)

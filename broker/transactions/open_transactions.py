@@ -1,4 +1,4 @@
-"""The open transactions of one broker: messages, connections that may use them, limits and timeouts."""
+"""The open transactions of one broker: their messages, limits and timeouts, and the connections that may use them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,27 @@ if TYPE_CHECKING:
 __all__ = ["Block", "OpenTransaction", "Registry", "TransactionState", "listed_bytes"]
 
 _TIMED_OUT_REMEMBERED = 1_000
-"""Timed-out transactions that the broker remembers in order to report the timeout."""
+"""Maximum number of timed-out transactions that the broker remembers in order to report the timeout."""
 
 
 _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
-"""Buffers are joined up to this many bytes; for larger ones the copy costs more than it saves."""
+"""Small buffers are joined into one if together they have at most this many bytes. For more bytes, the copy costs more
+than it saves.
+"""
 
 
 _COMPARED = 1 << 12
-"""Open transactions compared in one slice, which takes some milliseconds."""
+"""Number of open transactions that one slice compares; a slice takes some milliseconds."""
 
 _ROW_BYTES = 256
-"""Bytes of a row of PREPARED_TRANSACTIONS, beside its texts."""
+"""Bytes counted for a row of PREPARED_TRANSACTIONS in addition to its texts."""
 
 
 def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
-    """Return the maximum size of its row of PREPARED_TRANSACTIONS in bytes; RECOVER names only the key."""
+    """Return the maximum size, in bytes, of a transaction's row in the answer to PREPARED_TRANSACTIONS. The answer to
+    RECOVER has only the key.
+    """
     return _ROW_BYTES + sum(len(simplejson.dumps(text)) + 2 for text in (key, *topics))
 
 
@@ -58,9 +62,10 @@ class TransactionState(Enum):
 
 
 class Block:
-    """A transaction's messages of one partition; they are appended together, in this order.
+    """The messages of one transaction for one partition. They are appended together, in this order.
 
-    Each is encoded on arrival: encoding a hundred thousand at the commit would delay other commits for long.
+    Each message is encoded on arrival, because encoding a hundred thousand messages at the commit would delay other
+    commits for a long time.
     """
 
     __slots__ = ("_joined", "_tail_bytes", "checksum", "data", "ids", "log", "size", "sizes", "tags")
@@ -68,16 +73,18 @@ class Block:
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.data: list[Buffer] = []
-        """The records, back to back, in buffers."""
+        """The buffers of the encoded records, one record directly after the other."""
         self.ids = array("q")
-        """Ids. `sizes`: bytes of each record. `tags`: the hash for each index unit."""
+        """Message ids. `sizes` has the bytes of each record, and `tags` has the tag hash for each message's index
+        unit.
+        """
         self.sizes = array("q")
         self.tags = array("q")
         self.size = 0
-        """Bytes in the partition."""
+        """Bytes that the records take in the partition."""
         self.checksum = 0
         """CRC-32 of `data`."""
-        self._joined = 0  # buffers of `data` that stay as they are
+        self._joined = 0  # number of buffers at the start of `data` that are not joined again
         self._tail_bytes = 0  # bytes of the other buffers
 
     def add(self, message_id: int, flag: int, checksum: int, body: Buffer) -> None:
@@ -102,8 +109,9 @@ class Block:
 
 
 class OpenTransaction:
-    """Reactor thread. owner: the connection of a local transaction, None for XA. address: of the client that began it,
-    for the account."""
+    """An open transaction. Used on the reactor thread. owner: the connection of a local transaction; None for an XA
+    transaction. address: the address of the client that began the transaction, for the account.
+    """
 
     __slots__ = (
         "address",
@@ -127,23 +135,23 @@ class OpenTransaction:
         self.owner = owner
         self.address = address
         self.used_at = 0.0
-        """Time of its last request, by the reactor's clock."""
+        """Time of the transaction's last request, in seconds of the reactor's clock."""
         self.has_timeout = False
-        """Whether its timer is for its own timeout."""
+        """Whether `timer` is for the timeout that the client requested. Otherwise it is for the idle limit."""
         self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
         """The file for its records; None until the first message."""
         self.messages = 0
         self.content = 0
-        """Content of its messages' records in the log: see redo.add_content."""
+        """Checksum of the log records of its messages; see redo.add_content."""
         self.size = 0
-        """Bytes of all its records."""
+        """Bytes that all its messages take in the partitions."""
         self.prepared_at_ms: int | None = None
-        """Unix milliseconds; set when the preparation is on the disk."""
+        """Time of the preparation in Unix milliseconds; None until the preparation is on the disk."""
         self.timer: Timer | None = None
         self.listed = 0
-        """Bytes charged for it in the list of prepared transactions."""
+        """Bytes charged to the account for this transaction's row in the list of prepared transactions."""
 
     @property
     def is_xa(self) -> bool:
@@ -151,7 +159,7 @@ class OpenTransaction:
 
     @property
     def first_id(self) -> int:
-        """The id of the first message, before `finish`; 0 without one."""
+        """The id of the transaction's first message; 0 if it has no message. Valid only before `finish`."""
         return min((block.ids[0] for block in self.blocks.values()), default=0)
 
     @property
@@ -172,7 +180,9 @@ class OpenTransaction:
         self.size += HEADER_BYTES + len(body)
 
     def finish(self) -> dict[PartitionLog, Block]:
-        """Take no more messages. Return the messages and release them."""
+        """End the transaction, so that it accepts no more messages. Return its messages, and keep no reference to
+        them.
+        """
         self.state = TransactionState.FINISHED
         if self.timer is not None:
             self.timer.cancel()
@@ -191,17 +201,19 @@ class Registry:
         account: Account,
         on_expired: Callable[[OpenTransaction], None],
     ) -> None:
-        """on_expired: called at a transaction's timeout, unless it was removed or prepared before."""
+        """on_expired: called when a transaction's timeout passes, unless the transaction was removed or prepared
+        before.
+        """
         self._config = config
         self._reactor = reactor
         self._account = account
         self._on_expired = on_expired
         self._open: dict[str, OpenTransaction] = {}
-        self._prepared: dict[str, OpenTransaction] = {}  # includes those whose preparation is being written
+        self._prepared: dict[str, OpenTransaction] = {}  # also those whose preparation is still being written
         self._of_connection: dict[object, dict[str, OpenTransaction]] = {}
         self._timeouts = 0
         self._timed_out: OrderedDict[str, int] = OrderedDict()
-        """The timeouts in seconds of the transactions that timed out last."""
+        """The timeout in seconds of each transaction that timed out recently, by key."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -265,14 +277,18 @@ class Registry:
             self._of_connection.setdefault(transaction.owner, {})[transaction.key] = transaction
 
     def make_room(self, transaction: OpenTransaction, size: int) -> None:
-        """Charge `size` more bytes of memory for its messages. Raises TransactionRefused if that is too much."""
+        """Charge `size` more bytes of memory for the messages of this transaction. Raises TransactionRefused if this
+        exceeds the limit.
+        """
         budget = self._account.transaction_bytes
         if not budget.take(transaction.address, size):
             raise TransactionRefused(f"{budget.refusal(transaction.address)}: commit sooner")
         transaction.used_at = self._reactor.seconds()
 
     def list_prepared(self, transaction: OpenTransaction) -> None:
-        """Charge it to the list of prepared transactions. Raises XaRefused if that is full."""
+        """Add the transaction to the list of prepared transactions, and charge its row to the account. Raises XaRefused
+        if the list is full.
+        """
         size = listed_bytes(transaction.key, transaction.topics)
         if (why := self._account.prepared.why_not(transaction.address, size)) is not None:
             raise XaRefused(XaCode.XAER_RMERR, f"{why}: commit or roll back what is prepared first")
@@ -284,7 +300,9 @@ class Registry:
         self._prepared[transaction.key] = transaction
 
     def remove(self, transaction: OpenTransaction) -> None:
-        """Remove it from all tables; its messages stay with it. No effect if it was removed before."""
+        """Remove the transaction from all tables; the transaction keeps its messages. This has no effect if it was
+        removed before.
+        """
         if self._open.get(transaction.key) is not transaction:
             return
         del self._open[transaction.key]
@@ -307,13 +325,17 @@ class Registry:
         return list(self._of_connection.get(connection, {}).values())
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
-        """Return those whose preparation is on the disk, with this qualifier or any."""
+        """Yield the transactions whose preparation is on the disk. qualifier: yield only those with this qualifier;
+        None = all.
+        """
         for key, transaction in self._prepared.items():
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
     def active_in_slices(self, most: int) -> Generator[None, None, list[OpenTransaction]]:
-        """Return at most `most` unprepared transactions, those with most bytes. Pauses every few milliseconds."""
+        """Return at most `most` unprepared transactions: the ones with the most bytes. This generator yields every few
+        milliseconds, so that other work can run.
+        """
         found: list[OpenTransaction] = []
         left = list(self._open.values())
         for start in range(0, len(left), _COMPARED):

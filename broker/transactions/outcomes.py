@@ -1,8 +1,9 @@
-"""The outcomes of local transactions, for clients whose commit was not answered. Reactor thread.
+"""Remember the outcomes of local transactions, for clients that got no answer to their commit. Reactor thread.
 
-A commit is remembered by its key, and by the id of the transaction's first message. Ids rise, and the log holds the
-transactions in the order of their first messages. So a transaction that is not remembered was not committed, unless its
-first message is older than everything remembered: then its outcome is unknown.
+A commit is remembered by the transaction's key and the id of the transaction's first message. Message ids increase, and
+the log holds the transactions in the order of their first messages. So a transaction that is not remembered was not
+committed. The exception is a transaction whose first message is older than everything that is remembered: its outcome
+is unknown.
 """
 
 from __future__ import annotations
@@ -16,24 +17,28 @@ from metaq.protocol.errors import MetaqError, TransactionRefused
 __all__ = ["MAX_REMEMBERED", "Outcomes", "check_first"]
 
 MAX_REMEMBERED = 50_000
-"""Remembered commits: some MB. Clients ask about commits that they sent seconds ago."""
+"""Maximum number of remembered commits; they take some MB. This is enough, because clients ask about commits that they
+sent seconds ago.
+"""
 
 
 def check_first(key: str, first_id: int, asked_for: int) -> None:
     """Raise TransactionRefused unless the client knows the id of the transaction's first message.
 
-    Keys can be guessed, and the question ends an open transaction. Only the sender of the first message knows its id.
+    This check is needed because keys can be guessed, and asking for the outcome rolls back an open transaction. Only
+    the sender of the first message knows its id.
     """
     if not first_id or asked_for != first_id:
         raise TransactionRefused(f"{key} does not begin with message {asked_for}")
 
 
 class Outcomes:
-    """The outcomes on one broker, from one opening of its log to the next."""
+    """The outcomes of the local transactions on one broker, from one opening of its log to the next."""
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
-        """known_from: all commits of transactions whose first message has this id or a higher one are known. commits:
-        those in the log, in its order: key -> id of the first message."""
+        """known_from: all commits of transactions whose first message has this id or a higher id are known. commits:
+        the commits in the log, in the order of the log: key -> id of the first message.
+        """
         self._known_from = known_from
         self._commits: dict[str, int] = {}
         self._deciding: dict[tuple[str, int], list[Deferred[bool]]] = {}
@@ -41,12 +46,13 @@ class Outcomes:
             self._remember(key, first_id)
 
     def deciding(self, key: str, first_id: int) -> None:
-        """Record that its commit is being written."""
+        """Record that the commit of this transaction is being written."""
         self._deciding[key, first_id] = []
 
     def decided(self, key: str, first_id: int, error: MetaqError | None) -> None:
-        """Record that it is committed. With `error`, tell it to those that have asked: the outcome is unknown, or a
-        part is missing."""
+        """Record that the commit has ended. Without `error`, the transaction is committed. With `error`, its outcome is
+        unknown or some of its messages are missing; those who have asked get the error.
+        """
         waiting = self._deciding.pop((key, first_id), [])
         if error is None:
             self._remember(key, first_id)
@@ -57,10 +63,11 @@ class Outcomes:
                 asked.errback(error)
 
     def ask(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Whether a transaction that is not open is committed.
+        """Return whether a transaction that is not open is committed. Return a Deferred if its commit is still being
+        written.
 
-        Raises TransactionRefused if this is no longer known, or the last commit of this key begins with another
-        message. Fails later with the error that `decided` is given.
+        Raises TransactionRefused if the outcome is no longer known, or if the last commit of this key begins with
+        another message. The Deferred fails with the error that `decided` gets.
         """
         if (waiting := self._deciding.get((key, first_id))) is not None:
             asked: Deferred[bool] = Deferred()

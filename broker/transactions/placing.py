@@ -1,8 +1,9 @@
 """Find the messages of a committed block in their partition, and append those that are missing.
 
-After a broker died, the block may lie at the place that its record names, at another one, in part, or not at all. Each
-message is found by its id and compared byte for byte; missing ones are appended, in order. So a part at the end of the
-log is continued, and no message is there twice.
+After the broker has died, the partition may have the block at the place that the commit record names, at another place,
+only in part, or not at all. Each message is looked up by its id and compared byte for byte. Missing messages are
+appended, in order. So a block that lies only in part at the end of the log is completed, and no message is stored
+twice.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ class PlacedBlock(NamedTuple):
 
     log: PartitionLog
     location: Location
-    """The location that its record is to name."""
+    """The location that the block's commit record should name."""
     end: int
-    """Byte offset behind its last message. The location cannot tell this if the messages lie in several files."""
+    """Byte offset after the block's last message. `location` does not show it if the messages lie in several files."""
 
 
 class Placed:
-    """The places of a block's records: record number -> byte offset; the others are missing."""
+    """The places of a block's records in its partition. `places`: record number -> byte offset. Records without a place
+    are missing.
+    """
 
     def __init__(self, block: Block, now_ms: int) -> None:
         self.block = block
@@ -59,13 +62,17 @@ class Placed:
         return [number for number in range(len(self.block.ids)) if number not in self.places]
 
     def look(self, after: int | None) -> None:
-        """Find the records. after: a byte offset before which they cannot lie; needed only for ids of Java brokers."""
+        """Look for the records in the partition. after: a byte offset before which they cannot lie; needed only for
+        message ids of Java brokers.
+        """
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
 
     def look_at(self, start: int) -> None:
-        """Find records at the written place that differ only in the id. The id is in no checksum, so a consumer takes
-        them: appended anew they would come twice."""
+        """Look at the place that the commit record names for missing records that differ there only in the message id.
+        No checksum covers the id, so consumers accept such a record. If the record were appended again, consumers would
+        get the message twice.
+        """
         for number in self.missing:
             offset, size = start + self._bounds[number], self._size(number)
             if not self.log.first_offset <= offset <= self.log.visible_end - size:
@@ -82,12 +89,15 @@ class Placed:
                 self.places[number] = offset
 
     def starts(self) -> list[int]:
-        """Return the byte offsets where the block begins if its found records lie together."""
+        """Return the byte offsets at which the block may begin: one for each found record, on the condition that the
+        records lie together.
+        """
         return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
 
     def location(self) -> Location:
-        """Return the location of all records: one range, as in 1.x, including other records in between if they are
-        scattered."""
+        """Return the location of all records. As in 1.x, it is one range; if the records are scattered, the range
+        includes other records between them.
+        """
         whole = self.encoded.location
         start = self.places[0]
         if all(self.places[number] - start == bound for number, bound in enumerate(self._bounds[:-1])):
@@ -101,7 +111,7 @@ class Placed:
 
     @property
     def end(self) -> int:
-        """The byte offset behind the last record that was found or appended."""
+        """The byte offset after the last record that was found or appended."""
         return max(place + self._size(number) for number, place in self.places.items())
 
     def append_missing(self, now_ms: int) -> int:
@@ -126,7 +136,9 @@ class Placed:
         return self._bounds[number + 1] - self._bounds[number]
 
     def _matches(self, after: int | None) -> Iterator[tuple[int, int]]:
-        """Yield (byte offset, record number) of readable records with the block's ids and sizes, in order."""
+        """Yield (byte offset, record number) for each readable record of the partition that has an id of the block and
+        the matching size, in the order of offsets.
+        """
         numbers = {message_id: number for number, message_id in enumerate(self.block.ids)}
         ids = np.array(self.block.ids, np.int64)
         lowest = int(ids.min())
@@ -134,7 +146,7 @@ class Placed:
         if lowest <= 0 and after is not None:
             start = self.log.segments.start_of(min(max(after, start), max(start, self.log.visible_end - 1)))
         for segment in list(self.log.segments):
-            # ids grow: segments closed before the messages got theirs are not read
+            # ids increase: skip segments that were closed before these messages got their ids
             if segment.end <= start or (segment.index is not None and 0 < segment.index.max_id < lowest):
                 continue
             for units in self.log.lookup.units_between(segment.first_offset, segment.end, _SEARCH_BYTES):
@@ -144,7 +156,9 @@ class Placed:
                         yield unit[0], number
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
-        """Note the records of a run, back to back in the block and in the log, whose bytes match the block's."""
+        """Note the places of a run's records whose bytes match the block. The records of a run lie directly after each
+        other, both in the block and in the log.
+        """
         offset, first = run[0]
         last = run[-1][1]
         expected = self._bytes[self._bounds[first] : self._bounds[last + 1]]
@@ -172,10 +186,11 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
 
 
 def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
-    """Find a committed block. If it does not lie where its record says, return the records found elsewhere.
+    """Find a committed block in its partition. If it does not lie where its commit record says, return the places of
+    the records that were found.
 
-    hint: the place in its record. believed: whether that is the place as written; then data below the log's start was
-    removed by retention.
+    hint: the location in the commit record. believed: whether the record's attachment is undamaged. Then retention has
+    removed the data if the location lies below the log's start.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
@@ -190,7 +205,9 @@ def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) ->
 
 
 def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
-    """Append the missing records. Return where the block then lies, and how many were appended. Raises StoreError."""
+    """Append the missing records. Return where the block lies after that, and how many records were appended. Raises
+    StoreError.
+    """
     log, found = placed.log, len(placed.places)
     appended = placed.append_missing(now_ms)
     if appended:
@@ -205,7 +222,7 @@ def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
 
 
 def is_at(log: PartitionLog, location: Location) -> bool:
-    """Whether bytes with this size and checksum lie there."""
+    """Whether the log has bytes with this size and checksum at this location."""
     if location.size <= 0 or not log.first_offset <= location.offset <= log.visible_end - location.size:
         return False
     try:
@@ -216,7 +233,9 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Return the checksum of bytes of one segment, possibly most of it if a message of a block was appended later."""
+    """Return the checksum of bytes of one segment. They may be most of the segment if a message of a block was appended
+    later than the others.
+    """
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
         log.segments.snapshot().read(start, min(_CHECKED_BYTES, offset + size - start)) for start in starts
@@ -231,9 +250,10 @@ def present(block: Block, now_ms: int) -> int:
 
 
 def find_block(block: Block, location: Location, now_ms: int) -> Location | None:
-    """Find a damaged block of which only some messages can be read; None if it is nowhere.
+    """Find the place in the partition of a block of which only some messages can be read in the transaction log. Return
+    None if the partition does not have the whole block.
 
-    location: has the whole block's size and checksum.
+    location: gives the size and the checksum of the whole block.
     """
     lost = location.size - block.size
     if lost < 0:

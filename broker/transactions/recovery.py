@@ -1,25 +1,30 @@
-"""Read the transaction log at the start: put committed messages into the partitions, keep prepared transactions.
+"""Read the transaction log when the broker starts: complete committed messages in the partitions, and keep prepared
+transactions.
 
-A commit's messages are looked up where its attachment says; if they are not there, or not all, by message id; missing
-ones are appended (placing.py). Nothing is ever overwritten: 1.4.6.2 writes at the place it remembers, whatever lies
-there by then.
+The messages of a commit are looked up at the place that the attachment of its record names. If some of them are not
+there, they are looked up by message id. Messages that are still missing are appended (placing.py). Nothing is ever
+overwritten. Metaq 1.4.6.2, however, writes at the place that it remembers, even if other data lies there by then.
 
-Damaged messages are never delivered (following.py says what is proven). The records around the damage are kept:
+Damaged messages are never delivered (following.py determines which messages are proven to be undamaged). The records
+around the damage are kept:
 
-- damaged bytes between records are replaced by a record that means nothing; at the end of the file they are cut;
-- a commit with damaged messages and no message in a partition was not decided: it is rolled back;
-- of any other commit, a block that cannot be proven is looked up in its partition; if it is not there it is lost;
-- a prepared transaction with a damaged message is rolled back as if by an operator: its coordinator is told until it
-  says FORGET;
-- a transaction whose end may have been in the damaged bytes was committed if a message of it is in a partition.
+- damaged bytes between records are replaced by a filler record, which has no meaning; damaged bytes at the end of the
+  file are cut off;
+- a commit that has damaged messages and no message in any partition was not decided, so it is rolled back;
+- for any other commit, a block that cannot be proven is looked up in its partition; if it is not there, it is lost;
+- a prepared transaction with a damaged message is rolled back as if an operator had decided so; its coordinator gets
+  this answer until it sends FORGET;
+- if the damaged bytes may have contained the commit or rollback record of a transaction, the transaction was committed
+  if a partition has a message of it.
 
-Lost or replaced bytes are reported, and first copied to `damaged-redo.<n>-<offset>`.
+Bytes that are lost or replaced are first copied to `damaged-redo.<n>-<offset>`, and then reported.
 
-The partitions show that a commit was not decided, because nothing is appended before its record is synced (commit.py).
-A power cut may tear the write before the sync, so that the commit can be read but an earlier message cannot: then none
-of its messages may be delivered, because some are gone. A decided commit looks the same if its log was damaged at rest
-and the cut has also taken all of its messages from the partitions. It is rolled back, too. The log cannot tell these
-cases apart: it does not record what was synced, and no such record could cover the last write.
+A commit without any message in a partition was not decided, because nothing is appended before the commit record is
+synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
+earlier message cannot. Then none of the messages may be delivered, because some are gone. A decided commit looks the
+same if its log was damaged at rest and the power cut has also removed all of its messages from the partitions. It is
+rolled back, too. The log cannot distinguish these cases: it does not record what was synced, and no such record could
+cover the last write.
 """
 
 from __future__ import annotations
@@ -54,31 +59,35 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replayed:
-    """The result of a replay. `transactions` are open: keep the prepared ones, roll back the others."""
+    """The result of a replay. `transactions` has the open transactions: the caller must keep the prepared ones and roll
+    back the others.
+    """
 
     files: list[RedoFile] = field(default_factory=list)
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
-    """The message ends of committed transactions that may not be on the disk yet."""
+    """The committed transactions whose messages may not be on the disk yet, each with the end offset of its messages in
+    each partition.
+    """
     local_commits: dict[str, int] = field(default_factory=dict)
-    """The local commits that were read, in order: key -> id of the first message."""
+    """The commits of local transactions that were read, in the order of the log: key -> id of the first message."""
     first_message_id: int | None = None
-    """Id of the first message that was read; None if there is none, or if damage may hide commits behind it."""
+    """Id of the first message that was read; None if there is no message, or if damage may hide commits."""
     max_message_id: int = 0
     appended: int = 0
     """Number of messages that had to be appended."""
     late: int = 0
-    """Messages that a Java broker took after the preparation; it never commits them."""
+    """Number of messages that a Java broker accepted after their transaction's preparation; it never commits them."""
 
 
 class Logs(Protocol):
-    """The partitions, as a replay needs them."""
+    """The access to the partitions' logs that a replay needs."""
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """Return the log, created if there is none. Raises InvalidName, StoreError."""
+        """Return the partition's log; create it if it does not exist. Raises InvalidName, StoreError."""
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log, None if there is none."""
+        """Return the partition's log, or None if it does not exist."""
 
 
 Decide = Callable[[Mapping[str, Heuristic]], None]
@@ -92,16 +101,17 @@ def replay(
     now_ms: Callable[[], int],
     decide: Decide,
 ) -> Replayed:
-    """Read all redo files from `start` on and repair the partitions, before anything else uses them. Blocks.
+    """Read all redo files from `start` on, and repair the partitions. Call this before anything else uses the
+    partitions. Blocks.
 
     decide: called with the decisions on prepared transactions that cannot be committed, before their data is removed;
-    it notes them on the disk. Raises OSError, StoreError.
+    it must write them to the disk. Raises OSError, StoreError.
     """
     return _Replay(files, directory, logs, now_ms).run(start, decide)
 
 
 class _OldFile:
-    """The findings of the replay in one file. lost: byte ranges to copy."""
+    """What the replay has found in one file. lost: the byte ranges to copy before the repair."""
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -110,12 +120,14 @@ class _OldFile:
         self.tail: RedoDamage | None = None
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
-        """Records to add behind the last good one."""
+        """Records to write after the last good record."""
         self.rolled_back: list[tuple[int, list[Buffer]]] = []
-        """The places of undecided commits, and the records that replace them, with as many bytes."""
+        """The position of each undecided commit record, with the records that replace it; they have the same number of
+        bytes.
+        """
 
     def damaged(self, damage: RedoDamage, size: int) -> None:
-        """size: of the file in bytes."""
+        """Note damaged bytes of the file. size: the size of the file in bytes."""
         if damage.end == size:
             self.tail = damage
         else:
@@ -135,7 +147,7 @@ class _Replay:
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
         self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
-        """Commits with missing blocks, and their found blocks."""
+        """The commits with missing blocks, each with its blocks that were found."""
         self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
@@ -147,7 +159,7 @@ class _Replay:
         for number, path in paths.items():
             if start is None or number >= start.number:
                 self._read_file(number, path, start.offset if start is not None and number == start.number else 0)
-            else:  # everything in it is settled; the broker stopped before deleting it
+            else:  # all transactions in it are settled; the broker stopped before it deleted the file
                 size = self._files.status(path).size
                 self.result.files.append(RedoFile(number, path, size, exists=True))
         self._judge_open()
@@ -158,7 +170,7 @@ class _Replay:
         for old in self._old.values():
             self._repair(old)
         for log in self._appended_to:
-            log.sync_now()  # nobody sees a part of a block before the rest
+            log.sync_now()  # so that no consumer gets a part of a block before the rest
         if self._damaged:
             self.result.first_message_id = None
         self.result.max_message_id = self._following.max_message_id
@@ -166,7 +178,9 @@ class _Replay:
         return self.result
 
     def _secure(self, paths: Sequence[str]) -> None:
-        """Make the disk hold these files as they are read: after a failed sync, data may be only in the page cache."""
+        """Make sure that the disk has the same contents of these files that a read returns. After a failed sync, data
+        may be only in the page cache.
+        """
         file_systems = FileSystems(self._files)
         try:
             sync = PageCacheSync(file_systems, [self._directory])
@@ -230,11 +244,12 @@ class _Replay:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
-        """Return a commit's blocks that are in their partitions, by store. The others follow after all files are read.
+        """Return the blocks of a commit that are in their partitions, by store. The other blocks are appended after all
+        files are read.
 
-        Only a part of a block may be there, at the end of its partition, torn by a power cut: it is continued at once,
-        before anything is appended behind it. The commits of several files are not read in the order in which they were
-        appended.
+        A power cut may have left only a part of a block, at the end of its partition. Such a block is completed at
+        once, before anything else is appended after it. This is necessary because the commits of several files are not
+        read in the order in which they were appended.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:
@@ -262,7 +277,7 @@ class _Replay:
     def _whole_attachment(
         self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
     ) -> tuple[Location, ...]:
-        """Return the locations for a damaged attachment; report the damage."""
+        """Return the locations that replace a damaged attachment, and report the damage."""
         entry, path = ended.entry, old.file.path
         if right == entry.locations and len(placed) == len(right):
             _log.warning("%s: %s at byte %d, but right places", path, entry.attachment_problem, entry.offset)
@@ -293,9 +308,9 @@ class _Replay:
     def _roll_back(self, old: _OldFile, ended: Ended) -> None:
         """Turn an undecided commit into a rollback.
 
-        The log is changed as well: a later replay must not judge the commit again when its place may lie below a
-        partition's first message. The commit's record is longer than a rollback's by its attachment: a filler takes the
-        rest.
+        The log is changed as well. Otherwise a later replay would judge the commit again, when the place that it names
+        may lie below a partition's first message. A commit record is longer than a rollback record because of its
+        attachment; a filler record takes the remaining bytes.
         """
         entry, operation, logged = ended.entry, ended.operation, ended.transaction
         assert entry.seal is not None
@@ -331,7 +346,7 @@ class _Replay:
                 log.durability.committed(end)
 
     def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
-        """Return where a commit's messages lie in one partition; None if they are lost, which is reported."""
+        """Return where the messages of a commit lie in one partition. If they are lost, report this and return None."""
         believed = ended.entry.attachment_problem is None
         if block.proven:
             log = self._logs.for_replay(block.topic, block.partition)
@@ -383,7 +398,7 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """Give the prepared transactions their messages, and decide those that cannot be committed."""
+        """Load the messages of the prepared transactions, and decide the transactions that cannot be committed."""
         for logged in self._following.open.values():
             old = self._old[logged.file]
             there = self._present(logged) if logged.may_have_ended else 0
@@ -393,7 +408,7 @@ class _Replay:
             self.result.transactions[logged.key] = logged.transaction
             if logged.prepared and logged.damage is None:
                 self._load(logged)
-                self._decisions.pop(logged.key, None)  # it was for an earlier transaction with this key
+                self._decisions.pop(logged.key, None)  # that decision was for an earlier transaction with this key
             elif logged.prepared:
                 self._decisions[logged.key] = "complete" if there else "rollback"
                 self._report(old, logged, f"prepared, but damaged ({logged.damage}); it is rolled back", there)
@@ -408,8 +423,9 @@ class _Replay:
         )
 
     def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
-        """Complete a commit whose record was damaged: a partition has its messages, which it never has before a
-        commit."""
+        """Complete a commit whose record was damaged. A partition has messages of it, and no partition gets them before
+        the commit.
+        """
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
             log = self._logs.for_replay(topic, partition)
@@ -450,7 +466,7 @@ class _Replay:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _repair(self, old: _OldFile) -> None:
-        """Copy the damaged bytes, and make the file readable to its end, for Java brokers too."""
+        """Copy the damaged bytes, and make the file readable to its end, also for Java brokers."""
         if not old.lost and not old.ends:
             return
         path = old.file.path

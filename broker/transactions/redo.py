@@ -1,20 +1,21 @@
-"""Records of 1.x's transaction log, `redo.<n>` (storage.md §7), with the checksums that metaq adds to them.
+"""Encode and decode the records of 1.x's transaction log, `redo.<n>` (storage.md §7), with the checksums that metaq
+adds to them.
 
     record     length n u32 | n bytes TxCommand | attachment of a commit          big-endian, back to back
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
-The attachment says where the commit's messages lie in the partition logs. Behind 1.x's fields TxCommand has some of
-ours, which 1.x ignores:
+The attachment says where the commit's messages lie in the partition logs. After the fields of 1.x, metaq adds fields of
+its own to TxCommand. 1.x ignores them:
 
     seal         field 14, bytes     of a put: crc u32 · of an operation: messages u32 | content u32 | crc u32
     attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
-crc: CRC-32 of the record's position in its file, u64, of 1.x's fields, and of the two numbers before it. It includes
-the position so that a message whose body looks like a record is never taken for one. messages: how many the transaction
-has; content: CRC-32 of their records' CRC-32s, in order, so that a lost one is detected. Numbers are big-endian, except
-the fixed32, which protobuf makes little-endian. Java's records, and those of our first releases, have no such fields.
-redo_reader.py reads files.
+crc: CRC-32 of the record's position in its file (u64), of the fields of 1.x, and of the two numbers before it (messages
+and content). The position is included so that a message body that looks like a record is never taken for a record.
+messages: the number of messages of the transaction. content: the CRC-32 of the CRC-32s of their records, in order, so
+that a lost message is detected. Numbers are big-endian, except the fixed32, which protobuf makes little-endian. Records
+of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _CRC = Struct(">I")
 _SEAL_TAG, _ATTACHMENT_TAG, _PADDING_TAG = 14 << 3 | 2, 15 << 3 | 5, 13 << 3 | 2
 
 _ATTACHMENT_CRC_BYTES = 4
-"""The attachment's checksum: the last bytes before it."""
+"""Bytes of the attachment's checksum, which lies directly before the attachment."""
 
 _FILLER_KEY = "TX:{}:0"
 _FILLER = re.compile("TX:-*:0")
@@ -72,11 +73,13 @@ _PADDING_BYTES = 6  # tag, and a size that always takes five bytes
 MIN_FILLER_BYTES = LENGTH.size + len(
     encode_operation(Operation(_FILLER_KEY.format(""), OperationType.LOCAL_ROLLBACK, was_prepared=False))
 )
-"""The size of the shortest whole record."""
+"""The size in bytes of the shortest filler record."""
 
 
 class Seal(NamedTuple):
-    """The fields of a record's seal. messages, content, attachment: of an operation; attachment only of a commit."""
+    """The fields of a record's seal. Only operations have `messages` and `content`, and only commits have `attachment`
+    (the checksum of the attachment).
+    """
 
     messages: int = 0
     content: int = 0
@@ -84,7 +87,9 @@ class Seal(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """The bytes of 1.x's fields, their CRC-32 with the record's place, and the seal; None for a record without one."""
+    """The bytes of the fields of 1.x, the CRC-32 of the record's position and these bytes, and the seal. seal: None for
+    a record without one.
+    """
 
     command: bytes
     crc: int
@@ -92,7 +97,9 @@ class Sealed(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where a commit's messages of one partition lie: byte offset in the partition, bytes, their block_checksum."""
+    """Where the messages of a commit lie in one partition: their byte offset, their size in bytes, and their
+    block_checksum.
+    """
 
     store: str
     """`<topic>-<partition>`."""
@@ -102,18 +109,20 @@ class Location(NamedTuple):
 
 
 class RedoEntry(NamedTuple):
-    """One record. `offset` and `size`: bytes in the file, attachment included. crc: of the record without its seal."""
+    """One record. offset: the position of its first byte in the file. size: its bytes, including the attachment. crc:
+    the CRC-32 of the record without its seal.
+    """
 
     offset: int
     size: int
     command: StoredPut | Operation
     crc: int
     seal: Seal | None
-    """None: written by a Java broker, or by an old release of ours."""
+    """None if a Java broker or an old metaq release wrote the record."""
     locations: tuple[Location, ...] = ()
-    """Of a commit."""
+    """Where the messages lie; only a commit has locations."""
     attachment_problem: str | None = None
-    """Why the locations are not to be trusted."""
+    """Why the locations cannot be trusted; None if they can."""
 
     @property
     def end(self) -> int:
@@ -121,17 +130,21 @@ class RedoEntry(NamedTuple):
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Return position and bytes to write so that the commit names other places; names and their order stay."""
+        """Return the position and the bytes to write so that the commit record has other locations. The names of the
+        stores and their order must stay the same.
+        """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
 
 def _record_crc(command: Buffer, offset: int) -> int:
-    """Return the CRC-32 of a record's place (byte in its file) and 1.x's fields."""
+    """Return the CRC-32 of a record's position (in bytes) in its file and of the fields of 1.x."""
     return crc32(command, crc32(_PLACE.pack(offset)))
 
 
 def add_content(content: int, crc: int) -> int:
-    """Return a transaction's content with one more message. content: 0 for no message."""
+    """Return the `content` of a transaction after one more message, whose record has this crc. content: the value so
+    far; 0 if there was no message.
+    """
     return crc32(_CRC.pack(crc), content)
 
 
@@ -147,7 +160,7 @@ def block_checksum(data: Iterable[Buffer]) -> int:
 
 
 def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
-    """Return a message's record for position `offset` of its file, in buffers, and its crc."""
+    """Return the buffers of a message's record, and the record's crc. offset: the record's position in its file."""
     command = encode_put(put)
     crc = _record_crc(command, offset)
     return [LENGTH.pack(len(command) + _PUT.size), command, _PUT.pack(_SEAL_TAG, _CRC.size, crc)], crc
@@ -156,9 +169,10 @@ def sealed_put_record(put: StoredPut, offset: int) -> tuple[list[Buffer], int]:
 def sealed_operation_record(
     operation: Operation, offset: int, messages: int, content: int, attachment: bytes = b""
 ) -> list[Buffer]:
-    """Return a record for position `offset` that states a transaction's outcome; the attachment is the last buffer.
+    """Return the buffers of the record of a preparation, commit or rollback. offset: the record's position in its file.
+    The attachment is the last buffer.
 
-    messages, content: of the transaction.
+    messages, content: the number and the checksum of the transaction's messages.
     """
     command = encode_operation(operation._replace(attachment_bytes=len(attachment)))
     seal = _operation_seal(command, offset, messages, content)
@@ -173,7 +187,7 @@ def _operation_seal(command: bytes, offset: int, messages: int, content: int) ->
 
 
 def attachment_seal(attachment: bytes) -> bytes:
-    """Return the field in front of an attachment."""
+    """Return the field that stands before an attachment and has its checksum."""
     return _ATTACHMENT.pack(_ATTACHMENT_TAG, crc32(attachment))
 
 
@@ -187,13 +201,15 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Return position and bytes to write so that a commit record that ends at `end` has another attachment."""
+    """Return the position and the bytes to write so that a commit record that ends at `end` gets another attachment."""
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data
 
 
 def encode_filler(size: int) -> bytes:
-    """Return a record of `size` bytes, at least MIN_FILLER_BYTES, that means nothing to either broker."""
+    """Return a filler record of `size` bytes (at least MIN_FILLER_BYTES). It has no meaning for a metaq broker or a
+    Java broker.
+    """
     extra = size - MIN_FILLER_BYTES
     key = _FILLER_KEY.format("" if extra >= _PADDING_BYTES else "-" * extra)
     command = encode_operation(Operation(key, OperationType.LOCAL_ROLLBACK, was_prepared=False))
@@ -211,7 +227,7 @@ def _padding(size: int) -> bytes:
 
 
 def is_filler(operation: Operation) -> bool:
-    """Whether an operation without a seal only replaces damaged bytes."""
+    """Whether an operation without a seal is a filler, which only replaces damaged bytes."""
     return _FILLER.fullmatch(operation.tx_key) is not None
 
 

@@ -1,12 +1,14 @@
-"""Read a redo file record by record, skipping damage. Changes nothing; any thread; blocks.
+"""Read a redo file record by record, and skip damage. The reader changes nothing, may run on any thread, and blocks.
 
-Damage extends from a record that cannot be read, or whose checksum differs, to the next good record. That record lies
-where the length of the bad one says, or a search finds it. A record found by a search must have a seal, which names its
-place; a Java record must be followed by good records up to the end of the file. So a message whose body looks like
-records is not taken for records.
+Damage extends from a record that cannot be read, or whose checksum differs, to the next good record. The next good
+record lies where the length of the bad record says, or a search finds it. If a search finds a record with a seal, the
+record is good, because the seal covers the record's position. If a search finds a record of a Java broker, all records
+after it must be good, up to a record with a seal or the end of the file. So a message whose body looks like records is
+not taken for records.
 
-A record in which the file ends is a torn tail, as are zeros up to the end: the broker or the machine died during the
-write. If its length contradicts its content, it was never right, and the record is damage.
+An incomplete record at the end of the file is a torn tail, and so are zeros up to the end: the broker or the machine
+died during the write. If the length of the incomplete record contradicts its content, the length was never right, and
+the record counts as damage.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ __all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
-"""After this many bytes of candidate records a search gives up: the rest of the file counts as damaged."""
+"""After a search has read this many bytes of candidate records, it gives up; the rest of the file then counts as
+damaged.
+"""
 _COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
 _MOST_BEHIND_CONTENT = 2 + 14 + 5
-"""Maximum bytes of `force`, the seal and the attachment's checksum."""
+"""Maximum bytes after the content of a command: the field `force`, the seal and the attachment's checksum."""
 
 
 class RedoDamage(NamedTuple):
-    """Bytes [start, end) of a file that hold no good record, and why. torn: the last record, never completely
-    written."""
+    """Bytes [start, end) of a file that contain no good record, and the cause. torn: whether they are the last record
+    of the file, which was never completely written.
+    """
 
     start: int
     end: int
@@ -48,10 +53,10 @@ class _Incomplete(RemoteProtocolError):
 
 
 class RedoReader:
-    """Reads one file from `start` on. Raises OSError.
+    """Reads the records of one file from the position `start` on. Raises OSError.
 
-    Iterate once, over the records or, by `parts`, over records and damage in order; then `end` is where the last good
-    record ends, and `size` the file's size.
+    Iterate only once: over the reader to get the records, or over `parts` to get records and damage in order. After
+    that, `end` is the position where the last good record ends, and `size` is the size of the file.
     """
 
     def __init__(self, files: Files, path: str, start: int = 0) -> None:
@@ -68,7 +73,7 @@ class RedoReader:
         return (part for part in self.parts() if isinstance(part, RedoEntry))
 
     def parts(self) -> Iterator[RedoEntry | RedoDamage]:
-        """Yield records and damage in order. A filler, which replaces earlier damage, is left out."""
+        """Yield records and damage in order. Filler records, which replace earlier damage, are left out."""
         self._fd = self._files.open(self._path, os.O_RDONLY)
         try:
             with naming(self._path):
@@ -135,7 +140,9 @@ class RedoReader:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _next_good(self, start: int) -> int:
-        """Return where the first good record behind the bad one at `start` begins; the file's size if there is none."""
+        """Return where the first good record after the bad record at `start` begins; the file's size if there is
+        none.
+        """
         announced = self._announced_end(start)
         if announced is not None and announced < self.size and self._counts(announced, chain=False):
             return announced
@@ -161,7 +168,9 @@ class RedoReader:
         return start + LENGTH.size + int(length) if length > 0 else None
 
     def _counts(self, start: int, *, chain: bool) -> bool:
-        """Whether the record there is good. chain: without a seal, all later records must be good, too."""
+        """Whether the record at `start` is good. chain: if the record has no seal, the records after it must be good,
+        too, up to a record with a seal or the end of the file.
+        """
         position = start
         while True:
             try:
@@ -179,7 +188,7 @@ class RedoReader:
         return 0 if end is None or end > self.size else end - start
 
     def _may_be_torn(self, start: int) -> bool:
-        """Whether the length of the incomplete last record can be the one that was written."""
+        """Whether the incomplete last record can have the length that its length field states."""
         head = read_exactly(self._files, self._fd, LENGTH.size + 8, start)
         if len(head) <= LENGTH.size + 3:
             return True

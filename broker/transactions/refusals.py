@@ -1,4 +1,6 @@
-"""The refusals of transactions: XA's codes for XA transactions, 1.x's words where it has them."""
+"""The errors with which requests of transactions are refused. XA transactions get error codes of XA. The texts are
+those of 1.x, where 1.x has a text.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _DECISIONS = {
 
 
 def refusal(key: str, reason: str, code: XaCode = XaCode.XAER_RMERR) -> TransactionRefused:
-    """Return a refusal, with a code for an XA transaction, without one for a local one."""
+    """Return the error that refuses a request. It has an XA code for an XA transaction, and none for a local
+    transaction.
+    """
     return XaRefused(code, reason) if is_xa(key) else TransactionRefused(reason)
 
 
@@ -43,42 +47,44 @@ def not_started(key: str | None) -> TransactionRefused:
 
 
 def timed_out(key: str, seconds: int) -> TransactionRefused:
-    """Return the refusal for a timed-out transaction. 1.x also says that it has not been started."""
+    """Return the refusal for a timed-out transaction. 1.x answers, too, that the transaction has not been started."""
     kind = "XA" if is_xa(key) else "Local"
     reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
     return refusal(key, reason, XaCode.XAER_NOTA)
 
 
 def decided(key: str, decision: Heuristic) -> XaRefused:
-    """Return the answer to a coordinator if an operator decided first."""
+    """Return the answer to a coordinator if an operator has already decided the transaction."""
     code, word = _DECISIONS[decision]
     return XaRefused(code, f"XA transaction '{key}' has been heuristically {word}.")
 
 
 def incomplete(key: str, failure: MetaqError) -> XaRefused:
-    """Return the answer for a committed transaction if `failure` has kept a partition from taking its messages.
+    """Return the answer for a committed transaction if `failure` has prevented a partition from storing its messages.
 
-    A coordinator asks again after a restart. Nobody can ask about a local transaction again: the code tells its client
-    that it is committed.
+    A coordinator asks again after a restart. Nobody can ask about a local transaction again, so its code tells the
+    client that the transaction is committed.
     """
     code = XaCode.XAER_RMFAIL if is_xa(key) else XaCode.XA_HEURCOM
     return XaRefused(code, f"'{key}' is committed, but {failure}; {AFTER_RESTART}")
 
 
 def log_failed(key: str, failure: str) -> TransactionRefused:
-    """Return the refusal of a transaction log that takes no writes; `failure` says why."""
+    """Return the error for a transaction log that accepts no writes; `failure` says why."""
     return refusal(key, failure, XaCode.XAER_RMFAIL)
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return a put's refusal, without the words that only answers to the coordinator's verbs have."""
+    """Return the error for a put. It lacks the text that only answers to a coordinator's requests have."""
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code
     return refused
 
 
 def ignore_refusal(deferred: Deferred[None] | None) -> None:
-    """Ignore a refusal that nobody waits for: the log has reported it, and its replay will do what was not done."""
+    """Ignore an error that nobody waits for: the log has reported it, and the replay of the log will do what was not
+    done.
+    """
     if deferred is not None:
         deferred.addErrback(_trap)
 

@@ -2,7 +2,8 @@
 
 A local transaction (`TX:…`) belongs to the connection that began it and is rolled back when that connection closes; an
 XA transaction (`XID:…`) belongs to the broker. No message of a transaction is visible before its commit.
-docs/transactions.md has the guarantees, commit.py the order of writes, recovery.py the actions at the start.
+docs/transactions.md describes the guarantees, commit.py the order of writes, and recovery.py the actions at the start
+of a broker.
 """
 
 from __future__ import annotations
@@ -46,28 +47,33 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_TIME = 0
 
 MAX_LISTED = 1000
-"""Maximum open transactions in one list."""
+"""Maximum number of open transactions in one list."""
 
 MAX_ACTIVE_BYTES = 3 << 20
-"""Maximum bytes of unprepared transactions in the list of prepared ones, if it is asked to include them."""
+"""Maximum bytes of the rows for unprepared transactions in a list of prepared ones, if the request asks to include
+unprepared ones.
+"""
 
 
 class PreparedTransaction(NamedTuple):
-    """A prepared transaction, one that an operator has decided (then only its key is known), or an open one."""
+    """A transaction in the list of prepared transactions. It is prepared, or decided by an operator (then only its key
+    and state are known), or still unprepared.
+    """
 
     key: str
     prepared_at_ms: int | None
     """Unix milliseconds; None if it was prepared before the broker started."""
     messages: int
     size: int
-    """Bytes in the partitions."""
+    """Bytes that the messages take in the partitions."""
     topics: list[str]
     state: str
     """`active`, `prepared`, `heuristic_commit`, `heuristic_rollback` or `heuristic_complete`."""
 
 
 class Transactions:
-    """Reactor thread. Verbs raise TransactionRefused at once or through the Deferred that they return.
+    """The transactions of one broker. Reactor thread. The methods for verbs either raise TransactionRefused at once, or
+    return a Deferred that fails with it.
 
     A connection is any hashable object that is the same for all requests of one connection.
     """
@@ -92,9 +98,11 @@ class Transactions:
         self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
-        """Why clients are not served now, None if they are. A broker set's node may not be allowed to lead."""
+        """Returns why clients are not served now; None if they are served. For example, this node of a broker set may
+        not be allowed to lead.
+        """
         self.ending: MetaqError | None = None
-        """Why no transaction may begin now, while open ones continue; None if they may begin."""
+        """Why no new transaction may begin now, although open ones continue; None if new transactions may begin."""
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
         self._is_open = False
@@ -153,9 +161,10 @@ class Transactions:
             self._log.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Forget everything, as if the broker had died: another node has the log now. Waiters are told `why`.
+        """Forget all transactions, as if the broker had died, because another node has the log now. Each waiter gets
+        `why` as its failure.
 
-        Fires when the log may be opened again, and its files may be changed.
+        The Deferred fires when the log may be opened again, and its files may be changed.
         """
         if not self._is_open:
             return succeed(None)
@@ -168,17 +177,21 @@ class Transactions:
         return self._log.abandon(why)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the log's files have everything that was sent to other nodes before. While the log is open."""
+        """Call `done` when the log's files contain everything that was sent to other nodes before this call. Call this
+        only while the log is open.
+        """
         self._log.when_idle(done)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, commit or rollback waits for its record, or a commit for its messages to be appended."""
+        """Whether a prepare, commit or rollback waits for its record to be written, or a commit waits for its messages
+        to be appended.
+        """
         return self._is_open and self._log.is_waited_for
 
     @property
     def has_active(self) -> bool:
-        """Whether an unprepared transaction is open, which is lost if this node stops leading."""
+        """Whether an unprepared transaction is open. It is lost if this node stops leading."""
         return self._open.has_active
 
     def tick(self) -> None:
@@ -189,7 +202,9 @@ class Transactions:
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def begin(self, connection: object, key: str | None, timeout_seconds: int) -> None:
-        """Open a transaction. timeout_seconds: 0 or less = none. Beginning again changes nothing."""
+        """Open a transaction. timeout_seconds: 0 or less means no timeout. If the transaction is open already, nothing
+        changes.
+        """
         self._check_served()
         if key is None:
             raise TransactionRefused("BEGIN needs the key of a transaction: null is for RECOVER only")
@@ -213,16 +228,16 @@ class Transactions:
         puts: Iterable[tuple[int, int, Buffer]],
         opaque: int,
     ) -> int:
-        """Take messages into a transaction. Return the id of the first one; the others' ids follow it.
+        """Add messages to a transaction. Return the id of the first message; the ids of the other messages follow it.
 
-        puts: flag, checksum (-1 = do not check), body; all or none are taken. opaque: of the request, for the log.
-        Raises TransactionRefused, ChecksumMismatch, TopicNotAccepted, WrongPartition, InvalidName, StoreError,
-        DiskFull.
+        puts: the flag, checksum (-1 = do not check) and body of each message; all of them or none are added. opaque:
+        the request's opaque value, which goes into the log. Raises TransactionRefused, ChecksumMismatch,
+        TopicNotAccepted, WrongPartition, InvalidName, StoreError, DiskFull.
         """
         transaction = self._find_for_put(connection, key)
         if partition == ANY:
             raise TransactionRefused(f"Invalid partition for transaction command:{partition}")
-        log = self._partitions.for_put(topic, partition, chosen=True)  # closed partitions too, as in 1.x
+        log = self._partitions.for_put(topic, partition, chosen=True)  # also a closed partition, as in 1.x
         if log.read_only is not None:
             raise LogReadOnly(log.directory, log.read_only)
         if self._log.failure is not None:
@@ -242,7 +257,9 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """Return OK once the transaction survives a crash. With nothing to commit, forget it and return READ_ONLY."""
+        """Prepare a transaction. Return OK when the transaction survives a crash. If it has no messages, forget it and
+        return READ_ONLY.
+        """
         transaction = self._find(connection, key)
         if not transaction.is_xa:
             raise XaRefused(XaCode.XAER_RMERR, "Prepare not implemented on Local Transactions.")
@@ -260,7 +277,9 @@ class Transactions:
         return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
-        """Commit. The result None, now or later, means that everybody can read all messages."""
+        """Commit a transaction. The result None, at once or through the Deferred, means that everybody can read all its
+        messages.
+        """
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
         if transaction.is_xa and not one_phase and transaction.state is not TransactionState.PREPARED:
@@ -269,7 +288,9 @@ class Transactions:
         return self._commit(transaction)
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
-        """Roll back. The result None, now or later, means that no message will ever be visible."""
+        """Roll back a transaction. The result None, at once or through the Deferred, means that none of its messages
+        will ever be visible.
+        """
         self._metrics.tx_rollback += 1
         transaction = self._find(connection, key)
         if transaction.messages:
@@ -278,26 +299,30 @@ class Transactions:
         return self._log_rollback(transaction)
 
     def recover(self, qualifier: str | None) -> list[str]:
-        """Return the keys of the prepared transactions with this qualifier (None = all), also of those an operator has
-        decided."""
+        """Return the keys of the prepared transactions with this qualifier (None = all), including those that an
+        operator has decided.
+        """
         self._check_served()
         noted = [key for key in self._log.heuristics if qualifier is None or qualifier_of(key) == qualifier]
         return [transaction.key for transaction in self._open.prepared(qualifier)] + noted
 
     def forget(self, key: str | None) -> Deferred[None] | None:
-        """Drop the note of an operator's decision. Returns None also for a transaction without one."""
+        """Delete the record of an operator's decision. Return None at once if there is no decision on this
+        transaction.
+        """
         self._check_served()
         if key is None or not is_xa(key):
             raise XaRefused(XaCode.XAER_NOTA, f"{key or NULL_KEY} is not a valid xid")
         return self._forget(key) if key in self._log.heuristics else None
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Whether a local transaction is committed, now or when that is known. An open one is rolled back, so that a
-        commit still on its way has no effect. first_id: of its first message.
+        """Return whether a local transaction is committed, at once or, when this is known, through a Deferred. An open
+        transaction is rolled back, so that a commit that is still on its way has no effect. first_id: the id of the
+        transaction's first message.
 
-        Raises NotLeader in a broker set whose next leader may have been elected. Raises TransactionRefused, also later,
-        if the outcome is unknown or the transaction of this key begins with another message: then nothing is rolled
-        back.
+        Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
+        through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
+        message. Then nothing is rolled back.
         """
         self._check_served()
         if is_xa(key):
@@ -311,8 +336,9 @@ class Transactions:
         return self._outcomes.ask(key, first_id)
 
     def connection_lost(self, connection: object) -> None:
-        """Roll back the local transactions of a closed connection. Until that is done they count towards the limits,
-        and nobody else can begin one with such a key."""
+        """Roll back the local transactions of a closed connection. Until they are rolled back, they count towards the
+        limits, and no other connection can begin a transaction with one of their keys.
+        """
         if lost := self._open.of_connection(connection):
             self._lost.add(self._give_up_lost(lost))
 
@@ -326,8 +352,9 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Return what may still bring messages to a partition that takes no new ones: keys of transactions, or `a
-        commit`."""
+        """Return what may still append messages to a partition that accepts no new ones: the keys of transactions, and
+        `a commit` for a running commit.
+        """
         if not self._is_open:
             return ["a transaction log that is not open yet"]
         deciding = [each.key for each in self._deciding if log in each.blocks]
@@ -336,11 +363,11 @@ class Transactions:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self, *, active: bool = False) -> Iterator[PreparedTransaction | None]:
-        """Yield everything that RECOVER would list, with figures that are current at its turn; None where a caller may
-        also pause.
+        """Yield all transactions that RECOVER would list. The numbers of each are current when it is yielded. Where
+        None is yielded, the caller may pause.
 
-        active: add up to MAX_LISTED open, unprepared ones, those with most bytes; fewer if their rows exceed
-        MAX_ACTIVE_BYTES.
+        active: also yield up to MAX_LISTED open, unprepared transactions: the ones with the most bytes, and fewer if
+        their rows exceed MAX_ACTIVE_BYTES.
         """
         self._check_served()
         chosen, left = list(self._open.prepared()), MAX_ACTIVE_BYTES
@@ -349,7 +376,7 @@ class Transactions:
                 if (left := left - listed_bytes(each.key, each.topics)) < 0:
                     break
                 chosen.append(each)
-                yield None  # it may have messages for ten thousand topics
+                yield None  # each one may have messages for ten thousand topics
         for each in chosen:
             if self._open.get(each.key) is each:
                 figures = each.messages, each.size, each.topics, each.state.value
@@ -358,8 +385,9 @@ class Transactions:
             yield PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
-        """Apply an operator's decision on a prepared XA transaction, `forget`, or the end of an open transaction
-        (remoting.CompleteTransactionRequest)."""
+        """Apply an operator's action (remoting.CompleteTransactionRequest): the decision on a prepared XA transaction,
+        `forget` for a decided one, or the rollback of an open unprepared one.
+        """
         self._check_served()
         if action == "forget":
             if key not in self._log.heuristics:
@@ -461,7 +489,7 @@ class Transactions:
 
         def ended(failure: str | None, error: MetaqError | None) -> None:
             refused: XaRefused | None = None
-            if failure is not None:  # the next start finds the record, or does not
+            if failure is not None:  # the commit is decided if the next start finds its record
                 refused = XaRefused(XaCode.XAER_RMFAIL, failure)
             elif error is not None:
                 if transaction.is_xa:
@@ -493,7 +521,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back without a waiter."""
+        """Roll back a transaction; nobody waits for the result."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

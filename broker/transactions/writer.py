@@ -1,12 +1,14 @@
 """Write the transaction log: records are queued on the reactor thread; worker threads write and sync them.
 
-One job runs at a time; requests made meanwhile share the next one (group commit). A record has its place in its file as
-soon as it is queued. A failed write or sync ends the writing for good: until the next start reads the log again, nobody
-knows how much is on the disk. A write on a full disk is cut back, and the job is repeated until there is room; in a
-broker set another node leads meanwhile.
+One job runs at a time; requests that arrive meanwhile share the next job (group commit). A record's position in its
+file is fixed as soon as the record is queued. After a failed write or sync, the writer writes nothing more, because
+nobody knows how much is on the disk until the next start reads the log again. If the disk is full, the written part is
+cut off, and the job is repeated until there is room. In a broker set the job is not repeated: another node leads
+instead.
 
-In a broker set each job is sent to the other nodes when it is made, so that all disks work at the same time. The
-waiters of a job are told when it is done here and there; the next job does not wait for the other nodes.
+In a broker set, each job is sent to the other nodes when it is created, so that all disks work at the same time. The
+waiters of a job are called when the job is done on this node and on the other nodes. The next job does not wait for the
+other nodes.
 """
 
 from __future__ import annotations
@@ -34,44 +36,47 @@ __all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
 _log = logging.getLogger(__name__)
 
 MAX_REDO_BYTES = 64 << 20
-"""A transaction that begins when the newest file is larger than this goes to a new file (1.x)."""
+"""If the newest file has more bytes than this, the next transaction that begins goes to a new file (as in 1.x)."""
 
 _MAX_QUEUED_BYTES = 1 << 20
-"""Puts wait in memory for the next prepare or commit, or until they reach this many bytes."""
+"""The records of puts wait in memory until the next prepare or commit, or until more bytes than this are queued."""
 
 OnWritten = Callable[[str | None], None]
-"""Called with None, or with the reason why the log takes no more writes."""
+"""A callback that is called with None, or with the reason why the log accepts no more writes."""
 
 
 class RedoFile:
-    """One `redo.<n>`. Reactor thread, except `fd`, which belongs to the running job."""
+    """One file `redo.<n>`. Used on the reactor thread, except `fd`, which only the running job uses."""
 
     def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
         self.number = number
         self.path = path
         self.name = f"{REDO_PREFIX}{number}"
         self.size = size
-        """Bytes, including queued ones."""
+        """Size in bytes, including queued records."""
         self.unsettled: dict[Hashable, None] = {}
-        """Transactions that a replay must still see: open, or committed and not yet on the disk in the partitions."""
+        """The transactions whose records a replay still needs: the open ones, and committed ones whose messages are not
+        yet on the disk in their partitions.
+        """
         self.busy_from = size
-        """Where a replay may begin: no open transaction extends across this place, and no unsettled one lies before
-        it."""
+        """Byte position where a replay may begin. No open transaction has records on both sides of it, and no unsettled
+        transaction lies before it.
+        """
         self.queued: list[Buffer] = []
         self.patches: list[tuple[int, bytes]] = []
-        self.dirty = exists  # an earlier life's writes may not be on the disk
+        self.dirty = exists  # writes of an earlier process may not be on the disk
         self.new = not exists
         self.fd: int | None = None
 
     def hold(self, transaction: Hashable) -> None:
-        """Register a transaction whose first record comes next."""
+        """Register a transaction whose first record will be queued next."""
         if not self.unsettled:
             self.busy_from = self.size
         self.unsettled[transaction] = None
 
 
 class _Part:
-    """One file's share of a job."""
+    """The part of a job that concerns one file."""
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -81,16 +86,18 @@ class _Part:
 
 
 class _Job:
-    """Made on the reactor thread, run by a worker."""
+    """A set of writes and syncs. It is created on the reactor thread and run by a worker thread."""
 
     def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
         self.to_sync = to_sync
         self.waiters: list[OnWritten] = []
         self.works: list[tuple[LogChange, RedoFile | None]] = []
-        """Changes after the writes and syncs, each with the file that it removes."""
+        """File changes to make after the writes and syncs, each with the redo file that it removes (or None)."""
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
-        """Open steps before the waiters are told: the work here, and in a broker set on the other nodes."""
+        """Number of steps that must still be completed before the waiters are called: the work on this node, and in a
+        broker set the work on the other nodes.
+        """
         self._files = files
         self._directory = directory
         self._parts = parts
@@ -100,8 +107,9 @@ class _Job:
         self._error: OSError | DiskFull | None = None
 
     def run(self) -> None:
-        """Run once, on the first thread that calls; the others wait. Raises the OSError that ended it, or DiskFull:
-        then it can be repeated, and its written records are cut back."""
+        """Run the job once, on the first thread that calls this; other threads wait. Raises the OSError that ended the
+        job, or DiskFull. After DiskFull the job can be repeated, and its written records have been cut off.
+        """
         with self._lock:
             if not self._ran:
                 self._ran = True
@@ -113,12 +121,14 @@ class _Job:
                 raise self._error
 
     def again(self) -> None:
-        """Let `run` repeat a job that lacked room: all of its work can be done twice."""
+        """Allow `run` to repeat a job that lacked disk space. All of its work can be done twice."""
         with self._lock:
             self._ran, self._error = False, None
 
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
-        """Cut back the written records, unless one of them is synced already: then it stays."""
+        """Cut the written records off the files and return DiskFull. If the syncs of the job are already done, the
+        records stay.
+        """
         if not self._synced:
             try:
                 for part in self._parts:
@@ -149,7 +159,7 @@ class _Job:
             make_change(self._files, self._directory, change)
 
     def changes(self) -> list[LogChange]:
-        """Return all changes of the job; a file that is only synced is named without bytes."""
+        """Return all file changes of the job. A file that is only synced is included without bytes."""
         found = []
         for part in self._parts:
             if part.data:
@@ -181,9 +191,11 @@ class RedoWriter:
         next_number: int = 1,
         copies: LogCopies | None = None,
     ) -> None:
-        """sync: whether `when_written` waits for the disk (flushTxLogAtCommit=1). redo_files: existing ones by number.
+        """sync: whether `when_written` waits for a sync of the disk (flushTxLogAtCommit=1). redo_files: the existing
+        files, in the order of their numbers.
 
-        next_number: of the next file. copies: the other nodes of a broker set, which `when_written` also waits for.
+        next_number: the lowest number that the next new file may have. copies: the other nodes of a broker set, for
+            which `when_written` also waits.
         """
         self.directory = directory
         self.failure: str | None = None
@@ -195,21 +207,23 @@ class RedoWriter:
         self._current = redo_files[-1] if redo_files else self._new_file()
         self._queued_bytes = 0
         self._waiters: list[OnWritten] = []
-        self._to_tell: deque[tuple[OnWritten, str | None]] = deque()  # waiters to be told, in order
+        self._to_tell: deque[tuple[OnWritten, str | None]] = deque()  # waiters to be called, in order
         self._telling = SlicedWork(reactor)
         self._works: list[tuple[LogChange, RedoFile | None]] = []
         self._sync_wanted = False
         self._running: _Job | None = None
         self._copies = copies
-        self._uncopied: deque[_Job] = deque()  # broker set: jobs with untold waiters, in order
+        self._uncopied: deque[_Job] = deque()  # broker set: jobs whose waiters are not called yet, in order
         self._abandoned: Callable[[], None] | None = None
         self._tried_again = False
-        self._full: tuple[_Job, DiskFull] | None = None  # the running job, which waits for room
+        self._full: tuple[_Job, DiskFull] | None = None  # the running job, if it waits for disk space
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def file_for(self, transaction: Hashable) -> RedoFile:
-        """Return the file of a transaction whose first record comes now; all its records go there."""
+        """Return the file for a transaction whose first record is queued next. All records of the transaction go to
+        this file.
+        """
         if self._current.size > MAX_REDO_BYTES:
             self._current = self._new_file()
             self._drop_settled()
@@ -231,7 +245,9 @@ class RedoWriter:
         file.patches.append((offset, data))
 
     def when_written(self, done: OnWritten) -> None:
-        """Call back when everything queued so far is written (and synced if so configured), in order."""
+        """Call `done` when all records queued so far are written (and synced if so configured). Callbacks run in the
+        order of the calls.
+        """
         if self.failure is not None:
             done(self.failure)
             return
@@ -240,12 +256,12 @@ class RedoWriter:
         self._start()
 
     def also(self, *changes: LogChange) -> None:
-        """Replace or remove files after the records queued so far. An OSError counts as a failed write."""
+        """Replace or remove files after the records queued so far are written. An OSError counts as a failed write."""
         self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call back when the running job has ended, at once if there is none: then its data is in the files."""
+        """Call `done` when the running job has ended and its data is in the files; at once if no job is running."""
         if self._running is None:
             done()
         else:
@@ -253,11 +269,13 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for a record to be written, also on the other nodes, or to be told of it."""
+        """Whether a callback of `when_written` has not been called yet, because its records are still being written
+        here or on the other nodes, or because its turn has not come.
+        """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Start writing the queued records without a waiter; repeat a job that waits for room."""
+        """Start to write the queued records; nobody waits for them. If a job waits for disk space, repeat it."""
         self._sync_wanted |= sync
         if self._full is not None:
             (job, _), self._full = self._full, None
@@ -271,8 +289,9 @@ class RedoWriter:
             self._start()
 
     def settle(self, file: RedoFile, transaction: Hashable) -> None:
-        """Record that a replay need not see this transaction any more. A file without any is deleted, except the
-        newest."""
+        """Record that a replay no longer needs this transaction. A file without unsettled transactions is deleted,
+        unless it is the newest file.
+        """
         file.unsettled.pop(transaction, None)
         if not file.unsettled and file is not self._current:
             self._drop_settled()
@@ -290,7 +309,7 @@ class RedoWriter:
         return any(file.unsettled for file in self._redo.values())
 
     def finish(self) -> None:
-        """Write and sync the queued records on this thread, and answer the waiters. For shutdown."""
+        """Write and sync the queued records on this thread, and call the waiters. For shutdown."""
         running, self._running = self._running, None
         if self._full is not None:
             self._full[0].again()
@@ -310,9 +329,9 @@ class RedoWriter:
                 file.fd = None
 
     def abandon(self, why: str, idle: Callable[[], None]) -> None:
-        """Write nothing more, and tell the waiters `why`. Call nothing after this.
+        """Stop writing, and call the waiters with `why`. Call nothing after this.
 
-        idle: called when no worker uses the files any more; they are closed then.
+        idle: called when no worker uses the files any more and the files are closed.
         """
         self.failure = why
         self._abandoned = idle
@@ -376,14 +395,15 @@ class RedoWriter:
         self._done_once_more(job)
 
     def _done_once_more(self, job: _Job) -> None:
-        """Count one completion, here or on the other nodes. Tell the waiters of jobs that are done everywhere, in
-        order."""
+        """Count one completion of a job, on this node or on the other nodes. Call the waiters of the jobs that are done
+        everywhere, in the order of the jobs.
+        """
         job.missing -= 1
         while self._uncopied and not self._uncopied[0].missing:
             self._tell(self._uncopied.popleft().waiters, None)
 
     def _tell(self, waiters: Iterable[OnWritten], why: str | None) -> None:
-        """Tell waiters in slices: one sync may have thousands."""
+        """Call waiters in slices, because one sync may have thousands of waiters."""
         self._to_tell.extend([(done, why) for done in waiters])
         if not self._telling:
             self._telling.add(self._tell_all())
@@ -396,7 +416,7 @@ class RedoWriter:
 
     def _ended(self, job: _Job, result: object) -> None:
         if self._running is not job:
-            return  # close() has settled the job
+            return  # finish() has already completed the job
         if isinstance(result, DiskFull) and self._copies is None and self.failure is None:
             self._wait_for_room(job, result)
             return
@@ -425,7 +445,7 @@ class RedoWriter:
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """Why nothing more should be queued now."""
+        """The disk-full error because of which nothing more should be queued now; None if records may be queued."""
         return None if self._full is None else self._full[1]
 
     def _succeeded(self, job: _Job) -> None:

@@ -1,7 +1,7 @@
-"""The newest rows of numbered writes in a store's internal logs, read on as the logs grow.
+"""Keep the newest rows of numbered writes in a store's internal logs, and read further as the logs grow.
 
-A following node reads them once a second. So a newly elected leader has a second's rows to read, and not a log of many
-megabytes: nobody can send while it reads.
+A follower reads the logs once a second. So a newly elected leader has to read only the rows of one second, and not a
+log of many megabytes. This matters because nobody can send while the leader reads.
 """
 
 from __future__ import annotations
@@ -19,21 +19,26 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""How much is read at once while nobody waits: 24,000 rows of producers that wait for each send, some 25 ms."""
+"""How many bytes are read at once while nobody waits. They hold 24,000 rows of producers that wait for each send, and
+take some 25 ms.
+"""
 
 _RowKey = tuple[int, str, int]
 """Producer, topic, partition."""
 
 
 class LastRows(LogReader):
-    """The last two rows of each producer and partition in one log: the very last may be of a write that did not happen.
+    """The last two rows of each producer and partition in one log. Two are kept because the very last row may belong to
+    a write that did not happen.
 
-    forgotten_ms: the time up to which producers were forgotten for want of room, Unix ms; 0: none.
+    forgotten_ms: producers that last sent up to this time were forgotten for lack of room, Unix milliseconds; 0 if none
+        was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
-        """most: pairs of producer and partition. Above twice as many, those that are no longer in the log go. If the
-        log still has so many, the older half goes."""
+        """most: number of pairs of producer and partition. Above twice this number, pairs that are no longer in the log
+        are dropped. If the log still has that many, the older half is dropped.
+        """
         super().__init__(log)
         self.forgotten_ms = 0
         self._most = most
@@ -46,7 +51,9 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Also True if most of the known rows may have gone from the log."""
+        """Whether the whole log must be read again. This is also the case if most of the known rows may have been
+        removed from the log.
+        """
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 
     def _clear(self) -> None:
@@ -54,7 +61,7 @@ class LastRows(LogReader):
         self._found.clear()
 
     def _read(self, most: int | None) -> None:
-        """Read on. most: bytes."""
+        """Read the next rows of the log. most: number of bytes to read, or None for all."""
         if self._is_full:
             self._forget_oldest()
         for table in read_tables(self.log.segments.snapshot(), self._read_to, most):
@@ -62,7 +69,9 @@ class LastRows(LogReader):
             self._read_to = table.end
 
     def _forget_oldest(self) -> None:
-        """Drop the older half: reading the whole log again would find as many rows."""
+        """Drop the older half of the rows. Reading the whole log again would not help, because it would find as many
+        rows.
+        """
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)
         self._found = dict(order[-self._most :])
@@ -89,11 +98,12 @@ class LastRows(LogReader):
 
 
 def _last_two(table: RowTable) -> list[tuple[int | None, int]]:
-    """Return the numbers of the last two rows of each producer, topic and partition, in the order of the last ones. The
-    first number is None if the table has only one row."""
+    """Return the numbers of the last two rows of each producer, topic and partition, sorted by the last row. The first
+    number is None if the table has only one such row.
+    """
     if not table.rows.size:
         return []
-    # by name: a topic's number differs between records that name different topics
+    # compare topics by name, because a topic's number differs between records that name different topics
     numbers = {name: number for number, name in enumerate(table.names)}
     topics = np.array([numbers[name] for name in table.names])[table.topics]
     columns = table.rows["partition"].astype(np.int64), topics, table.rows["producer"].astype(np.uint64)

@@ -1,7 +1,8 @@
-"""The last numbered write of each producer that a partition has stored, so that a repeated write is stored once.
+"""Remember the last numbered write that each partition has stored for each producer, so that a repeated write is stored
+only once.
 
-A producer numbers its writes for a partition upwards, and has one of them under way at a time. So only the last one is
-remembered:
+A producer gives its writes for a partition increasing numbers, and has only one of them in progress at a time. So only
+the last write is remembered. A new write is handled according to its number:
 
     higher than the last number     the write is stored, and is the last from then on
     the last number                 nothing is stored; the answer is the first one's, once that is safe
@@ -9,11 +10,13 @@ remembered:
     of an unknown producer          the write is stored; it is refused (SendInDoubt) if it says that it is a repetition,
                                     and its first transmission may have been forgotten for want of room
 
-The number of producers and partitions is limited (tuning.MAX_SEQUENCES). Entries of the address with most entries go
-first, so that no address displaces others. The time of the youngest forgotten entry is remembered, also in the logs.
+The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). Entries of the address with the most
+entries are forgotten first, so that no address displaces the entries of others. The time of the youngest forgotten
+entry is remembered, also in the logs.
 
-This state is derived from the internal logs (memory/sequence_rows.py), so it is as durable as the messages. A row lies
-in front of its messages. It counts only if they are there: the message at its first byte must have its id.
+This state is derived from the internal logs (memory/sequence_rows.py), so it is as durable as the messages. A row is
+appended before its messages. It counts only if its messages are stored: the message at the row's first byte offset must
+have the row's message id.
 """
 
 from __future__ import annotations
@@ -67,9 +70,9 @@ class SendingPeer(Protocol):
 
 
 class _Address(dict["_Key", None]):
-    """The remembered producers and partitions of one address, in the order in which they came.
+    """The remembered pairs of producer and partition of one address, in the order in which they were added.
 
-    host: "" for all that were read from the logs.
+    host: the address; "" for all pairs that were read from the logs.
     """
 
     __slots__ = ("host",)
@@ -80,7 +83,7 @@ class _Address(dict["_Key", None]):
 
 
 class Stored(NamedTuple):
-    """A producer's last write to a partition, as it is remembered. [base, end): byte offsets."""
+    """A producer's last write to a partition, as it is remembered. [base, end) are its byte offsets in the log."""
 
     sequence: int
     base: int
@@ -100,7 +103,9 @@ _Numbered = tuple[Write, Number, PartitionLog]
 
 
 class Sequences(Memory[LastRows]):
-    """Lives on the reactor thread. While another node leads, no number is checked or written."""
+    """The memory of numbered writes. Lives on the reactor thread. While another node leads, no number is checked or
+    written.
+    """
 
     topic = SEQUENCES_TOPIC
     name = "numbered sends"
@@ -114,17 +119,19 @@ class Sequences(Memory[LastRows]):
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
-        """store: open. clock: seconds since 1970. for_waiting: as `Partitions.for_waiting`."""
+        """store: must be open. clock: seconds since 1970. for_waiting: does the same as `Partitions.for_waiting`."""
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
         self.repeated: list[Write] = []
-        """The writes that `admit` has found to be stored already; the user empties this list."""
+        """The writes that `admit` has found to be stored already; the caller empties this list."""
         self._table: dict[_Key, Stored] = {}
-        self._addresses: dict[str, _Address] = {}  # by host; none is empty
+        self._addresses: dict[str, _Address] = {}  # by host; no entry is empty
         self._forgotten_ms = -inf
-        """When the youngest entry that was forgotten for want of room was stored: by this node's clock, Unix ms."""
-        self._unsafe: PartitionLog | None = None  # has rows that answers have to wait for
-        self._restated: dict[_Key, None] = {}  # the newest rows of these did not happen
+        """Time when the youngest entry that was forgotten for lack of room was stored, in Unix milliseconds of this
+        node's clock; -inf if none was.
+        """
+        self._unsafe: PartitionLog | None = None  # this log has rows that must be safe before answers are sent
+        self._restated: dict[_Key, None] = {}  # the writes of the newest rows of these did not happen
         self._sweeps = SlicedWork(reactor)
         self._next_sweep = 0.0
         self._rebuilt = (0.0, 0.0)
@@ -137,11 +144,10 @@ class Sequences(Memory[LastRows]):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
-        """Return the byte offset for each numbered write; the caller must append them next, in this order.
-        asked: each write, and its bytes. Their rows, which have to be in front of them, are appended here, one record
-        for each mode of flushing. sender: None if unknown.
-
-        An offset is None if the write is stored already and has the first one's place (`repeated`), or has an `error`.
+        """Return the byte offset for each numbered write. The caller must append the writes next, in this order. asked:
+        each write, and its size in bytes. The rows of the writes must lie before the writes, so they are appended here,
+        in one record for each mode of flushing. sender: None if unknown. An offset is None if the write has an `error`,
+        or if it is stored already. In the latter case it gets the place of the first write and is added to `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -179,8 +185,9 @@ class Sequences(Memory[LastRows]):
         return bases
 
     def stored_before(self, write: Write) -> bool:
-        """Whether a numbered write that cannot be appended now is or may be stored already; then it is as `admit`
-        leaves it."""
+        """Return whether a numbered write that cannot be appended now is, or may be, stored already. Then the write has
+        the place or the `error` that `admit` would give it.
+        """
         number = write.number
         assert number is not None
         known = self._table.get((number.producer, write.target))
@@ -192,7 +199,7 @@ class Sequences(Memory[LastRows]):
         return True
 
     def _may_be_forgotten(self, write: Write, number: Number) -> bool:
-        """Whether a repeated write of an unknown producer may be stored; then it gets an `error`."""
+        """Return whether a repeated write of an unknown producer may be stored already. Then it gets an `error`."""
         latest_ms = number.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
             return False
@@ -215,8 +222,10 @@ class Sequences(Memory[LastRows]):
         self.repeated.append(write)
 
     def _store_rows(self, admitted: Sequence[_Numbered]) -> bool:
-        """Append the rows in front of these writes. False: some failed, and those writes have the `error`."""
-        if len(admitted) == 1 and not self._restated:  # a producer that waits for each send; its benchmark: blocking-1
+        """Append the rows of these writes, before the writes are appended. Return False if some rows could not be
+        appended; their writes have the `error`.
+        """
+        if len(admitted) == 1 and not self._restated:  # a producer that waits for each send (blocking-1)
             ((write, number, target),) = admitted
             place = write.base, write.end, write.first_id
             row = encode_row(number.producer, number.sequence, *place, number.records, target.partition, 0)
@@ -263,8 +272,10 @@ class Sequences(Memory[LastRows]):
         return True
 
     def take_unsafe(self) -> Write | None:
-        """Return the rows of the writes admitted since the last call; they have to be safe before these are answered.
-        None: the partitions have asynchronous flush."""
+        """Return a Write for the rows of the writes that were admitted since the last call. The rows have to be safe
+        before these writes are answered. Return None if nothing has to be waited for, because the partitions have
+        asynchronous flush.
+        """
         internal, self._unsafe = self._unsafe, None
         if internal is None:
             return None
@@ -274,14 +285,14 @@ class Sequences(Memory[LastRows]):
 
     def not_stored(self, writes: Sequence[Write]) -> None:
         """Undo the admission of numbered writes that have an `error` and were not appended. writes: in the order of
-        `admit`. A write that `admit` took for a repetition of one of them gets the same error."""
+        `admit`. If `admit` has treated another write as a repetition of one of them, that write gets the same error."""
         undone = [(write, number, (number.producer, write.target)) for write in writes if (number := write.number)]
         for again in self.repeated:
             for write, number, key in undone:
                 its = again.number
                 if its and (its.producer, again.target) == key and its.sequence == number.sequence:
                     again.error, again.base, again.end = write.error, 0, 0
-        for write, number, key in reversed(undone):  # so that the state before a partition's first one stays
+        for write, number, key in reversed(undone):  # so that the state before the first write of a partition remains
             write.base = write.end = 0
             known = self._table.get(key)
             if known is None or known.sequence != number.sequence:
@@ -306,7 +317,7 @@ class Sequences(Memory[LastRows]):
     # --- reading it again ---------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """As Memory. Rows of writes that are not in their partitions are taken back, also in the log."""
+        """Begin to lead, as in Memory. Rows of writes that are not in their partitions are revoked, also in the log."""
         self._sweeps.clear()
         self._table.clear()
         self._addresses.clear()
@@ -353,7 +364,9 @@ class Sequences(Memory[LastRows]):
         self.enabled = True
 
     def _waits(self, row: SequenceRow) -> bool:
-        """Whether a row is about delayed messages, which need not have a partition yet, and they are in their log."""
+        """Whether a row belongs to delayed messages that are in their log. Such messages need not have a partition
+        yet.
+        """
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
     def _pending_log(self, records: int) -> PartitionLog:
@@ -379,7 +392,7 @@ class Sequences(Memory[LastRows]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """As Memory. Entries that were not used for long are forgotten."""
+        """Do the regular work, as in Memory. Entries that were not used for a long time are forgotten."""
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
@@ -408,7 +421,7 @@ class Sequences(Memory[LastRows]):
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _address(self, sender: SendingPeer | None) -> _Address:
-        """Return the sender's entries; the caller adds one."""
+        """Return the entries of the sender's address; the caller adds an entry."""
         host = "?" if sender is None else sender.host
         found = self._addresses.get(host)
         if found is None:
@@ -416,15 +429,18 @@ class Sequences(Memory[LastRows]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """Move a producer that was read from the logs to its address: it has sent again."""
+        """Move the entry of a producer that was read from the logs to the producer's address, because the producer has
+        sent again.
+        """
         self._leave(unknown, key)
         address = self._address(sender)
         address[key] = None
         return address
 
     def _make_room(self) -> None:
-        """Forget some of the least recently used entries, roughly: of the address with most, or of all if none has
-        many."""
+        """Forget some entries, roughly the least recently used ones: of the address with the most entries, or of all
+        addresses if none has many.
+        """
         table = self._table
         come: dict[_Key, Any] = max(self._addresses.values(), key=len)
         if len(come) <= tuning.FEW_SEQUENCES:
@@ -434,7 +450,7 @@ class Sequences(Memory[LastRows]):
         self._note_forgotten(table[oldest[most - 1]])
         for key in oldest[:most]:
             self._drop(key)
-        for key in oldest[most:]:  # early entries that were used since
+        for key in oldest[most:]:  # entries at the beginning that were used since
             come[key] = come.pop(key)
 
     def _note_forgotten(self, stored: Stored) -> None:
@@ -449,15 +465,19 @@ class Sequences(Memory[LastRows]):
             del self._addresses[address.host]
 
     def _by_our_clock(self, time_ms: float) -> float:
-        """Convert a time by the clock of the former leader: return the latest time at which the entry was stored."""
+        """Convert a time of the former leader's clock to this node's clock. Return the latest time at which the entry
+        can have been stored.
+        """
         at, newest = self._rebuilt
         return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
 
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _oldest_ms(self) -> float:
-        """Return the time before which entries are too old. Rows have the time of the former leader's clock, which may
-        be far behind: an entry that was young when this node took over stays as long as if it had come then."""
+        """Return the time before which entries are too old. Rows have times of the former leader's clock, which may be
+        far behind. So an entry that was young when this node took over is kept as long as if it had been stored at that
+        moment.
+        """
         now = self._clock()
         at, newest = self._rebuilt
         if now < at + tuning.SEQUENCE_SECONDS:
@@ -485,8 +505,9 @@ def _time_ms(stored: Stored) -> int:
 
 
 def _is_there(row: SequenceRow, log: PartitionLog) -> int | None:
-    """Return the id of the first record of a row's write, 0 if it cannot be told, None if the write is not in its log.
-    Records that retention has removed count as stored."""
+    """Return the id of the first record of a row's write. Return 0 if it cannot be determined, and None if the write is
+    not in its log. Records that retention has removed count as stored.
+    """
     if row.end > log.end_offset:
         return None
     if row.base < log.first_offset:

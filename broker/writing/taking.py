@@ -1,7 +1,8 @@
-"""The taking of records: what each one is, and what becomes of it, is decided here, by columns.
+"""Take the records of requests: decide of which kind each record is and how it is handled. Records are processed as
+columns.
 
-A decoder (requests/put.py, requests/send.py, requests/transaction.py) gives what it has found in a request. It gets
-writes, or the errors of refused records, and encodes them.
+A decoder (requests/put.py, requests/send.py, requests/transaction.py) passes the contents of a request to this module.
+It gets back writes, or the errors of refused records, and encodes them for the answer.
 
     plain               stored in its partition
     delayed, half       DELAYED_FLAG: it waits in an internal log; `metaq.half` makes it a half message
@@ -10,8 +11,8 @@ writes, or the errors of refused records, and encodes them.
     repeated            numbered, and stored before: it has the first one's place, also if it would be refused now
     in a transaction    plain or compressed; a commit stores it (transactions/)
 
-`Puts` takes single puts, `TakenRun` the columns of a run, in which all are plain, `TakenParts` whole records that
-clients have encoded, `take_copy` what a synchronous master sends.
+`Puts` takes single puts. `TakenRun` takes the columns of a run in which all puts are plain. `TakenParts` takes whole
+records that clients have encoded. `take_copy` takes a message from a synchronous master.
 """
 
 from __future__ import annotations
@@ -79,15 +80,16 @@ __all__ = [
 W = TypeVar("W", bound=Write)
 
 ASKS = DELAYED_FLAG | COMPRESSED_FLAG
-"""Flags that ask more of the broker than to store the message."""
+"""Flags that ask the broker to do more than store the message."""
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 
 def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
-    """Check messages for a transaction. puts: flag, checksum, body. meant: the bits of the flags that ask something of
-    the broker. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable."""
+    """Check messages for a transaction. puts: flag, checksum, body. meant: the bits of the flags that count as requests
+    to the broker. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable.
+    """
     if not writing.takes_all_kinds:
         raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
     if meant & DELAYED_FLAG:
@@ -98,8 +100,9 @@ def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int,
 
 
 def _check_packed(writing: Writing, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
-    """Check a record with COMPRESSED_FLAG. meant: without this bit, its bit means nothing if the topic takes no
-    compressed messages. Raises CompressionNotAccepted, PayloadUnreadable."""
+    """Check a record with COMPRESSED_FLAG. meant: if it lacks COMPRESSED_FLAG, the record's bit has no meaning in a
+    topic that accepts no compressed messages. Raises CompressionNotAccepted, PayloadUnreadable.
+    """
     if writing.partitions.takes_compressed(topic):
         check_packed(body, flag)
     elif meant & COMPRESSED_FLAG:
@@ -107,13 +110,14 @@ def _check_packed(writing: Writing, topic: str, flag: int, body: Buffer, meant: 
 
 
 def _keeper(writing: Writing, flag: int, body: Buffer) -> Delays:
-    """Return the keeper of a record with DELAYED_FLAG."""
+    """Return the object that keeps a record with DELAYED_FLAG: `halves` for a half message, otherwise `delays`."""
     return writing.halves if is_half(flag, body) else writing.delays
 
 
 def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None) -> PartitionLog:
-    """Return the partition that records are for. keeper: of delayed ones. Raises as `Writing.log`; for delayed ones
-    also as `Delays.check`, and DelayRefused, PartitionClosed."""
+    """Return the partition for some records. keeper: the keeper of delayed records, otherwise None. Raises the errors
+    of `Writing.log`; for delayed records also those of `Delays.check`, DelayRefused and PartitionClosed.
+    """
     log = writing.log(topic, partition, asked)
     if keeper is not None:
         if not writing.takes_all_kinds:
@@ -125,7 +129,7 @@ def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delay
 
 
 def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
-    """Make a write one of delayed records, still without units. target: their partition."""
+    """Turn a write into a write of delayed records, still without index units. target: the partition of the records."""
     write.log, write.data = pended.log.log, pended.buffers
     write.delayed = Delayed(target, pended.ids[0], pended)
     if write.number is not None:
@@ -135,8 +139,10 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """Return a write for refused records if they were stored before, with that one's place; or, with an `error`, if
-    that cannot be told. The next `append` returns it if it is not safe yet. number: None if they have none."""
+    """Return a write for refused records if they were stored before; it has the place of the stored write. If it cannot
+    be determined whether they were stored, the returned write has an `error`. The next `append` returns the write if it
+    is not safe yet. number: None if the records have no number.
+    """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
     write = make(log)
@@ -145,8 +151,10 @@ def _stored_before(
 
 
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
-    """Yield the writes to append, numbered ones behind their rows. A repeated write is left out: it has an `error`, or
-    the first one's place, and then `append` returns it if that is not safe yet."""
+    """Yield the writes to append; the row of a numbered write is appended before the write is yielded. A repeated write
+    is left out. It has an `error` or the place of the first write; in the latter case `append` returns it if it is not
+    safe yet.
+    """
     admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
         if not numbers or write.number is None or admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
@@ -154,8 +162,9 @@ def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None)
 
 
 def _kept(error: MetaqError) -> MetaqError:
-    """Return the error without its traceback. The frames in it take 3 KB, in a cycle with the connection that no
-    garbage collection finds once it has survived one."""
+    """Return the error without its traceback. The frames of a traceback take 3 KB, in a reference cycle with the
+    connection. After the cycle has survived one garbage collection, no later one finds it.
+    """
     return error.with_traceback(None)
 
 
@@ -163,7 +172,7 @@ def _kept(error: MetaqError) -> MetaqError:
 
 
 class AskedPut(Protocol):
-    """A put as it was decoded."""
+    """A decoded put."""
 
     @property
     def topic(self) -> str: ...
@@ -181,7 +190,9 @@ P = TypeVar("P", bound=AskedPut)
 
 
 class PutBatch(Write, Generic[P]):
-    """Puts for one partition, stored together. keeper: of delayed ones, which also have the times when they are due."""
+    """Puts for one partition that are stored together. keeper: the keeper of delayed puts, which also have `dues`, the
+    times when they are due.
+    """
 
     __slots__ = ("asked", "dues", "ids", "keeper", "puts")
 
@@ -196,7 +207,8 @@ class PutBatch(Write, Generic[P]):
 
 
 class Puts(Generic[P]):
-    """Single puts, taken one by one and appended together, once per partition; numbered ones each by itself.
+    """Takes single puts one by one, and appends them together, with one append per partition. Each numbered put is
+    appended on its own.
 
     Puts are checked when they are taken, so a refused put does not affect the others. `append` appends them.
     """
@@ -218,9 +230,10 @@ class Puts(Generic[P]):
         self._writing = writing
         self._sender = sender
         self.batches: list[PutBatch[P]] = []
-        # the last batch of each partition that other puts may join; of delayed messages by keeper and partition
+        # the last batch of each partition that more puts may join; the key of delayed messages is their keeper and
+        # partition
         self._batches: dict[PartitionLog | tuple[Delays, PartitionLog], PutBatch[P]] = {}
-        self._begun = 0  # partitions that get their first messages: their files are made
+        self._begun = 0  # number of partitions that get their first messages, so that files are created
         self._numbers = False  # whether a batch has a number
         # most reads bring puts to one partition
         self._last: PutBatch[P] | None = None
@@ -229,12 +242,15 @@ class Puts(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether more puts would make others wait too long: they belong to another group, in a later turn."""
+        """Whether more puts would make other requests wait too long. Further puts then belong to another group, in a
+        later turn.
+        """
         return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
-        """Return the batch that has the put, or the partition and why the put is refused. meant: the bits of its flag
-        that ask something of the broker."""
+        """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error. meant:
+        the bits of the put's flag that count as requests to the broker.
+        """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
         try:
@@ -275,7 +291,9 @@ class Puts(Generic[P]):
         return batch
 
     def _batch(self, put: P, partition: int, keeper: Delays | None, number: Number | None) -> PutBatch[P]:
-        """Return the batch for a put. keeper: of a delayed one. Raises as a refused put."""
+        """Return the batch for a put. keeper: the keeper of a delayed put, otherwise None. Raises the error for which
+        the put is refused.
+        """
         key: PartitionLog | tuple[Delays, PartitionLog]
         if keeper is None:
             key = log = self._writing.log(put.topic, partition, put.partition)
@@ -290,7 +308,7 @@ class Puts(Generic[P]):
             if keeper is None and put.partition != ANY:
                 self._last, self._last_topic, self._last_partition = batch, put.topic, partition
             return batch
-        self._batches.pop(log, None)  # later puts to its partition stay behind it
+        self._batches.pop(log, None)  # so that later puts to its partition come after it
         self._last = None
         self._numbers = True
         batch = PutBatch(log, keeper, number)
@@ -298,12 +316,14 @@ class Puts(Generic[P]):
         return batch
 
     def append(self) -> list[Write]:
-        """Append everything, once per partition and number. Return the writes that are not safe yet."""
+        """Append all puts, with one append per partition and per numbered put. Return the writes that are not safe
+        yet.
+        """
         batches: Iterator[PutBatch[P]] = map(self._stamped, [batch for batch in self.batches if batch.puts])
         return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
 
     def _stamped(self, batch: PutBatch[P]) -> PutBatch[P]:
-        """Return the batch with its records made for its partition's present end."""
+        """Encode the records of a batch for the current end of its partition, and return the batch."""
         log, puts, writing = batch.log, batch.puts, self._writing
         count = len(puts)
         batch.first_id = first_id = writing.message_ids.next(count)
@@ -324,7 +344,7 @@ class Puts(Generic[P]):
 
 
 class _Spans(NamedTuple):
-    """Where the parts of back-to-back records begin and end: by records, and by bytes."""
+    """Where the parts of a sequence of adjacent records begin and end: as record numbers and as byte positions."""
 
     starts: list[int]
     ends: list[int]
@@ -333,27 +353,27 @@ class _Spans(NamedTuple):
 
     @classmethod
     def of(cls, stamped: StampedRecords, counts: list[int]) -> Self:
-        """counts: of each part's records."""
+        """counts: the number of records in each part."""
         ends = list(accumulate(counts))
         starts = [0, *ends[:-1]]
         byte_ends = stamped.ends[np.array(ends) - 1].tolist()
         return cls(starts, ends, [0, *byte_ends[:-1]], byte_ends)
 
     def some(self, first: int, last: int) -> _Spans:
-        """Return those of some parts."""
+        """Return the spans of the parts `first` … `last` - 1."""
         return _Spans(*[column[first:last] for column in self])
 
     def records(self, number: int) -> slice:
-        """Return the numbers of a part's records."""
+        """Return the range of record numbers of a part."""
         return slice(self.starts[number], self.ends[number])
 
     @property
     def sizes(self) -> list[int]:
-        """Of each part in bytes."""
+        """The size of each part in bytes."""
         return list(map(sub, self.byte_ends, self.byte_starts))
 
     def cut(self, data: Buffer, stamped: StampedRecords, bases: Sequence[int]) -> list[tuple[Buffer, bytes]]:
-        """Return the data and the units of each part. bases: their byte offsets."""
+        """Return the data and the index units of each part. bases: the byte offsets of the parts in their logs."""
         starts, ends, byte_starts, byte_ends = self
         first = starts[0]
         units = stamped.units[first : ends[-1]]
@@ -366,7 +386,7 @@ class _Spans(NamedTuple):
 
 
 class _Bodies(Sequence[Buffer]):
-    """The bodies of records, made when they are accessed."""
+    """The bodies of records. Each body is cut out of the data when it is accessed."""
 
     def __init__(self, stamped: StampedRecords, chosen: slice | npt.NDArray[np.intp]) -> None:
         self._data = stamped.data
@@ -389,8 +409,9 @@ class _Bodies(Sequence[Buffer]):
 
 
 def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    """Return the log of each put of a run. None if they have to be taken one by one: few puts, refused, delayed or
-    compressed ones, or a synchronous slave."""
+    """Return the log of each put of a run. Return None if the puts have to be taken one by one, because there are few,
+    because some are refused, delayed or compressed, or because there is a synchronous slave.
+    """
     if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
         return None
     if any(run.flags) and int(np.bitwise_or.reduce(run.flags)) & ASKS:
@@ -400,7 +421,9 @@ def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
 
 
 class TakenRun:
-    """A run whose puts are all plain, and good so far. ids, offsets: of each."""
+    """A run in which all puts are plain, and none is refused so far. ids, offsets: the message id and the byte offset
+    of each put.
+    """
 
     def __init__(self, writing: Writing, run: PutRun, logs: list[PartitionLog]) -> None:
         """logs: the result of `plain_logs`."""
@@ -412,14 +435,15 @@ class TakenRun:
         self._writes: list[Write] = []
 
     def append(self) -> Generator[None, None, list[Write]]:
-        """Append everything, once per partition; in slices if there are many partitions. Return the writes that are not
-        safe yet."""
+        """Append all puts, with one append per partition; in slices if there are many partitions. Return the writes
+        that are not safe yet.
+        """
         logs = list(dict.fromkeys(self.logs))
         numbers = dict(zip(logs, range(len(logs)), strict=True))
         number = np.fromiter(map(numbers.__getitem__, self.logs), np.intp, len(self.logs))
         order = number.argsort(kind="stable")
         counts = np.bincount(number)
-        ends = counts.cumsum()  # numbers of records
+        ends = counts.cumsum()  # as numbers of records
         waiting: list[Write] = []
         for first in range(0, len(logs), tuning.STEP_PARTITIONS):
             part = slice(first, first + tuning.STEP_PARTITIONS)
@@ -428,17 +452,17 @@ class TakenRun:
                 yield
             writes = self._written(logs[part], order[start : int(ends[part][-1])], counts[part])
             self._writes += writes
-            if first:  # others were served meanwhile
+            if first:  # other requests were served meanwhile
                 self._refuse(writes)
             waiting += self._writing.append([write for write in writes if write.error is None])
         return waiting
 
     def failures(self) -> dict[PartitionLog, MetaqError]:
-        """Return why puts are not stored or not safe, by their log."""
+        """Return the errors of puts that are not stored or not safe, by the log of the puts."""
         return {write.log: write.error for write in self._writes if write.error is not None}
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """Give writes an error if their partitions have stopped taking puts."""
+        """Give writes an error if their partitions no longer accept puts."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
@@ -448,8 +472,10 @@ class TakenRun:
     def _written(
         self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
     ) -> list[Write]:
-        """Return the records of each partition, count them, and set each put's offset. order: the puts' numbers, by
-        partition. counts: of each partition's puts."""
+        """Return a write with the records for each partition. Also count the records in the metrics, and set the offset
+        of each put. order: the numbers of the puts, sorted by partition. counts: the number of puts for each
+        partition.
+        """
         run = self._run
         bodies = list(map(run.bodies.__getitem__, order.tolist()))
         flags, crcs = np.array(run.flags)[order], np.array(run.checksums)[order]
@@ -467,14 +493,16 @@ class TakenRun:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 SizedRecords = tuple[memoryview, npt.NDArray[np.int64]]
-"""The records back to back; the size of each in bytes, header included."""
+"""The records, one directly after the other, and the size of each record in bytes, including its header."""
 
 
 def take_batch(
     writing: Writing, topic: str, asked: int, number: Number | None, records: SizedRecords, sender: SendingPeer | None
 ) -> Generator[None, None, tuple[Write, list[Write]]]:
-    """Store all records or none. Return their write, and those that are not safe yet. asked: the partition; ANY: the
-    broker chooses. Raises as a refused put, and RemoteProtocolError if records and sizes do not agree."""
+    """Store all records or none. Return their write, and the writes that are not safe yet. asked: the partition, or ANY
+    if the broker chooses it. Raises the error for which the records are refused, and RemoteProtocolError if records and
+    sizes do not agree.
+    """
     count = len(records[1])
     writing.metrics.put(topic, count, len(records[0]) - count * HEADER_BYTES)
     try:
@@ -513,8 +541,9 @@ def take_batch(
 
 
 def _parts_of(ends: Sequence[int], chosen: npt.NDArray[np.generic]) -> list[int]:
-    """Return the part of each record for which `chosen` is not 0. ends: the number behind the last record of each
-    part."""
+    """For each record for which `chosen` is not 0, return the number of its part. ends: the record number after the
+    last record of each part.
+    """
     return np.searchsorted(ends, np.flatnonzero(chosen), "right").tolist()  # type: ignore[no-any-return]
 
 
@@ -526,7 +555,9 @@ def _find_packed(
     topics: Sequence[str],
     unfit: dict[int, MetaqError],
 ) -> Generator[None, None, None]:
-    """Add the parts that are refused for a compressed record to `unfit`. ends, topics: of each part."""
+    """Add the parts that are refused because of a compressed record to `unfit`. ends, topics: the end and the topic of
+    each part.
+    """
     chosen = np.flatnonzero(flags & COMPRESSED_FLAG)
     columns = _parts_of(ends, flags & COMPRESSED_FLAG), flags[chosen].tolist(), _Bodies(stamped, chosen)
     for place, (number, flag, body) in enumerate(zip(*columns, strict=True), 1):
@@ -548,8 +579,9 @@ def _pend(
     flags: npt.NDArray[np.int32],
     chosen: slice,
 ) -> Generator[None, None, Pended]:
-    """Return what is to be appended for records of which one is delayed. chosen: their numbers. Raises
-    RemoteProtocolError, and as a refused put."""
+    """Return the data to append for records of which at least one is delayed. chosen: the range of their record
+    numbers. Raises RemoteProtocolError, or the error for which the records are refused.
+    """
     data, starts, ends, units, *_ = stamped
     own = flags[chosen]
     first = slice(int(starts[chosen.start]) + HEADER_BYTES, int(ends[chosen.start]))
@@ -563,10 +595,11 @@ def _pend(
 
 
 class AskedParts(NamedTuple):
-    """What was found in a frame of whole records, by columns with an item for each part.
+    """The contents of a frame of whole records, as columns with one item for each part.
 
-    topics: numbers in `names`. partitions: ANY where the broker chooses. counts: of records. sequences: empty without a
-    producer. repeats: the numbers of the parts that are sent again, first sent `repeat_ms` milliseconds ago.
+    topics: indexes into `names`. partitions: ANY where the broker chooses the partition. counts: the number of records.
+    sequences: the sequence numbers; empty without a producer. repeats: the numbers of the parts that are sent again and
+    were first sent `repeat_ms` milliseconds ago.
     """
 
     names: Sequence[str]
@@ -592,14 +625,14 @@ class TakenParts:
         self._repeats = dict.fromkeys(asked.repeats, asked.repeat_ms)
         self._counts = asked.counts
         self.partitions = list(asked.partitions)
-        """As asked, or as the broker has chosen."""
+        """The partition of each part, as requested or as the broker has chosen it."""
         self.waiting: list[Write] = []
         """The writes that are not safe yet."""
         self.writes: dict[int, Write] = {}
-        """By the number of the part. Repeated ones too."""
-        self._refused: dict[int, MetaqError] = {}  # of parts without a write
-        self._unfit: dict[int, MetaqError] = {}  # of parts that are to be refused for their records
-        self._delayed: dict[int, Pended] = {}  # of parts that have no write yet
+        """The writes by the number of their part, including repeated writes."""
+        self._refused: dict[int, MetaqError] = {}  # the errors of parts without a write
+        self._unfit: dict[int, MetaqError] = {}  # the errors of parts that must be refused because of their records
+        self._delayed: dict[int, Pended] = {}  # the delayed records of parts that have no write yet
         self._chunk: dict[int, Write] = {}  # the writes of the last chunk
         self._failed: dict[PartitionLog, MetaqError] = {}
         self._first_ids = [0] * len(asked.counts)
@@ -608,13 +641,15 @@ class TakenParts:
     # --- the result ---------------------------------------------------------------------------------------------------
 
     def failures(self) -> dict[int, MetaqError]:
-        """Return why parts are not stored or not safe, by their numbers. To be called once: it counts them."""
+        """Return the errors of parts that are not stored or not safe, by the number of the part. Call this only once,
+        because it counts the refused messages.
+        """
         errors: dict[int, MetaqError] = {}
         for number, write in self.writes.items():
             if (write.error is not None or write.copy_errors) and (failure := write.failure) is not None:
                 errors[number] = failure
                 self._writing.refused(self._topics[number], failure, self._counts[number])
-        return errors | self._refused  # these are counted
+        return errors | self._refused  # `_refused` is counted already
 
     def places(self) -> tuple[list[int], list[int]]:
         """Return the first id and the first byte offset of each part."""
@@ -640,7 +675,9 @@ class TakenParts:
         self._writing.refused(self._topics[number], error, self._counts[number])
 
     def count(self, spans: _Spans, seconds: Callable[[], float]) -> Generator[None, None, None]:
-        """Count the records as requested puts, in slices: each topic is looked up."""
+        """Count the records as requested puts in the metrics. This is done in slices, because each topic is looked
+        up.
+        """
         asked, count_put = self._asked, self._writing.metrics.put
         totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
         until = seconds() + tuning.SEND_SLICE_SECONDS
@@ -654,7 +691,7 @@ class TakenParts:
     def _judge(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
-        """Find the parts to refuse for their records, and prepare those with delayed records."""
+        """Find the parts that must be refused because of their records, and prepare the parts with delayed records."""
         unfit = self._unfit
         unfit |= dict.fromkeys(_parts_of(spans.ends, ~stamped.intact), ChecksumMismatch())
         if not stamped.flags & ASKS:
@@ -680,21 +717,21 @@ class TakenParts:
     def append(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
-        """Append everything, once per part, in slices that share one sync."""
+        """Append all parts, with one append per part, in slices that share one sync."""
         self._first_ids = stamped.units["id"][spans.starts].tolist()
         if stamped.flags & ASKS or not stamped.intact.all():
             yield from self._judge(stamped, spans, seconds)
         while self._next < len(self._counts):
             if self._next:
                 yield
-            # a slave gets its copies when all is appended; no other puts may come in between
+            # a slave gets its copies when all parts are appended; until then no other puts may be appended
             until = seconds() + tuning.SEND_SLICE_SECONDS if self._writing.slave is None else float("inf")
             self.waiting += self._writing.append(self._written(stamped, spans, seconds, until))
 
     def _written(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float], until: float
     ) -> Iterator[Write]:
-        """Yield writes to append until the time `until`, and at least one chunk."""
+        """Yield the writes to append, until the time `until` but at least those of one chunk."""
         most = tuning.SEND_PARTS if not self._delayed else tuning.SEND_WAITING_PARTS
         while (first := self._next) < len(self._counts):
             logs = self._logs(first, min(first + most, len(self._counts)), seconds, until)
@@ -715,8 +752,9 @@ class TakenParts:
                 return
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
-        """Return the writes of a chunk's parts, still without data. None: the part is refused or repeated. sizes: of
-        their records, in bytes; set here for delayed ones."""
+        """Return the writes of a chunk's parts, still without data; None for a part that is refused or repeated. sizes:
+        the bytes of each part's records; this method sets them for delayed parts.
+        """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []
         chunk: dict[int, Write] = {}
@@ -730,7 +768,7 @@ class TakenParts:
                 write.first_id = self._first_ids[number]
                 write.number = Number(producer, sequences[number], self._counts[number], repeats.get(number, -1))
             if delayed and number in delayed:
-                pended = delayed.pop(number)  # it goes when it is appended: the garbage collector looks at each
+                pended = delayed.pop(number)  # freed after its append, because the garbage collector looks at each
                 _wait(write, pended, log)
                 sizes[number - first] = pended.size
         self._chunk = chunk
@@ -738,8 +776,9 @@ class TakenParts:
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
-        """Return the byte offset for each of a chunk's writes; several may have the same log. sizes: of their records,
-        in bytes. None: the write is not appended."""
+        """Return the byte offset for each write of a chunk; None for a write that is not appended. Several writes may
+        have the same log. sizes: the bytes of each write's records.
+        """
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
             admitted = iter(self._writing.sequences.admit(asked, self._sender))
@@ -755,8 +794,9 @@ class TakenParts:
         return bases
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
-        """Return the logs of the parts `first` … `last` - 1, or of fewer when the time is over: making a log takes a
-        third of a millisecond. None: the part is refused or repeated."""
+        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. Return fewer
+        logs when the time `until` has come, because creating a log takes a third of a millisecond.
+        """
         if self._chunk:
             self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}
         if not (self._failed or self._unfit or self._delayed or ANY in self._asked.partitions):
@@ -777,14 +817,14 @@ class TakenParts:
         return found
 
     def _log(self, number: int) -> PartitionLog:
-        """Return the partition for a part's records. Raises as a refused put."""
+        """Return the partition for a part's records. Raises the error for which the part is refused."""
         topic, asked, partition = self._topics[number], self._asked.partitions[number], self.partitions[number]
         if partition == ANY:
             partition = self.partitions[number] = self._writing.partitions.choose(topic)
         pended = self._delayed.get(number)
         log = _log(self._writing, topic, partition, asked, pended and pended.owner)
         error = self._failed.get(log if pended is None else pended.log.log)
-        if error is not None:  # so are later parts of a refused part's partition
+        if error is not None:  # later parts for the partition of a refused part are refused, too
             raise error
         return log
 
@@ -792,8 +832,9 @@ class TakenParts:
 def take_many(
     writing: Writing, asked: AskedParts, records: SizedRecords, sender: SendingPeer | None, seconds: Callable[[], float]
 ) -> Generator[None, None, TakenParts]:
-    """Store each part on its own. Raises RemoteProtocolError, with nothing appended, if records and sizes do not
-    agree."""
+    """Store each part independently of the others. Raises RemoteProtocolError, without appending anything, if records
+    and sizes do not agree.
+    """
     count = len(records[1])
     stamped = yield from stamp_in_slices(*records, message_ids_from(writing.message_ids.next(count), count))
     taken = TakenParts(writing, asked, sender)
@@ -807,7 +848,7 @@ def take_many(
 
 
 def take_copy(writing: Writing, sync: Sync, now_ms: int) -> Write:
-    """Return the write for a synchronous master's message. Raises as a refused put."""
+    """Return the write for a message from a synchronous master. Raises the error for which the message is refused."""
     writing.metrics.put(sync.topic, 1, len(sync.body))
     found = checksum(sync.body)
     if found != sync.checksum != NO_CHECKSUM:

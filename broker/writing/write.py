@@ -23,9 +23,9 @@ __all__ = ["Number", "Write"]
 class Number:
     """The number that a producer has given to a write.
 
-    records: how many the write has, with the bits of `row_bits` for delayed messages. repeat_ms: how long ago the
-    producer first sent it, milliseconds; -1: this is no repetition. before: the last stored write when this one was
-    admitted.
+    records: the number of records in the write, with the bits of `row_bits` for delayed messages. repeat_ms: how many
+    milliseconds ago the producer first sent the write; -1 if this is no repetition. before: the producer's last stored
+    write at the time when this one was admitted.
     """
 
     producer: int
@@ -36,18 +36,20 @@ class Number:
 
 
 class Write(Append):
-    """Whole records for one partition, and the result. It lives until its request is answered.
+    """Whole records to append to one partition, and the result of the append. The object lives until its request is
+    answered.
 
-    After `Sequences.admit` a repeated write has `first_id`, `base`, `end` and `delayed` of the first.
+    After `Sequences.admit`, a repeated write has `first_id`, `base`, `end` and `delayed` of the write that was stored
+    first.
     """
 
     __slots__ = ("copy_errors", "delayed", "first_id", "number", "replicas")
 
     def __init__(self, log: PartitionLog, data: Sequence[Buffer] = (), units: Buffer = b"") -> None:
-        Append.__init__(self, log, data, units)  # `super` costs a fifth of it
+        Append.__init__(self, log, data, units)  # `super` would take a fifth of the time
         self.number: Number | None = None
         self.delayed: Delayed | None = None
-        """Set for delayed and half messages: `log` is the log where they wait."""
+        """Set for delayed and half messages. `log` is then the internal log where they wait."""
         self.first_id = 0
         """The ordinary id of the first record; 0 where nobody needs it."""
         self.copy_errors: Sequence[MetaqError | None] = ()
@@ -62,12 +64,12 @@ class Write(Append):
 
     @property
     def answered_id(self) -> int:
-        """The first id to answer."""
+        """The message id of the first record for the answer."""
         return self.first_id if self.delayed is None else self.delayed.pending_id or self.first_id
 
     @property
     def answered_offset(self) -> int:
-        """The first byte offset to answer; -1 for delayed messages."""
+        """The byte offset of the first record for the answer; -1 for delayed messages."""
         return self.base if self.delayed is None else -1
 
     @property

@@ -1,6 +1,6 @@
 """The one way to store messages: a request becomes `Write`s, which are appended, made safe and then answered.
 
-The writes of requests are made in taking.py, those of a commit in transactions/commit.py.
+taking.py creates the writes of requests, and transactions/commit.py creates those of a commit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Copies", "CopiesDone", "SlaveLink", "Writing"]
 T = TypeVar("T")
 
 CopiesDone = Callable[[Sequence[MetaqError | None]], None]
-"""done(errors): for each record None if the slave has it, else why not."""
+"""done(errors): errors has for each record None if the slave has it, otherwise the reason why it does not."""
 
 
 class SlaveLink(Protocol):
@@ -38,7 +38,9 @@ class SlaveLink(Protocol):
         """Raise SlaveDisconnected if there is no connection."""
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Have the slave store whole records with their ids, in order. Calls `done` once, when all are answered."""
+        """Send whole records with their ids to the slave, which stores them in order. Call `done` once, when the slave
+        has answered for all records.
+        """
 
 
 class Copies(Protocol):
@@ -46,18 +48,19 @@ class Copies(Protocol):
 
     @property
     def refusal(self) -> NotLeader | None:
-        """Why nothing may be appended: this node leads no longer; None while it leads."""
+        """The error for appends when this node no longer leads; None while it leads."""
 
     def check(self, log: PartitionLog) -> None:
         """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once these writes of this turn of the reactor are stored as their topics' `ack` demands, with
-        `replicas` set, or have an `error`."""
+        """Call `done` when each of these writes is stored on as many nodes as its topic's `ack` requires, or has an
+        `error`. `replicas` is then set. The writes must be from the current turn of the reactor.
+        """
 
 
 class Writing:
-    """All that a decoder needs to store messages. Lives on the reactor thread."""
+    """Everything that a decoder needs to store messages. Lives on the reactor thread."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Writing:
         delays: Delays,
         halves: Delays | None = None,
     ) -> None:
-        """halves: keeps half messages; None: `delays`, which refuses them."""
+        """halves: keeps half messages; if it is None, `delays` is used and refuses them."""
         self.sequences = sequences
         self.delays = delays
         self.halves = delays if halves is None else halves
@@ -78,29 +81,34 @@ class Writing:
         self.message_ids = message_ids
         self.metrics = metrics
         self.slave: SlaveLink | None = None
-        """On a synchronous master: every record also goes there. To be set before the first request."""
+        """Set on a synchronous master: the link to its slave, to which every record is also sent. Set it before the
+        first request.
+        """
         self.copies: Copies | None = None
-        """On a broker set's leader: appends also go to the other nodes, and are answered when those have them."""
+        """Set on the leader of a broker set: appends are also sent to the other nodes, and are answered when these
+        nodes have them.
+        """
         self.takes_copies = False
-        """Whether this is a synchronous slave. To be set before the first request."""
+        """Whether this broker is a synchronous slave. Set it before the first request."""
         self._store = store
 
     @property
     def takes_all_kinds(self) -> bool:
-        """False for both sides of 1.x's synchronous replication: no transactions, as in 1.x, and no numbers, because a
-        message is stored again there after its copy has failed. Nor are messages delayed, of which the slave would have
-        to know."""
+        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. There are
+        no transactions there, as in 1.x. There are no numbered writes, because a message is stored again after its copy
+        has failed. There are no delayed messages, because the slave would have to know of them.
+        """
         return self.slave is None and not self.takes_copies
 
     @property
     def numbers(self) -> bool:
-        """Whether numbers are checked now."""
+        """Whether the numbers of writes are checked now."""
         return self.sequences.enabled and self.takes_all_kinds
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the log to append to. asked: the partition of the request, ANY if `partition` was chosen for it.
+        """Return the log to append to. asked: the partition in the request; ANY if the broker has chosen `partition`.
 
-        Raises as Partitions.for_put, and SlaveDisconnected; in a broker set also as Copies.check.
+        Raises the errors of Partitions.for_put, and SlaveDisconnected; in a broker set also those of Copies.check.
         """
         log = self.partitions.for_put(topic, partition, chosen=asked == ANY)
         if self.slave is not None:
@@ -110,8 +118,9 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return `log` of each; the broker has chosen no partition. None if one is refused, with a slave, or if they
-        have to be taken one by one."""
+        """Return the log for each pair of topic and partition; all partitions are those of the request. Return None if
+        one is refused, if there is a slave, or if the puts have to be taken one by one.
+        """
         if self.slave is not None:
             return None
         try:
@@ -124,11 +133,11 @@ class Writing:
         return logs
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
-        """Append in order. A Write is taken from the iterator after those before it are appended; all share one sync of
-        the journal.
+        """Append writes in order. A Write is taken from the iterator only after the earlier ones are appended. All
+        share one sync of the journal.
 
-        A Write that cannot be appended gets an `error`, and so do later ones of its partition. Returns the appended
-        ones that are not safe yet, for `when_safe`. Those with a number must have been admitted by `sequences`.
+        A Write that cannot be appended gets an `error`, and so do later writes for its partition. Return the appended
+        writes that are not safe yet, for `when_safe`. Numbered writes must have been admitted by `sequences`.
         """
         if self.copies is not None and (refusal := self.copies.refusal) is not None:
             for write in writes:  # they were made while this node led; now another node owns the logs
@@ -161,7 +170,9 @@ class Writing:
         return waiting
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` once each of these is safe here and has its slave's answers, or has errors."""
+        """Call `done` when each of these writes either has an error, or is safe on this node and acknowledged by the
+        slave or the other nodes of the set.
+        """
         slave = self.slave
         copies = self.copies
         missing = 1 + (copies is not None) + (0 if slave is None else len(waiting))
@@ -194,7 +205,9 @@ class Writing:
         self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
-        """Return the result of `encode` once these are safe; fails as `encode` raises."""
+        """Return the result of `encode` when these writes are safe. The Deferred fails with the exception that `encode`
+        raises.
+        """
         if not waiting:
             return encode()
         settled: Deferred[None] = Deferred()

@@ -49,18 +49,19 @@ def browse(
     config: ConsumerConfig | None = None,
     **moved: Unpack[MovedProtocol],
 ) -> Iterator[Message]:
-    """Iterate over all messages of `topic` that are there now, as a TopicBrowser does, and raise its errors."""
+    """Iterate over all messages that `topic` contains now, as a TopicBrowser does. Raises the same errors."""
     config = with_moved(config_or_default(config, ConsumerConfig), "browse", moved, "protocol")
     with TopicBrowser(connect, topic, root=root, where=where, config=config) as browser:
         yield from browser
 
 
 class TopicBrowser(Closing):
-    """Iterable over all messages of a topic that are there when the iteration begins, partition by partition in the
-    order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
+    """Iterable over all messages that a topic contains when the iteration begins. It goes partition by partition, in
+    the order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
 
-    (As 1.x's TopicBrowser. If the oldest messages of a partition were deleted, 1.x treats the partition as empty; this
-    one begins at the oldest message that still exists.) A new iteration reads the topic again. One thread.
+    (It corresponds to TopicBrowser of 1.x. If the oldest messages of a partition were deleted, 1.x treats the partition
+    as empty; this browser begins at the oldest message that still exists.) A new iteration reads the topic again. Use
+    it on one thread.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class TopicBrowser(Closing):
         config: ConsumerConfig | None = None,
         **moved: Unpack[MovedReading],
     ) -> None:
-        """where: only messages whose properties match (docs/filters.md). config: `damage` says whether reading stops at
-        a damaged range or skips it.
+        """where: only messages whose properties match (docs/filters.md). config: its `damage` says whether reading
+        stops at a damaged range or skips the range.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -153,8 +154,8 @@ class TopicBrowser(Closing):
 class PartitionReader(Poller):
     """Reader of one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
 
-    (1.x's direct mode: serverUrl, partition and offset.) It fetches ahead and survives restarts of the broker as a
-    Consumer does. One thread; close() on any.
+    (It corresponds to the direct mode of 1.x, with serverUrl, partition and offset.) It fetches ahead and survives
+    restarts of the broker as a Consumer does. Use it on one thread; close() may be called on any.
     """
 
     def __init__(
@@ -169,10 +170,11 @@ class PartitionReader(Poller):
         config: ConsumerConfig | None = None,
         **moved: Unpack[MovedReading],
     ) -> None:
-        """address: `host:port` of the broker, or of any running node of a broker set, which leads to the set's leader.
+        """address: `host:port` of the broker, or of any running node of a broker set, from which the reader finds the
+        set's leader.
         start: "earliest", "latest", or the offset in bytes at which a message begins. where: only messages whose
         properties match (docs/filters.md). accept: a message for which it returns false is skipped.
-        deserializer: as for Consumer.
+        deserializer: see Consumer.
 
         Raises ConfigError; connects in the background.
         """
@@ -219,8 +221,9 @@ class PartitionReader(Poller):
         self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
-        """Return the messages from `offset` on, in one round trip; the position does not change. Raises as
-        `read_messages`, and ClientError (closed)."""
+        """Return the messages from `offset` on, in one round trip; the position does not change. Raises the same errors
+        as `read_messages`, and ClientError (closed).
+        """
         self._check_open()
         check_offset("offset", offset)
         check_number("max_bytes", max_bytes, most=INT32_MAX)

@@ -106,7 +106,7 @@ class DeadLetters(Closing):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def count(self) -> int:
-        """Return the number of open dead letters. Raises as `read`."""
+        """Return the number of open dead letters. Raises the same errors as `read`."""
         return count_dead_letters(self._cluster, self.group)
 
     def read(
@@ -121,10 +121,11 @@ class DeadLetters(Closing):
     ) -> Iterator[DeadLetter]:
         """Yield the letters that are open at the call, partition by partition, the oldest of each first.
 
-        since, until: the time of the last failure, aware datetimes, both included. cause: a part of the cause or the
-        place, ignoring case. key: one of the message's keys. names: only letters with these names (DeadLetter.name).
-        limit: the most letters to yield. Damaged letters are skipped and logged. Raises ConfigError, BrokerUnavailable,
-        RequestTimedOut, CoordinationUnavailable.
+        since, until: limits for the time of the last failure, as datetimes with a time zone; both are included. cause:
+        a part of the cause or the place, ignoring case. key: one of the message's keys. names: only letters with these
+        names (DeadLetter.name).
+        limit: the maximum number of letters to yield. Damaged letters are skipped and logged. Raises ConfigError,
+        BrokerUnavailable, RequestTimedOut, CoordinationUnavailable.
         """
         for option, moment in (("since", since), ("until", until)):
             if moment is not None and moment.tzinfo is None:
@@ -135,7 +136,7 @@ class DeadLetters(Closing):
         return self._read(wanted, limit)
 
     def get(self, name: str) -> DeadLetter:
-        """Return the letter with this name. Raises MessageNotFound; otherwise as `read`."""
+        """Return the letter with this name. Raises MessageNotFound, and the errors of `read`."""
         for letter in self.read(names=[name], limit=1):
             return letter
         raise MessageNotFound(f"group {self.group!r} has no dead letter {name}: it may have been redriven or dropped")
@@ -178,7 +179,7 @@ class DeadLetters(Closing):
         """Check that a live member of the group would get a letter. Raises ConfigError.
 
         Without live members a letter waits for the next one. Members of shared groups are not listed here; they get
-        their letters in run().
+        such letters in run().
         """
         members = self._cluster.view.consumers(self.group)
         if members and not any(self._retry_topic in topics for topics in members.values()):
@@ -206,7 +207,7 @@ class DeadLetters(Closing):
         return Redriven(letter, result)
 
     def drop(self, letters: Iterable[DeadLetter]) -> int:
-        """Mark letters as done without sending them, and return their number. Raises as `redrive`."""
+        """Mark letters as done without sending them, and return their number. Raises the same errors as `redrive`."""
         by_partition: dict[TopicPartition, list[int]] = {}
         count = 0
         for letter in map(self._checked, letters):
@@ -267,7 +268,9 @@ class _Wanted(NamedTuple):
 
 
 def count_dead_letters(cluster: Cluster, group: str) -> int:
-    """Return the number of a group's dead letters; this reads their whole topic. Raises as DeadLetters.read."""
+    """Return the number of a group's dead letters; this reads their whole topic. Raises the same errors as
+    DeadLetters.read.
+    """
     return sum(len(is_open) for _, _, is_open in _look(cluster, dead_topic(group)))
 
 
@@ -332,7 +335,7 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """Return send options that choose the partition which messages with the original's key get now.
+    """Return send options that choose the partition to which messages with the original's key go now.
 
     The key itself is not stored, but its words are among the message's keys. If none of these leads to the original's
     partition, the message had no key, or the partitions have changed since.

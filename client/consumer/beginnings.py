@@ -1,4 +1,6 @@
-"""Commit where a group begins before anything is read, so that later members begin there, too."""
+"""Commit the offset where a group begins in a partition before anything is read there, so that later members begin at
+the same offset.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ log = get_log(__name__)
 
 class Beginnings:
     """Writer of the offsets where a group begins in partitions; all waiting offsets are written together. Any thread
-    puts; the timers' thread writes.
+    may call `put`; the timers' thread writes.
 
     Without this a partition from which nothing was consumed would have no offset, and the next member would begin at
     the "latest" of that later time. A write that fails is repeated, and nothing is read from its partitions meanwhile.
@@ -48,7 +50,9 @@ class Beginnings:
         self._complaint = ""  # the last error that was logged; timers' thread only
 
     def put(self, request: Request) -> None:
-        """Queue a RECORD request. An interrupt before its time is set does no harm: the request is repeated."""
+        """Queue a RECORD request. An interrupt before the timer is set does no harm, because the request is
+        repeated.
+        """
         with self._lock:
             self._waiting.append(request)
         self._timers.call_later(BEGINNINGS_GATHER_SECONDS, self._write)

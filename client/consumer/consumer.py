@@ -74,12 +74,13 @@ _T = TypeVar("_T")
 
 
 class Consumer(Poller):
-    """A member of a group that reads topics. At least once; ordered within a partition; one owner per partition.
+    """A member of a group that reads topics. Messages are delivered at least once and in order within a partition. Each
+    partition has one owner in the group.
 
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
     exception. Only consumed messages are committed. Use one thread at a time; close() may be called from another. A
-    forked process must create its own consumer: in it, every call of the parent's one raises ClientError, except stop()
-    and close(), which do not affect the parent.
+    forked process must create its own consumer. In the forked process, every call of the parent's consumer raises
+    ClientError, except stop() and close(), which do not affect the parent.
     """
 
     def __init__(
@@ -102,18 +103,19 @@ class Consumer(Poller):
         """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
 
         start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
-        "always_latest": at its end each time this consumer gets it, regardless of committed offsets. Also a datetime,
-        Last(n), AtMessage(id) or AtKey(key), see places.py; the constructor searches for such a message. tags: only
-        messages with one of these tags. where: only messages whose properties match, such as "region = 'EU' AND amount
-        > 100" (docs/filters.md); the others count as consumed. The broker filters by tags and where if it can; the
-        consumer checks again. A single text is one tag, or one topic. accept: called with each message; if it returns
-        false, the message is skipped and counts as consumed; an exception propagates from poll(). on_assigned,
+        "always_latest": at the partition's end each time this consumer gets the partition, regardless of committed
+        offsets. Also a datetime, Last(n), AtMessage(id) or AtKey(key), see places.py; the constructor searches for such
+        a message. tags: only messages with one of these tags. where: only messages whose properties match, such as
+        "region = 'EU' AND amount > 100" (docs/filters.md); the others count as consumed. The broker filters by tags and
+        where if it can; the consumer checks again. A single text is one tag, or one topic. accept: called with each
+        message; if it returns false, the message is skipped and counts as consumed; an exception propagates from
+        poll(). on_assigned,
         on_revoked: called inside poll() or run() with the partitions; partitions are handed over when on_revoked
-        returns. deserializer: decodes `message.value`. Several are chosen by the message's content type; the first one
-        also decodes messages without one.
+        returns. deserializer: decodes `message.value`. If there are several, the message's content type selects one;
+        the first one also decodes messages without a content type.
 
         Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
-        TypeError (a group that is no text), CoordinationUnavailable.
+        TypeError (if the group is not a string), CoordinationUnavailable.
         """
         config = with_moved(config_or_default(config, ConsumerConfig), "Consumer", moved, "protocol", "on_damaged")
         check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked)
@@ -152,7 +154,7 @@ class Consumer(Poller):
         )
         core.notices.on_assigned, core.notices.on_revoked = on_assigned, on_revoked
         # The threads of these parts hold no reference to the consumer itself: otherwise they would keep an abandoned
-        # one alive.
+        # consumer alive.
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
         if config.read_from == "nearest":
             core.nearest = nearby.nodes
@@ -239,7 +241,7 @@ class Consumer(Poller):
         self._core.in_doubt = self._watch.may_have_lost_everything()
 
     def _wait(self, seconds: float) -> None:
-        if self._core.in_doubt:  # no arrival wakes this thread when a doubt ends, and earlier arrivals wait already
+        if self._core.in_doubt:  # no arrival wakes this thread when the doubt ends: messages wait already
             seconds = min(seconds, DOUBT_LOOK_SECONDS)
         self._poll_watch.wait(partial(super()._wait, seconds))
 
@@ -265,9 +267,9 @@ class Consumer(Poller):
         brokers that keep delayed messages; not for broadcast=True.
 
         With None, or with one of the next two options, the message is tried again in its place after a growing pause
-        (retry_step_seconds, retry_max_seconds) while other partitions continue. max_retries: after so many further
-        tries (5; None: without limit) it goes to on_reject, by default a LocalRecoverStore on this machine, and counts
-        as consumed when that returns.
+        (retry_step_seconds, retry_max_seconds) while other partitions continue. max_retries: number of further tries (5
+        by default; None: without limit). After these the message goes to on_reject, by default a LocalRecoverStore on
+        this machine, and counts as consumed when on_reject returns.
 
         By default `retry` is a Retry() if all answering brokers of the topics keep delayed messages, and None for Java
         brokers and for broadcast=True. While no broker answers, messages are tried again in their place.
@@ -291,18 +293,21 @@ class Consumer(Poller):
         retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
-        """Do as `run`, with up to `max_messages` messages of one partition per call, which count as consumed together.
+        """Do the same as `run`, but pass up to `max_messages` messages of one partition to the handler in each call.
+        They count as consumed together.
 
-        A failed batch is given to the handler message by message, at once with a Retry, otherwise after max_retries
-        further tries. So only a message that fails alone counts an attempt, or is rejected.
+        After a failure the messages of the batch are given to the handler one by one: at once with a Retry, otherwise
+        after max_retries further tries. So an attempt is counted only for a message that fails on its own, and only
+        such a message is rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
         self._run(lambda messages: handler(list(messages)), max_messages, max_retries, on_reject, retry, threads)
 
     def stop(self) -> None:
-        """Make run() return as soon as the running handlers have returned. Before run(), the next run() returns at
-        once. Any thread, handlers included."""
+        """Make run() return as soon as the running handlers have returned. If stop() is called before run(), the next
+        run() returns at once. It may be called on any thread, also by a handler.
+        """
         self._stopped = True
         if self._guard.is_elsewhere:
             return
@@ -393,7 +398,7 @@ class Consumer(Poller):
         return on_reject, on_reject
 
     def _end_listener(self) -> None:
-        """Clean up after run(). The next call repeats this, in case an interrupt came before it."""
+        """Clean up after run(). The next call of the consumer does it again, in case an interrupt has prevented it."""
         if self._listener is not None:
             self._listener.give_back()
             self._listener = None
@@ -440,7 +445,9 @@ class Consumer(Poller):
         self._read_failed(topic)
 
     def _choose_retry(self) -> Retry | Auto | None:
-        """Return a retry mode for run() without one. AUTO: the brokers decide, and none has answered yet."""
+        """Return the retry mode for a run() that was called without one. AUTO means that the brokers decide, and no
+        broker has answered yet.
+        """
         try:
             topic = retry_topic(self.group)
         except InvalidName as error:
@@ -474,7 +481,7 @@ class Consumer(Poller):
         self._aside.do(self._member.subscribe, topic)
 
     def _make_sender(self) -> FailedSender:
-        from ..producer import Producer  # not imported by a consumer that never fails
+        from ..producer import Producer  # not imported by a consumer whose handler never fails
         from ..questions.zookeeper_metadata import ZooKeeperMetadata
 
         return Producer(
@@ -485,8 +492,9 @@ class Consumer(Poller):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the owned partitions, sorted. A partition is included once the group's beginning in it is
-        committed."""
+        """Return the owned partitions, sorted. A partition is included once the offset where the group begins in it is
+        committed.
+        """
         self._guard.check()
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
@@ -570,7 +578,7 @@ class Consumer(Poller):
         """Return the newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
 
         The answer says whether there are more, how many bytes could not be searched, and which messages are damaged.
-        Raises as view_message; an empty answer if no message is found.
+        Raises the errors of view_message, but returns an empty answer if no message is found.
         """
         self._check_open()
         return self._finder.query_message(topic, key, max_messages, begin, end)
@@ -609,8 +617,9 @@ class Consumer(Poller):
             self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
-        """End the consumer. Interrupts are off here, because an omitted step would keep the partitions from others.
-        waits: wait for handlers, and for another thread's close."""
+        """End the consumer. Interrupts are off here, because if a step were left out, other members could not get the
+        partitions. waits: whether to wait for handlers, and for another thread's close.
+        """
         if not self._ending.acquire(blocking=waits):
             return
         try:

@@ -54,14 +54,14 @@ class MemberCore:
     """The decisions of one member. One thread at a time; any thread may call `holds_claims` and `drained`, and read the
     attributes.
 
-    start: where newly owned partitions begin; the driver sets it. closing: failures are not logged any more; the driver
-    sets it. reason: why the last action has failed. gains, losses: partitions that the last plan gives to this member,
-    and takes from it. known: all partitions of the group. brokers: as the group has last seen them. pauses: number of
-    pauses so far.
+    start: where newly owned partitions begin; the driver sets it. closing: whether failures are no longer logged; the
+    driver sets it. reason: why the last action has failed. gains, losses: partitions that the last plan gives to this
+    member, and takes from it. known: all partitions of the group. brokers: the brokers at the last plan. pauses: number
+    of pauses so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
-        """me: the consumer's id. core: what this member owns."""
+        """me: the consumer's id. core: has the partitions that this member owns."""
         config = core.config
         strategy = config.strategy
         self.state = State.NEW
@@ -113,9 +113,10 @@ class MemberCore:
         return Event.FAILED
 
     def holds_claims(self, session_id: int) -> bool:
-        """Whether everything owned was claimed on this session, the current one. Cheap enough for each poll.
+        """Whether all owned partitions were claimed on this session, which must be the current one. This is cheap
+        enough for each poll.
 
-        When a session ends, nothing is ours any more, even before the driver hears of the end.
+        When a session ends, this member owns nothing any more, even before the driver hears of the end.
         """
         owned = self._core.owned
         if self._checked[0] is owned and self._checked[1] == session_id:
@@ -128,7 +129,7 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Begin a plan: it does not include changes that come from now on."""
+        """Begin a plan. It does not include changes that come after this call."""
         if self._backoff.tries == 0:
             self._began, self._moved = now, 0
         self._change_noted = False
@@ -138,15 +139,18 @@ class MemberCore:
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the zones of brokers on which the group should agree before it plans; None if it agrees already."""
+        """Return the zones of brokers on which the group should agree before it plans; None if the group agrees on its
+        zones already.
+        """
         if snapshot.zones is None:
             return None
         registered = {each for each, nodes in snapshot.brokers.items() if nodes.master is not None}
         return self._by_zone.update(self._me, snapshot.zones, registered, now)
 
     def brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> list[PartitionCursor]:
-        """Return the cursors that must be read from another broker now: a master left and a slave remains, or a master
-        came back."""
+        """Take the current brokers. Return the cursors of partitions that must now be read from another broker, because
+        a master left and a slave remains, or because a master came back.
+        """
         former, self.brokers = self.brokers, brokers
         moved = []
         for partition, cursor in self._core.owned.items():
@@ -214,8 +218,9 @@ class MemberCore:
     # --- the hand-over ----------------------------------------------------------------------------------------------
 
     def drain(self, on_told: Callable[[Notice], None]) -> Notice | None:
-        """Stop fetching from the losses. Return the notice for the user; None if the user has no messages of them.
-        on_told: called on the user's thread once the user was told."""
+        """Stop fetching from the partitions in `losses`. Return the notice for the user; None if the user has no
+        messages of these partitions. on_told: called on the user's thread when the user has been told.
+        """
         for cursor in self.losses:
             cursor.revoke()
         heard_of = self._core.told(self.losses)
@@ -246,7 +251,7 @@ class MemberCore:
         return True
 
     def released(self) -> list[PartitionCursor]:
-        """Give up the losses, which are committed now, and return them."""
+        """Give up the partitions in `losses`, whose offsets are committed now, and return them."""
         losses, self.losses = self.losses, []
         self._core.lose(losses)
         self._moved += len(losses)
@@ -259,8 +264,9 @@ class MemberCore:
         resumed: Sequence[Reached | None],
         fence: int,
     ) -> None:
-        """Own these partitions, whose committed offsets are `stored`. resumed: positions that this member knows better
-        than the committed offsets. fence: the session of the claim."""
+        """Take ownership of these partitions. stored: their committed offsets. resumed: positions of this member that
+        count instead of the committed offsets. fence: the session of the claim.
+        """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
         recorded = [each is not None or not start.resume for start, each in zip(starts, stored, strict=True)]
@@ -269,12 +275,12 @@ class MemberCore:
         self._moved += len(claimed)
 
     def claimed(self, granted: Collection[TopicPartition]) -> Event:
-        """Take the granted gains, and return the event: FAILED if other members hold some of the gains."""
+        """Note which of the `gains` were granted, and return the event: FAILED if other members hold some of them."""
         self._waits_for = [partition for partition in self.gains if partition not in granted]
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def settle(self, now: float) -> Event | None:
-        """Note that everything assigned is owned. Return CHANGED if the plan must be made again."""
+        """Note that all assigned partitions are owned. Return CHANGED if the plan must be made again."""
         if self._moved or self._backoff.tries:
             log.info(
                 "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
@@ -296,8 +302,9 @@ class MemberCore:
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def suspect(self, now: float) -> TopicPartition | None:
-        """Return a partition whose holder should have given it up by now. The driver finds out its holder for the
-        warning in `pause`."""
+        """Return a partition whose holder should have given it up by now. The driver finds out which member holds it,
+        for the warning in `pause`.
+        """
         former, since = self._waiting
         is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS
         return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
@@ -321,8 +328,9 @@ class MemberCore:
         return pause
 
     def _wait_for_others(self, waits_for: list[TopicPartition], now: float, holder: str | None) -> None:
-        """Wait for members that hand over partitions one after another. This is a failure only if a member keeps what
-        it should give up."""
+        """Wait for members that hand over partitions one after another. This is a failure only if a member keeps a
+        partition that it should give up.
+        """
         former, since = self._waiting
         if former != waits_for:
             self._waiting = waits_for, now

@@ -1,5 +1,6 @@
-"""Find members of a group that filter a topic differently: a message that its owner filters out is delivered to
-nobody."""
+"""Find members of a group that filter a topic differently. This matters because a message that the owner of its
+partition filters out is delivered to nobody.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ _ALL = ConsumerFilter()
 
 
 class GroupFilters:
-    """Checker that warns of different filters on each member, once per change of the filters, not per rebalance. One
-    thread."""
+    """Warns if the members of a group filter a topic differently. Each member warns once for each change of the
+    filters, not at each rebalance. One thread.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -30,7 +32,7 @@ class GroupFilters:
         consumers: Mapping[str, Sequence[str]],
         filters: Mapping[str, Mapping[str, ConsumerFilter]],
     ) -> None:
-        """Compare the filters. consumers: all members by topic. filters: as in GroupSnapshot."""
+        """Compare the filters. consumers: all members by topic. filters: see GroupSnapshot."""
         for topic, members in consumers.items():
             if is_own_topic(topic):
                 continue  # messages that wait for another attempt are not filtered

@@ -40,7 +40,7 @@ log = get_log(__name__)
 class GroupMember:
     """One consumer's membership: claims partitions, gives them up, and tells the core of both.
 
-    stepped_out: the member has left the group, or is about to, because nobody polled; come_back() ends that.
+    stepped_out: whether the member has left the group, or is about to, because nobody polled; come_back() ends this.
     """
 
     def __init__(
@@ -56,9 +56,11 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: whether still nobody polls; called before the member steps out. on_brokers: called with the ids of
-        the registered brokers after each look at them. on_given_up: called with partitions that are committed and that
-        the core has dropped, but that are still owned; its MetaqError fails the step."""
+        """is_idle: returns whether still nobody polls; called before the member steps out. on_brokers: called with the
+        ids of the registered brokers after each look at them. on_given_up: called with partitions whose offsets are
+        committed and which the core has dropped, but which are still owned in ZooKeeper. If it raises a MetaqError, the
+        step fails.
+        """
         self.stepped_out = False
         self._rules = MemberCore(membership.group, membership.consumer_id, core)
         self._membership = membership
@@ -101,7 +103,9 @@ class GroupMember:
             self._events.put(Event.CHANGED)
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe to an additional topic. Not on the rebalance thread. Raises as GroupMembership.subscribe."""
+        """Subscribe to an additional topic. Not on the rebalance thread. Raises the same errors as
+        GroupMembership.subscribe.
+        """
         self._membership.subscribe(topic)
         self.changed()
 
@@ -112,7 +116,7 @@ class GroupMember:
 
     @property
     def owned(self) -> Mapping[TopicPartition, PartitionCursor]:
-        """As ConsumerCore.owned."""
+        """The owned partitions with their cursors; see ConsumerCore.owned."""
         return self._core.owned
 
     def come_back(self) -> None:
@@ -122,8 +126,7 @@ class GroupMember:
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Return the broker from which a partition is read: its master; without one, always the same one of its
-        slaves."""
+        """Return the broker from which a partition is read: its master or, without a master, always the same slave."""
         return source_of(self._rules.brokers, partition)
 
     def is_slave(self, endpoint: Endpoint) -> bool:
@@ -176,7 +179,7 @@ class GroupMember:
         return self._session_lives() and self.holds_its_claims()
 
     def holds_its_claims(self) -> bool:
-        """As MemberCore.holds_claims, for the current session. Any thread."""
+        """Return MemberCore.holds_claims for the current session. Any thread."""
         return self._rules.holds_claims(self._membership.session_id)
 
     # --- actions ----------------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class GroupMember:
         elif self._is_out:
             self._membership.rejoin()
             self._is_out = self.stepped_out = False
-        elif not self._session_lives() and not self._core.owned:  # otherwise the plan first drops what was owned
+        elif not self._session_lives() and not self._core.owned:  # otherwise the plan first drops the partitions
             raise SessionLost("there is no new ZooKeeper session yet")
         if not self._core.owned:
             self._kept.publish()
@@ -281,7 +284,7 @@ class GroupMember:
         losses = self._rules.released()
         self._on_given_up(losses)
         self._kept.gave_up(losses)
-        # last: if it fails, see `_plan`
+        # last, because `_plan` does it again if it fails
         self._membership.release_many(znode_name(each.partition) for each in losses)
         return Event.RELEASED
 
@@ -358,7 +361,7 @@ class GroupMember:
             self._on_given_up(owned)
         self._rules.tell_rest(owned, told)
         self._fetcher.wake()
-        self._is_out = self.stepped_out = True  # reset by a poll that came before and was not processed yet
+        self._is_out = self.stepped_out = True  # an earlier poll that was not processed yet may have reset it
         self._membership.step_out()  # last: others claim at once, and after a failure the step may or may not be done
         self._rules.calm_down()
         return Event.STEPPED_OUT
@@ -367,7 +370,7 @@ class GroupMember:
         owned, _ = self._rules.give_all_up()
         try:
             if self._session_lives():
-                self._committer.commit(owned)  # the fence refuses it if the session is new
+                self._committer.commit(owned)  # the fence rejects the commit if the session is new
                 self._core.lose(owned)
                 self._on_given_up(owned)
         finally:
@@ -377,7 +380,7 @@ class GroupMember:
 
 
 class MissingTopics:
-    """Checker that warns once of each subscribed topic that has had no partition yet: a misspelt name would stay
+    """Warns once of each subscribed topic that has had no partition yet, because a misspelt name would otherwise stay
     unnoticed. One thread.
 
     A topic that existed before is not misspelt: its brokers are absent, so there is no warning.

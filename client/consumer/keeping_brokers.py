@@ -1,7 +1,7 @@
 """Find out which brokers keep delayed messages, so that they can keep a failed message until its next attempt.
 
-metaq's own brokers do, unless they are 1.x's synchronous masters; Java brokers do not. A broker announces it in its
-first answer on a connection.
+Brokers of metaq keep delayed messages, unless they are masters in 1.x's synchronous replication; Java brokers do not. A
+broker announces in its first answer on a connection whether it keeps them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Keeping(NamedTuple):
 
 
 class KeepingBrokers:
-    """Questions to brokers about delayed messages. Any thread. connect: makes or finds the connection to a broker;
-    raises MetaqError."""
+    """Asks brokers whether they keep delayed messages. Any thread. connect: makes or finds the connection to a broker;
+    raises MetaqError.
+    """
 
     def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
         self._view = view

@@ -1,9 +1,10 @@
 """Keep positions of partitions that the member owned until recently, in case ZooKeeper has lost them.
 
 When a session ends, its owner nodes disappear, and another member may continue from the committed offsets; from then on
-these count. But if ZooKeeper came back empty or from an older copy, commits are gone, and only the former owners know
-the group's positions. So a member keeps its positions until it has a place in the group again. Then it writes missing
-offsets, and for a while leaves partitions that it did not own to their former owners.
+the committed offsets count. But if ZooKeeper came back empty or from an older copy, commits are gone, and only the
+former owners know the group's positions. So a member keeps its positions until it has a place in the group again. Then
+it writes the offsets that ZooKeeper has lost. For a while it also does not begin partitions that it did not own, and
+leaves them to their former owners.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NEVER = (1 << 63) - 1
 class KeptPositions:
     """The kept positions of one member. One thread, the rebalance thread.
 
-    by_commits: the user commits, so messages delivered since the last commit are delivered again.
+    by_commits: whether the user commits; then messages that were delivered since the last commit are delivered again.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class KeptPositions:
         self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # the cursor, and until when it counts
 
     def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Note partitions given up on the current session: until others own them, only this member knows their
-        positions."""
+        """Note partitions that were given up on the current session. Until other members own them, only this member
+        knows their positions.
+        """
         now = self._clock()
         # one session timeout for the session to end, one more in reserve
         until = now + 2 * self._membership.session_timeout + RETURN_SECONDS
@@ -70,12 +72,16 @@ class KeptPositions:
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds until this member may begin partitions whose former owners may know later positions; None: now."""
+        """Seconds until this member may begin partitions whose former owners may know later positions. None: it may
+        begin them now.
+        """
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self) -> None:
-        """Begin, for a while, only partitions that this member owned, because ZooKeeper was set back."""
+        """For a while, begin only partitions that this member owned before, because ZooKeeper was set back to an older
+        state.
+        """
         self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
@@ -83,8 +89,9 @@ class KeptPositions:
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
     def publish(self) -> None:
-        """Find out, on a new session, whether ZooKeeper has lost commits, and write them again. Raises as
-        OffsetCommitter.commit; then it may be repeated."""
+        """On a new session, find out whether ZooKeeper has lost commits, and write them again. Raises the errors of
+        OffsetCommitter.commit; then the call may be repeated.
+        """
         session_id = self._membership.session_id
         if session_id == self._published_on:
             return
@@ -109,8 +116,9 @@ class KeptPositions:
         self._set_backs, self._published_on = set_backs, session_id
 
     def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
-        """Return this member's positions in claimed partitions, where no other member has got further than them; None:
-        continue at the committed offset, as for a new partition. stored: the committed offsets."""
+        """For each claimed partition, return this member's own position if no other member has got further. None means
+        that the member continues at the committed offset, as for a new partition. stored: the committed offsets.
+        """
         names = [znode_name(each) for each in partitions]
         is_set_back = self.ends_in is not None
         changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
@@ -131,11 +139,12 @@ class KeptPositions:
         *,
         in_any_case: bool,
     ) -> dict[TopicPartition, Reached | None]:
-        """Return the partitions whose committed offset is below the position known here, with that offset.
+        """Return the partitions whose committed offset is lower than the position that this member knows, with the
+        committed offset.
 
-        If a partition was not lost with the last session but before, others may know more, so any committed offset
-        wins. If a partition was claimed here and its former owner, which does not know of the claim, wrote again, it is
-        returned, too.
+        If a partition was lost before the last session ended, other members may know more than this one, so any
+        committed offset wins. If this member has claimed a partition, and the former owner has written its offset again
+        without knowing of the claim, the partition is returned, too.
         """
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []

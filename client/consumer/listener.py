@@ -1,8 +1,9 @@
-"""Consume by a handler, which gets messages partition by partition. A failing message blocks only its own partition.
+"""Consume messages with a handler, which gets them partition by partition. A failing message blocks only its own
+partition.
 
-The thread in run() takes arrivals and tells the user of assignments, as poll() does; a few worker threads call the
-handler. Each partition is one unit of work with at most one worker, which keeps its order. After a failure of the
-handler the work pauses with its messages in memory, and a timer puts it back into the queue.
+The thread in run() takes messages that arrive and tells the user of assignments, as poll() does. A few worker threads
+call the handler. Each partition is one unit of work with at most one worker, which keeps its order. After a failure of
+the handler the work pauses with its messages in memory, and a timer puts it back into the queue.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """Return `deliver` for kept messages: it gets only unexpired ones, with their values."""
+    """Return a function that calls `deliver` with kept messages, but only with unexpired ones, and with their decoded
+    values.
+    """
 
     def deliver_living(messages: Sequence[Message]) -> None:
         living = core.living(messages)
@@ -50,8 +53,9 @@ def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
-    """Return `deliver` for messages that pass the user's filter; an exception of the filter is a failure of the
-    message."""
+    """Return a function that calls `deliver` only with messages that pass the user's filter. An exception of the filter
+    counts as a failure of the message.
+    """
     if accept is None:
         return deliver
 
@@ -80,9 +84,9 @@ class Handling(NamedTuple):
 class Listener:
     """One run of a handler. `loop` is called on one thread; stop() on any.
 
-    may_work: false while another member may own the partitions. choose: called on the thread of `loop` before the first
-    message and then from time to time, until it returns how failed messages are handled. While it returns None they are
-    tried again in their place, without limit. Its exceptions end `loop`.
+    may_work: returns false while another member may own the partitions. choose: called on the thread of `loop` before
+    the first message and then from time to time, until it returns how failed messages are handled. While it returns
+    None, failed messages are tried again in their place, without limit. Its exceptions end `loop`.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class Listener:
             self._look_for_choice()
             for number in range(self._handling.threads):
                 self._workers.append(BackgroundThread(self._run_worker, f"metaq-handler-{number}"))
-            for cursor in core.owned.values():  # messages may be there already
+            for cursor in core.owned.values():  # messages may have arrived already
                 self._arrived(self._work_of(cursor))
             while not self._stopping:
                 self._poll_watch.attend()
@@ -387,8 +391,9 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
-        """Send the message on. It counts as consumed only when the broker has stored it; until then its partition
-        waits."""
+        """Send a failed message to its next place. It counts as consumed only when the broker has stored it; until then
+        its partition waits.
+        """
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"
         try:

@@ -1,4 +1,6 @@
-"""Load and commit a group's offsets: only of consumed messages, only changes, in one pipelined round."""
+"""Load and commit a group's offsets. Only offsets of consumed messages are committed, only if they have changed, and in
+one pipelined round trip.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class StartPosition(NamedTuple):
 
     @classmethod
     def of(cls, start: Position, topics: Sequence[str], finder: MessageFinder) -> StartPosition:
-        """Return the start position for a consumer's argument `start`. Raises as places.locate."""
+        """Return the start position for a consumer's argument `start`. Raises the same errors as places.locate."""
         if start == "earliest":
             return cls(0)  # the broker moves offset 0 to the first existing message
         if start == "always_latest":
@@ -71,10 +73,10 @@ class StartPosition(NamedTuple):
 class OffsetCommitter:
     """Writer of the positions of partitions. Any thread; one commit at a time.
 
-    Fenced: every write goes out on the ZooKeeper session that holds the partition's owner node, or not at all. A
-    partition is clean only after its write succeeded, so the next commit repairs a failed one. The first commit on a
-    new connection counts the overwritten offsets that are lower than committed ones: ZooKeeper may have been set back,
-    and there may be no other sign of it (`restore`).
+    Writes are fenced: each write is sent on the ZooKeeper session that holds the partition's owner node, or not at all.
+    A partition counts as committed only after its write has succeeded, so the next commit repairs a failed one. The
+    first commit on a new connection counts the stored offsets that it overwrites and that are lower than those
+    committed before. They may be the only sign that ZooKeeper was set back (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
@@ -84,7 +86,7 @@ class OffsetCommitter:
         self._group = group
         self._connection = connection
         self._lock = threading.Lock()
-        self._seen_on = 0  # number of the connection
+        self._seen_on = 0  # number of the connection of the last check
         self._overwritten = 0  # number of partitions whose stored offset was lower than the committed one
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
@@ -93,15 +95,15 @@ class OffsetCommitter:
         return [None if each is None else (each.offset, each.message_id) for each in found]
 
     def changed_since(self, partitions: Sequence[tuple[str, str]], zxid: int) -> list[bool]:
-        """Call OffsetStore.changed_since. Raises as load."""
+        """Call OffsetStore.changed_since. Raises the same errors as load."""
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write the committed offsets of owned partitions again if the store has lower ones: ZooKeeper may have come
-        back from an older copy within their session.
+        """Write the committed offsets of owned partitions again if the store has lower ones. This happens if ZooKeeper
+        has come back from an older copy within their session.
 
         Return the number of such partitions, including those whose offsets commits have overwritten since the last
-        call. Raises as commit.
+        call. Raises the same errors as commit.
         """
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
@@ -132,7 +134,7 @@ class OffsetCommitter:
         ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
-        """Write offsets of partitions without an owner, on the current session. Raises as commit."""
+        """Write offsets of partitions without an owner, on the current session. Raises the same errors as commit."""
         self._store.commit(
             self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
         )
@@ -153,8 +155,10 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Write where these partitions begin. Return the written ones: a partition is left out if it was moved or lost
-        meanwhile, or will be handed over. Raises as commit, and exceptions of a user's store."""
+        """Write the offsets where these partitions begin. Return the requests that were written. A partition is left
+        out if it was moved or lost meanwhile, or will be handed over. Raises the same errors as commit, and exceptions
+        of a user's store.
+        """
         with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]
             by_fence: dict[int, dict[tuple[str, str], Offset]] = {}

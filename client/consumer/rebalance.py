@@ -6,8 +6,8 @@
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
-A member that nobody polls steps out: IDLE leads from any resting state to STEPPING_OUT and AWAY, and the next poll to
-JOINING.
+A member that nobody polls steps out: the event IDLE leads from any resting state to STEPPING_OUT and AWAY, and the next
+poll leads to JOINING.
 
 A member never gives up: every failure leads to a pause and another try, and the member keeps its partitions meanwhile.
 When its ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.
@@ -89,7 +89,7 @@ class Action(Enum):
     PLAN = auto()
     """Reports SETTLED, GAINS, LOSSES, FAILED, SESSION_LOST."""
     DRAIN = auto()
-    """Leads to DRAINED."""
+    """The event DRAINED follows later."""
     RELEASE = auto()
     """Reports RELEASED, FAILED, SESSION_LOST."""
     CLAIM = auto()
@@ -100,7 +100,9 @@ class Action(Enum):
     NOTE_CHANGE = auto()
     """Remember that the plan must be made again."""
     PAUSE = auto()
-    """Leads to PAUSE_OVER. Reports CHANGED if it only waits for other members and something changed meanwhile."""
+    """The event PAUSE_OVER follows later. Reports CHANGED instead if the member only waits for other members and
+    something has changed meanwhile.
+    """
     ABANDON = auto()
     """Drop all partitions, without a commit. Reports CHANGED."""
     STEP_OUT = auto()

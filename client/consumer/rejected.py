@@ -26,7 +26,7 @@ __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluste
 log = get_log(__name__)
 
 _NAME_CHARACTERS = 200
-"""Longest name of a directory, in characters; file systems allow 255 bytes."""
+"""Maximum number of characters in the name of a directory; file systems allow 255 bytes."""
 
 RECOVER_DIRECTORY = "~/.metaq_recover"
 
@@ -65,7 +65,9 @@ def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | 
 
 
 def _unopened(connect: str, root: str) -> LocalRecoverStore:
-    """Return an unopened store. Clusters share a machine's home directory, but each has its own messages."""
+    """Return the store of a cluster, not opened yet. All clusters share the home directory of a machine, but each
+    cluster has its own messages.
+    """
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
 

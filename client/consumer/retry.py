@@ -38,8 +38,9 @@ class Retry:
     most: float = 7200.0
     """Upper limit of the growth, seconds: `first` or more, at most a year."""
     jitter: float = 1.0
-    """Random part of a pause, 0 … 1. 1: anything between nothing and the longest pause, so that messages that failed
-    together are not delivered again together. 0: always the longest pause."""
+    """Random part of a pause, 0 … 1. 1: each pause is a random time between 0 and the longest pause, so that messages
+    that failed together are not delivered again together. 0: each pause is the longest pause.
+    """
     ordered: bool = False
     """Keep the order: the partition waits until its failed message is processed or is a dead letter. The message does
     not go back to the broker meanwhile."""

@@ -25,7 +25,9 @@ __all__ = ["FailedMessages", "FailedSender", "Sending", "by_preference", "cause_
 log = get_log(__name__)
 
 _FILE_CHARACTERS = 300
-"""Most characters of a path. The path is cut at its beginning, because its end distinguishes a file from others."""
+"""Maximum number of characters of a path. A longer path is cut at its beginning, because the end distinguishes the file
+from others.
+"""
 
 
 class FailedSender(Protocol):
@@ -58,16 +60,18 @@ def by_preference(
     partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
 ) -> list[TopicPartition]:
     """Return the partitions in the order in which a failed message tries them: first those of its `home` broker, then
-    the others by chance, and last those of the avoided brokers. random: a number in [0, 1)."""
+    the others in random order, and last those of the avoided brokers. random: a number in [0, 1).
+    """
     return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
 
 def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
-    """Return `deliver` for a message of a local store. If the handler fails, the message goes to the broker, as after a
-    first attempt, and leaves the store. Blocks until the broker has stored it; raises MetaqError if it cannot be
-    stored."""
+    """Return a function that calls `deliver` with a message of a local store. If the handler fails, the message goes to
+    the broker, as after a first attempt, and leaves the store. Blocks until the broker has stored it; raises MetaqError
+    if it cannot be stored.
+    """
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
         try:
@@ -90,7 +94,8 @@ def giving_back(
 class FailedMessages:
     """Sender of failed messages for one run of a handler. Any thread. The Producer is made at the first failure.
 
-    takes: whether the broker with an id keeps delayed messages; a broker that does is asked once. now: Unix seconds.
+    takes: returns whether the broker with this id keeps delayed messages; a broker that keeps them is asked only once.
+        now: Unix seconds.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ log = get_log(__name__)
 
 
 class SessionWatch:
-    """Judge, from its ZooKeeper session, whether a member may still deliver messages. holds_its_claims: whether all
-    owned partitions were claimed on the current session.
+    """Determines from the state of its ZooKeeper session whether a member may still deliver messages. holds_its_claims:
+    whether all owned partitions were claimed on the current session.
 
     Every limit is a share of the timeout that the server has granted, which may be less than requested.
     """
@@ -69,12 +69,13 @@ class SessionWatch:
 
 
 class PollWatch:
-    """Watch whether anybody polls: partitions that a member owns but does not read cannot be read by others.
+    """Watches whether anybody polls. This matters because partitions that a member owns but does not read cannot be
+    read by others.
 
     Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. Waiting inside a poll does not
     count; work on messages does, also the work of a handler of run().
 
-    attend() and wait() on the thread that polls, works() and rests() on those of handlers.
+    attend() and wait() are called on the thread that polls, and works() and rests() on the threads of handlers.
 
     An exception may come at any line on the polling thread; the next attend() repairs the state.
     """
@@ -135,7 +136,7 @@ class PollWatch:
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Time since which nobody polls, or a handler works; inf if neither is so."""
+        """Return the time since which nobody has polled, or a handler has been working; inf if neither is the case."""
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 
     # --- timer thread -----------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Handle messages with care that may have ended a former owner's process.
+"""Handle, with special care, messages that may have ended a former owner's process.
 
 A member whose run() sends failed messages back leaves a mark in ZooKeeper for each partition that it owns. A member
-that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know at which
-message after the committed offset. So before each of the first SUSPECT_MESSAGES messages it commits and records which
-message is next. After these it commits at intervals that double each time. If it dies too, the next owner begins closer
-to the message. If the first message after the commit is the cause, the mark names it, and a death while only that
-message was handled counts as a failed attempt.
+that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know which
+message after the committed offset was being handled. So before each of the first SUSPECT_MESSAGES messages, the new
+owner commits and records which message is next. After these it commits at intervals that double each time. If the new
+owner dies too, the next one begins closer to the message. If the first message after the commit is the cause, the mark
+names it, and a death while only that message was handled counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class WorkerDied(Exception):
 
 @dataclass(slots=True, eq=False)
 class Care:
-    """State of one claim's careful phase after a death. begun: the content of the mark. One thread at a time: the
-    partition's worker."""
+    """State of one claim's careful phase after the death of the last owner. begun: the content of the mark. One thread
+    at a time: the partition's worker.
+    """
 
     begun: Begun
     singly: int = SUSPECT_MESSAGES
@@ -72,8 +73,9 @@ class Suspects:
         self._known: Mapping[PartitionCursor, Care | None] = {}
 
     def look(self, cursor: PartitionCursor) -> Care | None:
-        """Return the state of the careful phase for a claim, before its first message; None: no death. Raises as
-        BegunMarks."""
+        """Return the state of the careful phase for a claim, before its first message; None if the last owner did not
+        die. Raises the same errors as BegunMarks.
+        """
         if cursor not in self._known:
             with self._lock:
                 if cursor not in self._known:
@@ -98,7 +100,8 @@ class Suspects:
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
         """Note that the message at `offset` is about to be handled, alone in this process or together with others.
-        Raises as OffsetCommitter.commit."""
+        Raises the same errors as OffsetCommitter.commit.
+        """
         if care.marked == offset:
             return
         if care.singly:
@@ -119,8 +122,9 @@ class Suspects:
             self._known = {**self._known, cursor: None}
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Remove the marks of partitions that were given up and committed, and that the core has dropped. Raises as
-        BegunMarks: then the next owner handles messages with care without need."""
+        """Remove the marks of partitions that were given up and committed, and that the core has dropped. Raises the
+        same errors as BegunMarks: then the next owner handles messages with special care although it need not.
+        """
         with self._lock:
             given = [each for each in cursors if each in self._known]
             self._known = {each: care for each, care in self._known.items() if each not in given}

@@ -1,5 +1,6 @@
-"""The partitions that handlers work on: which one is next, with which messages, and what follows a failure of the
-handler. A core without I/O, threads, locks and clocks; the workers of listener.py are one driver."""
+"""Decide which partition handlers work on next, with which messages, and what follows a failure of the handler. A core
+without I/O, threads, locks and clocks; the workers of listener.py are one driver.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ log = get_log(__name__)
 
 
 class RetryLater(Exception):
-    """Exception for a handler to get the message again after a pause, without a line in the log. It counts as a try.
-    (1.x: Message.setRollbackOnly.)"""
+    """A handler raises this exception to get the message again after a pause, without a line in the log. The call
+    counts as a try. (1.x: Message.setRollbackOnly.)
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +53,7 @@ class Work:
 
     cursor: PartitionCursor
     is_of_own_topic: bool
-    """Whether its messages may have failed before they came here."""
+    """Whether its messages may have failed earlier, because the topic is one of metaq's own."""
     queued: bool = False
     """Whether the work is in the queue, or with a worker."""
     more: bool = False
@@ -71,7 +73,7 @@ class Work:
     """Below this offset, the handler gets the messages of a failed batch one by one."""
     leaving: Leaving | None = None
     looked: bool = False
-    """Whether this claim's mark of a dead owner was looked for."""
+    """Whether the mark of a dead owner was already looked for in this claim."""
     care: Care | None = None
     complained: bool = False
 
@@ -209,7 +211,8 @@ class Works:
 
     def is_alone(self, work: Work) -> bool:
         """Reserve the handler for this work, and return whether no other work is in progress. Other works finish their
-        messages, and begin none until this one's message has been handled."""
+        messages, and begin no new ones until the message of this work has been handled.
+        """
         if self.alone is None:
             self.alone = work
         return self.alone is work and self._busy == 1

@@ -1,4 +1,6 @@
-"""Assign partitions by zones: what a group agrees on, and who reads which partition. No I/O; one thread at a time."""
+"""Assign partitions by zones: determine the zones on which a group agrees, and which member reads which partition. No
+I/O; one thread at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ log = get_log(__name__)
 
 
 class ByZone:
-    """One member's side of the assignment by zones.
+    """The assignment by zones, as one member computes it.
 
     All members must plan with the same zones of brokers, so the group keeps the zones in a znode, which members write
     by compare-and-set. If a broker set's leader moves to another zone, its partitions stay with their owners until the
-    leader has been in the new zone for `settle_seconds`: so a failover and a restart cost no rebalance.
+    leader has been in the new zone for `settle_seconds`: so a failover or a restart causes no rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float) -> None:
@@ -31,11 +33,12 @@ class ByZone:
         self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
     def update(self, me: str, zones: GroupZones, registered: Container[int], now: float) -> dict[int, str] | None:
-        """Return the zones that the group should agree on now; None if these are the agreed ones. registered: ids of
-        brokers with a master. now: monotonic seconds.
+        """Return the zones that the group should agree on now; None if they do not differ from the agreed zones.
+        registered: ids of brokers with a master. now: monotonic seconds.
 
-        A broker without an agreed zone counts at once, and one that has moved counts later. The first member of the
-        group writes the change; if it does not, the others do so after twice the time.
+        The zone of a broker without an agreed zone is included at once, and the new zone of a broker that has moved is
+        included later. The first member of the group writes the change. If it does not, the others write it after twice
+        the time.
         """
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
         moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}
@@ -57,8 +60,9 @@ class ByZone:
     def share(
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
-        """Return the partitions of `topic` that `me` should own: by zones, or as "range" while a member has another
-        strategy, because both plans must fit together."""
+        """Return the partitions of `topic` that `me` should own: by zones, or by the strategy "range" while a member
+        has another strategy, because the plans of all members must fit together.
+        """
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)
         if others:

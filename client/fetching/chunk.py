@@ -28,11 +28,12 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)
 class Chunk(Records):
-    """A run of fetched records. They are not checked before they are handed out; start and offset move with the
-    delivered records.
+    """A run of fetched records. The records are not checked before they are delivered; `start` and `offset` advance
+    with the delivered records.
 
-    end_offset: the position after the whole chunk. It may be after the last record, because the broker skipped others
-    (tag filter). damage: set if the bytes up to end_offset are damaged; the chunk then has no record.
+    end_offset: the position after the whole chunk. It may be after the end of the last record, because the broker has
+    skipped further records (tag filter). damage: set if the bytes up to end_offset are damaged; the chunk then has no
+    record.
 
     One thread at a time.
     """
@@ -120,7 +121,7 @@ class Chunk(Records):
         1970).
 
         The batch may be empty. `last_id` is then the id of the last message that was taken for it. Raises CorruptRecord
-        also if the first message left cannot be decompressed; that error has an `end`.
+        also if the first remaining message cannot be decompressed; that error has an `end`.
         """
         from ..records.arrow import decode_columns  # pyarrow is an extra
 
@@ -138,8 +139,9 @@ class Chunk(Records):
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
-        """Return the messages of the last `take` up to the first that cannot be decompressed; put back that one and the
-        following ones. Raises CorruptRecord if it is the first one."""
+        """Return the messages of the last `take` up to the first that cannot be decompressed; put back this message and
+        the following ones. Raises CorruptRecord if it is the first message.
+        """
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:
                 try:
@@ -152,7 +154,7 @@ class Chunk(Records):
         return taken
 
     def pass_unreadable(self) -> None:
-        """Skip the first message left, which cannot be decompressed and for which CorruptRecord was raised."""
+        """Skip the first remaining message, which cannot be decompressed and for which CorruptRecord was raised."""
         if self._columns is not None:
             self._pass(1)
             return
@@ -163,7 +165,7 @@ class Chunk(Records):
         self._move(message.next_offset if self._taken < self._decoded.total else self._decoded.end)
 
     def _pass(self, count: int) -> None:
-        """Drop so many rows of `_columns`."""
+        """Drop the next `count` rows of `_columns`."""
         assert self._columns is not None
         columns, self._taken = self._columns.columns, self._taken + count
         self.last_id = int(columns.ids[self._taken - 1]) if count else None

@@ -38,9 +38,9 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """Encoder and decoder of one consumer's requests for data, over both protocols.
 
-    The tag filter is not applied to the group's retry topic: its messages have already passed. is_slave: whether the
-    broker at an endpoint is a slave, which may hold less than its master did. reads_in_bulk: the consumer processes
-    whole answers at once, so large answers are faster.
+    The tag filter is not applied to the group's retry topic: its messages have already passed. is_slave: returns
+    whether the broker at an endpoint is a slave, which may have fewer messages than its master had. reads_in_bulk: the
+    consumer processes whole answers at once, so large answers are faster.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class PullCodec:
         self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
-        """Return a function that makes the request's bytes from the opaque of the request. unpacks: tell the broker
-        that this client can read compressed messages. takes_where: the broker filters by content."""
+        """Return a function that encodes the request for a given opaque. unpacks: tell the broker that this client can
+        read compressed messages. takes_where: whether the broker filters by content.
+        """
         topic, _, number = request.cursor.partition
         config = self._config
         if not frames:
@@ -88,8 +89,9 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Return the offset at which an answer ends whose body has not arrived yet; None if the caller has no use for
-        it."""
+        """Return the offset at which an answer ends whose body has not arrived yet; None if the caller does not need
+        it.
+        """
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None
         try:

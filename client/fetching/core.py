@@ -98,8 +98,9 @@ class ConsumerCore:
         wall_clock: WallClock = now_ms,
         reader: ValueReader | None = None,
     ) -> None:
-        """accept: the user's filter; refused messages are skipped and count as consumed. `take` propagates exceptions
-        of accept and on_damaged. follow: as in ConnectionPool.follow. reader: makes `message.value`."""
+        """accept: the user's filter; messages that it refuses are skipped and count as consumed. `take` propagates
+        exceptions of accept and on_damaged. follow: see ConnectionPool.follow. reader: decodes `message.value`.
+        """
         self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
@@ -138,9 +139,11 @@ class ConsumerCore:
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """Own these partitions from now on, beginning at `begins`. stored: the committed offset of each. consumed: the
-        offset that already counts as consumed. recorded: the group need not commit its beginning first; the user hears
-        of a partition only when this is so. announced: call no callback before messages come."""
+        """Take ownership of these partitions; reading begins at the positions `begins`. stored: the committed offset of
+        each. consumed: the offset that already counts as consumed. recorded: whether the beginning of the partition is
+        committed already, or need not be. The user is told of a partition only after this. announced: call no callback
+        before messages come.
+        """
         unknown = [None] * len(partitions)
         cursors = [
             PartitionCursor(
@@ -230,8 +233,9 @@ class ConsumerCore:
             return None
 
     def source(self, request: Request, leader: Endpoint | None, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return the broker to ask. leader: the partition's, as ZooKeeper shows it. down: brokers that cannot be
-        reached. Raises BrokerUnavailable."""
+        """Return the broker to ask. leader: the partition's leader according to ZooKeeper. down: brokers that cannot be
+        reached. Raises BrokerUnavailable.
+        """
         partition = request.cursor.partition
         if self.nearest is not None and request.ask is Ask.PULL:
             leader = self.nearest.choose(partition, leader, down, now)
@@ -252,8 +256,9 @@ class ConsumerCore:
         return wait_ms / 1000 + self.config.connection.request_timeout_seconds
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """Take the header of an answer, which tells where it ends, before its body is there. Return the next request,
-        so that the broker works on it while the body arrives and the user consumes."""
+        """Take the header of an answer before the body has arrived; the header tells at which offset the answer ends.
+        Return the next request, so that the broker works on it while the body arrives and the user consumes.
+        """
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
 
@@ -284,7 +289,7 @@ class ConsumerCore:
         return self._recovered(request, now, pause)
 
     def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
-        """Take the answer to a request other than a pull. Return as `answered`.
+        """Take the answer to a request other than a pull. Return the same as `answered`.
 
         what: an offset, or the damage; None: the broker finds no damage.
         """
@@ -334,8 +339,9 @@ class ConsumerCore:
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
-        """Do as `failed`, when no answer came or an interrupt hit while it was taken, at any line. Data that have
-        arrived stay."""
+        """Do the same as `failed`, if no answer came, or if an interrupt came at any line while the answer was
+        processed. Data that has arrived is kept.
+        """
         cursor = request.cursor
         cursor.forget_lead()
         if cursor.has_next:
@@ -347,11 +353,11 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether read messages are lost, after the broker had another message before this position than the one
-        read there.
+        """Log whether messages are lost that were read before. The broker has another message before this position than
+        the one that was read there.
 
-        If others have taken the places of lost messages, this consumer skips them, and nobody else would know. found:
-        the first offset of those; None: nothing is lost; an error: why it is unknown.
+        If new messages have taken the places of lost messages, this consumer skips the new ones, and nobody else would
+        notice. found: the first offset of these new messages; None if nothing is lost; an error if this is unknown.
         """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
@@ -373,7 +379,7 @@ class ConsumerCore:
 
     def make_ready(self, cursor: PartitionCursor) -> None:
         """Note that a cursor may have something to deliver. It stays ready until the taking thread has found nothing.
-        So data that may not be delivered now are found later."""
+        So data that may not be delivered now is found later."""
         with self._ready_lock:
             self._ready[cursor] = None
 
@@ -383,12 +389,12 @@ class ConsumerCore:
             return next(iter(self._ready), None)
 
     def hand_over(self, cursor: PartitionCursor) -> None:
-        """Give a cursor to a handler: data that came before this call are not announced again."""
+        """Give a cursor to a handler. Data that came before this call is not announced again."""
         with self._ready_lock:
             self._ready.pop(cursor, None)
 
     def _pass_over(self, cursor: PartitionCursor) -> None:
-        """Move the cursor behind the other ready ones."""
+        """Move the cursor to the end of the queue of ready cursors."""
         with self._ready_lock:
             if cursor in self._ready:
                 del self._ready[cursor]
@@ -412,7 +418,7 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Count delivered messages as consumed, except those that an exception kept from the user."""
+        """Count delivered messages as consumed, except those that did not reach the user because of an exception."""
         self.settle()
         if self._touched:
             with self.lock:
@@ -511,7 +517,7 @@ class ConsumerCore:
         """Fetch damaged data again, to check them again. If the damaged range is known, skip it, or raise it at each
         poll until the user seeks.
 
-        report: nothing else can be returned, so the error may be raised.
+        report: whether nothing else can be returned, so that the error may be raised.
         """
         if report:  # otherwise messages were taken; they are delivered again if on_damaged raises
             self.under_way = False
@@ -552,7 +558,7 @@ class ConsumerCore:
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
         """Return whether to continue after the damage, which is impossible if its end is not known.
 
-        Call on_damaged once for each damage, and propagate its exceptions.
+        Call on_damaged once for each damaged range, and propagate its exceptions.
         """
         passes = self.config.damage == "skip" and damage.end is not None
         if cursor.report(damage.position):

@@ -11,9 +11,10 @@ action or intention. The callers are:
 Invariants (test_client_cursor.py drives them at random):
 - fetched data have no gap from `position`, or the end of the data being taken, to `fetch_offset`;
 - at most two requests are in flight; the second was sent ahead, while the answer to the first was arriving;
-- a seek, a step back or the loss begins a new generation, and an answer to a request of an older one changes nothing;
+- a seek, a step back or the loss of the partition begins a new generation, and an answer to a request of an older
+  generation changes nothing;
 - `consumed` is never beyond the delivered messages, except after a seek;
-- nothing is fetched before the beginning of the group is recorded.
+- nothing is fetched before the offset where the group begins is recorded.
 
 **Interrupts.** An interrupt may come at any line of a user's thread (interrupts.py). Related fields are changed by
 statements without a call, under `lock`, so an interrupt finds all of them changed or none.
@@ -56,13 +57,13 @@ class Ask(Enum):
 
     PULL = auto()
     BEGIN = auto()
-    """Find the first position, as `PartitionCursor.locate` does."""
+    """Find the first position with `PartitionCursor.locate`."""
     RECORD = auto()
     """Send no request: the group has no offset for this partition and must write one first (beginnings.py)."""
     DAMAGE = auto()
     """Find the end of the damage at the offset."""
     END = auto()
-    """Find the end of the partition, because no data have come for long."""
+    """Find the end of the partition, because no data has come for a long time."""
     NOTHING = auto()
     """Send no request: the data are damaged from here on, and the end of the damage is unknown."""
 
@@ -103,10 +104,12 @@ class PartitionCursor:
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
-        """begin: the first position, or how to find it. fence: the ZooKeeper session of the owner node, which proves
-        the claim to a commit. stored: the committed offset. consumed: the offset already consumed. recorded: whether
-        data may be read before the group commits `begin`. announced: whether the user knows of the claim; nothing is
-        delivered before. wanting: the queue to which the cursor is appended whenever it may need a request."""
+        """begin: the first position, or a function that finds it. fence: the ZooKeeper session of the owner node, which
+        proves the claim to a commit. stored: the committed offset. consumed: the offset already consumed. recorded:
+        whether data may be read before the group commits `begin`. announced: whether the user knows of the claim;
+        nothing is delivered before. wanting: the queue to which the cursor is appended whenever it may need a
+        request.
+        """
         self.partition = partition
         self.fence = fence
         self.lock = threading.Lock()
@@ -120,7 +123,7 @@ class PartitionCursor:
         self.fetch_offset = self.position = begin if isinstance(begin, int) else 0
         reached = consumed or stored
         self.last_id = reached[1] if reached is not None and reached[0] == begin else UNKNOWN_MESSAGE_ID
-        self._proved = False  # whether the broker has the message before the position, as far as it knows
+        self._proved = False  # whether the broker has already confirmed the message before the position
         self._doubt: Reached | None = None  # a position before which the broker has another message than the one read
         self.consumed = consumed
         self.committed = self.claimed_at = stored
@@ -183,7 +186,7 @@ class PartitionCursor:
         with self.lock:
             if moves is not None and moves != self.moves:
                 return False
-            self._wanting.append(self)  # left there in vain if an interrupt comes here; no further call, see the module
+            self._wanting.append(self)  # does no harm if an interrupt comes here; no further call, see the module
             if position is None:
                 position = self.position
             if last_id is not None:
@@ -217,7 +220,7 @@ class PartitionCursor:
             self._restart(None)
 
     def offset_found(self, request: Request, offset: int) -> None:
-        """Take the answer to BEGIN or END. An answer to BEGIN is ignored if the user has sought meanwhile."""
+        """Take the answer to BEGIN or END. An answer to BEGIN is ignored if the user has called seek meanwhile."""
         with self.lock:
             if self.awaits(request):
                 if not self.opened:
@@ -336,8 +339,9 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """Do as `failed`, for an error that is not the partition's: request again in `pause` seconds. Return False if
-        the answer is no longer needed."""
+        """Do the same as `failed`, for an error that the partition has not caused: request again in `pause` seconds.
+        Return False if the answer is no longer needed.
+        """
         with self.lock:
             if not self.awaits(request) or not self.asking:
                 return False
@@ -348,8 +352,9 @@ class PartitionCursor:
         return True
 
     def ask_anew(self) -> None:
-        """Send the request in flight, if any, again at once, and drop its first answer: the request was interrupted, or
-        another broker is read from now on."""
+        """Send the request in flight, if there is one, again at once, and drop the answer to the first request. This is
+        needed if the request was interrupted, or if another broker is read from now on.
+        """
         with self.lock:
             self._wanting.append(self)
             self._generation += 1
@@ -372,7 +377,8 @@ class PartitionCursor:
 
     def was_led_back(self) -> bool:
         """Note that the broker moves the position back to the start of the record that contains it. Return whether it
-        does so twice in a row: following it again would deliver the same messages endlessly."""
+        has done so twice in a row. Following it again would deliver the same messages endlessly.
+        """
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
 
@@ -513,7 +519,7 @@ class PartitionCursor:
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
-        """Fetch the data at `offset` again, because they failed their check, and let the broker check them, too.
+        """Fetch the data at `offset` again, because it has failed its check, and let the broker check it, too.
 
         Fetching again may be enough. After DAMAGE_TRIES tries the next request asks how far the damage goes; the damage
         is then stored as a chunk of its own. moves: as in consumed_to. anew: the damage was known, and was expected to
@@ -526,8 +532,9 @@ class PartitionCursor:
             self._unless = None
 
     def not_whole(self, request: Request, error: MetaqError) -> bool:
-        """Ask next whether the record is damaged that the broker does not deliver whole. `error` is reported if it is
-        not damaged. Return False if the partition was lost or moved meanwhile."""
+        """Make the next request ask whether the record that the broker does not deliver as a whole is damaged. `error`
+        is reported if the record is not damaged. Return False if the partition was lost or moved meanwhile.
+        """
         with self.lock:
             if current := self.awaits(request):
                 self._generation += 1
@@ -538,8 +545,9 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """Take the answer that the broker finds no damage. Return the error that `not_whole` noted; the record is then
-        requested again. None: a record failed its check here although the broker has it intact."""
+        """Process the answer that the broker finds no damage. Return the error that `not_whole` noted; the record is
+        then requested again. None: a record failed its check here although the broker has it intact.
+        """
         with self.lock:
             if self._unless is not None and self.awaits(request):
                 self._ask = Ask.PULL

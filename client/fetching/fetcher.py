@@ -1,11 +1,11 @@
-"""Send the core's requests (core.py) over connections, and give it the answers.
+"""Send the core's requests (core.py) over connections, and pass the answers to the core.
 
 There is no thread per partition and no request loop. The thread that reads a connection takes the answer to a pull,
 stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker this is the
 thread that waits in poll(), and the next answer arrives in the socket's buffer while the user works. With several
 brokers it is a background thread per broker. Work that must wait for a time (the pause after an error or after an empty
-answer of the text protocol) is on the timer thread. Work that must wait for a broker (connecting, other questions) is
-on a thread of that broker, so that a hung broker blocks no other.
+answer of the text protocol) runs on the timer thread. Work that must wait for a broker (connecting, other questions)
+runs on a thread of that broker, so that a hung broker blocks no other.
 
 A user's thread may be interrupted at any line (interrupts.py). If it had noted that a request is in flight, the timer
 thread sends that request (`_ask_anew`). If the request had been sent already, its answer is dropped.
@@ -93,8 +93,9 @@ class Fetcher:
     def wait(self, seconds: float) -> None:
         """Wait until `wake` was called since `listen`, or for `seconds`.
 
-        Meanwhile this thread reads the connection, if there is a single one and nobody else reads it. Then data arrive
-        on the thread that uses them, which saves the hand-over between two threads and keeps them in that core's cache.
+        Meanwhile this thread reads the connection, if there is a single one and nobody else reads it. Then data arrives
+        on the thread that uses it. This saves the hand-over between two threads and keeps the data in the cache of that
+        processor core.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -124,8 +125,9 @@ class Fetcher:
             self.ask(cursor)
 
     def serve_soon(self) -> None:
-        """Do as `serve`, on another thread: the caller may hold locks, or must not wait until a broker receives the
-        request."""
+        """Do the same as `serve`, but on another thread, because the caller may hold locks, or must not wait until a
+        broker receives the request.
+        """
         self._timers.call_later(0, self.serve)
 
     def ask(self, cursor: PartitionCursor) -> None:
@@ -154,7 +156,7 @@ class Fetcher:
         self.serve_soon()
 
     def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
-        """Take the list of brokers, as ConnectionPool.listed."""
+        """Take the list of brokers; see ConnectionPool.listed."""
         self._pool.listed(masters, others)
 
     def _send(self, request: Request) -> None:

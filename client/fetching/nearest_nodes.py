@@ -1,5 +1,6 @@
-"""Choose the node of a broker set from which a consumer reads: a live in-sync one of its own zone, otherwise the
-leader."""
+"""Choose the node of a broker set from which a consumer reads: a live in-sync node in the consumer's zone, otherwise
+the leader.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from ..transport.metadata import parse_address
 __all__ = ["Nearby", "NearestNodes"]
 
 AVOIDED_SECONDS = 2.0
-"""Seconds without requests to a node after it refused a pull, or is gone. The zone's other nodes and the leader are
-asked meanwhile."""
+"""After a node has refused a pull, or is gone, it gets no requests for this many seconds. The other nodes in the zone
+and the leader are asked meanwhile.
+"""
 
 
 class NearestNodes:
@@ -44,8 +46,9 @@ class NearestNodes:
     def choose(
         self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint], now: float
     ) -> Endpoint | None:
-        """Return where to read a partition; None if nothing is known of its set. leader: as ZooKeeper shows it. down:
-        nodes that cannot be reached."""
+        """Return the node from which to read a partition; None if neither a near node nor a leader is known. leader:
+        the leader according to ZooKeeper. down: nodes that cannot be reached.
+        """
         near = self._near.get(partition.broker, ())
         if not near or leader in near:
             return leader

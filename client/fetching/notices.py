@@ -38,11 +38,12 @@ class Notice:
 
 
 class Notices:
-    """Queue of notices. Any thread puts, the polling thread tells. waiting: not empty while a notice waits.
+    """Queue of notices. Any thread may put a notice; the polling thread calls the callbacks. waiting: the notices that
+    wait.
     on_assigned, on_revoked: the user's callbacks.
 
     A notice stays until the user's callback has returned, or has raised an exception of its own. So after an interrupt
-    (interrupts.py) it is told again.
+    (interrupts.py) the callback is called again.
     """
 
     def __init__(self) -> None:

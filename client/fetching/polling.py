@@ -46,8 +46,9 @@ class Poller(Closing):
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
         Messages of earlier calls now count as consumed. Raises CorruptRecord for damaged bytes [position, end) of a
-        partition (again at each call until you seek to their end, unless ConsumerConfig.damage is "skip"), ClientError
-        (closed, or called on two threads at once), and exceptions of `accept`, on_assigned, on_revoked and on_damaged.
+        partition. It is raised again at each call until you seek to their end, unless ConsumerConfig.damage is "skip".
+        Also raises ClientError (closed, or called on two threads at once), and exceptions of `accept`, on_assigned,
+        on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
@@ -110,7 +111,7 @@ class Poller(Closing):
         self._fetcher.wait(seconds)
 
     def _settle(self) -> None:
-        """Set the positions back to the user's, if an exception ended the last poll."""
+        """If an exception ended the last poll, set the positions back to those that the user knows."""
         self._guard.check()
         if not self._polling:  # otherwise the call comes from a filter or a handler
             self._core.settle()

@@ -42,7 +42,7 @@ CAREFUL_MESSAGES = 1 << 16
 """After SUSPECT_MESSAGES, the offset is committed before twice as many messages are begun each time, up to this
 number."""
 CLOSE_SECONDS = 10.0
-"""Longest duration of close(): how long a program's user waits without wondering."""
+"""Default time limit of close(): how long the user of a program waits without suspecting a fault."""
 CONNECT_SECONDS = 3.0
 """Timeout of a connection to a broker, on that broker's thread: a frozen broker blocks only its own partitions."""
 DOUBT_LOOK_SECONDS = 0.1
@@ -53,7 +53,7 @@ HELD_LOOK_SECONDS = 5.0
 """Pause before this member tries again to claim a partition that another member holds, if ZooKeeper does not report
 that it is free."""
 HANDLER_MESSAGES = 500
-"""Most messages that a worker takes before the next partition's turn; the same number as poll()'s default."""
+"""Maximum number of messages that a worker takes before the next partition's turn. It equals the default of poll()."""
 ZONE_SETTLE_SECONDS = 120.0
 """How long a broker must be in another zone before a group with strategy="zone" moves its partitions there. This is
 longer than a restart: the preferred leader leads again 60 s after it has joined."""
@@ -61,11 +61,12 @@ SENDING_LOOK_SECONDS = 0.25
 """How long a worker waits for the storage of a failed message before it works on other partitions, and how often it
 checks then. Storing takes milliseconds while the broker is reachable."""
 RECOVERED_PAGE = 100
-"""Messages that a LocalRecoverStore reads at once."""
+"""Number of messages that a LocalRecoverStore reads at once."""
 
 DAMAGE_TRIES = 3
-"""Number of fetches of a record that fails its check, before the broker is asked how far the damage goes: only the
-transport may have damaged it."""
+"""Number of fetches of a record that fails its check, before the broker is asked how far the damage goes. Fetching
+again may help, because possibly only the transport has damaged the record.
+"""
 EMPTY_GETS = 60
 """Number of empty answers in a row after which the client asks for the end of the partition (text protocol), because a
 position after the end gets nothing. At the longest pause that is half a minute; a Java broker may deliver bytes that

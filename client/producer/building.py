@@ -98,8 +98,8 @@ def build_message(
 ) -> Outgoing:
     """Build one message. packer: compresses its payload.
 
-    Raises TypeError (a payload that is not bytes, attributes that are no texts, or an unknown option),
-    LocalProtocolError (too large, keys with blanks).
+    Raises TypeError (if the payload is not bytes, an attribute is not a string, or an option is unknown) and
+    LocalProtocolError (if the message is too large, or a key has blanks).
     """
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
@@ -109,7 +109,9 @@ def build_message(
 def build_half(
     payload: bytes, options: SendOptions, terms: HalfTerms, packer: Packer | None = None
 ) -> tuple[int, bytes]:
-    """Build flag and body of a half message's record. packer: compresses its payload. Raises as `build_message`."""
+    """Build flag and body of a half message's record. packer: compresses its payload. Raises the same errors as
+    `build_message`.
+    """
     if options:
         flag, attribute = _encode(**options, reserved=_half_properties(terms))
     else:
@@ -136,7 +138,7 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
 
 
 def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
-    """Build flag and body of a message's record. Raises as `build_message`."""
+    """Build flag and body of a message's record. Raises the same errors as `build_message`."""
     if packer is not None:
         return _build_packed(payload, options, packer)
     flag = 0
@@ -169,8 +171,8 @@ def build_batch(
     """Build messages that are kept together. The options apply to every payload; a Message keeps its own. A Message's
     payload is decompressed if this producer does not compress, because the topic may not allow compression.
 
-    items: owned by this call, which replaces payloads that are not bytes by their bytes. Raises as `build_message`, and
-    LocalProtocolError if a frame cannot hold the messages.
+    items: a list that belongs to this call, which replaces payloads that are not bytes by their bytes. Raises the same
+    errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
     """
     flag, text = _encode(**options)
     if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
@@ -230,8 +232,9 @@ def _encode(
     partition: TopicPartition | None = None,
     **more: Any,
 ) -> tuple[int, bytes]:
-    """Encode attributes as encode_attributes, adding the words of `key` to the keys, and the bits of the priority.
-    Raises TypeError, LocalProtocolError."""
+    """Encode attributes as encode_attributes does. Also add the words of `key` to the keys, and the bits of the
+    priority to the flag. Raises TypeError, LocalProtocolError.
+    """
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
     if key is not None and not isinstance(key, (str, bytes)):
@@ -332,8 +335,9 @@ def _own_properties(
 
 
 def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | None, own: Mapping[str, str]) -> None:
-    """Check that the time to live is not over before delivery: then nobody would get the message. Raises
-    LocalProtocolError."""
+    """Check that the time to live does not end before delivery, because then nobody would get the message. Raises
+    LocalProtocolError.
+    """
     wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
     if ttl * 1000 <= wait_ms:
         option = f"deliver_at={deliver_at}" if delay is None else f"delay={delay}"
@@ -350,8 +354,9 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """Return the lookup keys of a message sent with `key`; none if `key` is not a text that a record can hold as
-    keys."""
+    """Return the lookup keys of a message that is sent with `key`. Return none if `key` is not a text that a record can
+    store as keys.
+    """
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
     except UnicodeDecodeError:
@@ -388,7 +393,7 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
-    """Check the size of a body above MAX_BODY_BYTES: properties added by metaq do not count, up to
+    """Check the size of a body above MAX_BODY_BYTES. Properties that metaq has added do not count, up to
     MAX_RECORD_BODY_BYTES.
 
     topic: "" for a user's topic. A message to a topic of metaq's own was accepted before as a user's message, and its

@@ -44,7 +44,7 @@ def cancel_delayed(
     clock: Callable[[], float],
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Cancel a delayed message, as Producer.cancel. connect: see Connect. follow: as in ConnectionPool.follow."""
+    """Cancel a delayed message; see Producer.cancel. connect: see Connect. follow: see ConnectionPool.follow."""
     if not isinstance(result, SendResult):
         raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
     if result.due is None:

@@ -5,8 +5,8 @@ the half message is sent like every asynchronous message. The thread that reads 
 threads of LocalWork, which do the work and send the outcome (ending_halves.py). The thread that reads the outcome's
 answer ends the future.
 
-Local work does not begin once a broker may have asked another producer of the group, which would have answered that
-nothing is committed (`check_age`).
+Local work does not begin if it is so late that a broker may already have asked another producer of the group. That
+producer would have answered that nothing is committed (`check_age`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ __all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
-"""Seconds after its send in which local work may always begin. Brokers ask other producers HALF_GRACE_SECONDS (3) later
-than this one; the difference allows for clocks at different speeds."""
+"""Seconds after the call in which the local work may always begin. Brokers ask other producers HALF_GRACE_SECONDS (3)
+later than this one; the difference allows for clocks at different speeds.
+"""
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
 """execute(message): the local work. True = commit, False = roll back, None = not known yet."""
@@ -72,7 +73,7 @@ class HalfSends(Protocol):
     """The methods of a producer's Driver that send half messages."""
 
     def send_and_wait(self, outgoing: Outgoing) -> SendResult:
-        """Send a message and wait, as Driver.send_and_wait."""
+        """Send a message and wait; see Driver.send_and_wait."""
 
     def take_over(
         self,
@@ -85,16 +86,16 @@ class HalfSends(Protocol):
         on_delivery: OnDelivery,
         options: SendOptions,
     ) -> object:
-        """Accept a message for which no thread blocks, as Driver.take_over."""
+        """Accept a message for which no thread blocks; see Driver.take_over."""
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """Return the seconds to a broker's first check, as Driver.half_check_seconds."""
+        """Return the seconds to a broker's first check; see Driver.half_check_seconds."""
 
     def keep(self, size: int) -> None:
-        """Keep a message's room in the buffer, as ProducerCore.keep."""
+        """Keep a message's room in the buffer; see ProducerCore.keep."""
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the room of kept messages, as Driver.let_go."""
+        """Free the room of kept messages; see Driver.let_go."""
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
@@ -109,9 +110,11 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """A transaction for which no thread blocks. end: sets its future. check, check_after: the call's arguments. began:
-    clock time of the call. seconds: time limit for the outcome. number: of the half message in flight. too_late: why
-    its local work does not begin. has_caller: false if the call has raised an exception."""
+    """A transaction for which no thread blocks. end: the Outcome of its future. check, check_after: the arguments of
+    the call. began: clock time of the call. seconds: time limit for the outcome. number: the number of the half message
+    in flight.
+    too_late: why its local work does not begin. has_caller: false if the call has raised an exception.
+    """
 
     __slots__ = (
         "began",
@@ -243,7 +246,7 @@ class _Asynchronous:
         self._ender.gather(transaction)
 
     def told(self, transactions: Sequence[_Transaction]) -> None:
-        """End transactions whose outcome the broker has answered, or could not be told."""
+        """End these transactions, because the broker has acknowledged their outcomes, or could not be told."""
         self._own.decided([each.half_id for each in transactions if each.reply is not None])
         with Callbacks():
             for each in transactions:
@@ -261,7 +264,9 @@ class _Asynchronous:
         self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
     def _left_open(self, transaction: _Transaction) -> None:
-        """Leave a transaction open: its broker does not know the outcome, and nothing more is done for it here."""
+        """Leave a transaction open: its broker does not know the outcome, and this producer does nothing more for it
+        until the broker asks.
+        """
         answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
         self._own.left_open(transaction.half_id, answer)
 
@@ -298,7 +303,7 @@ class HalfTransactions:
         packer: Packer | None,
         clock: Callable[[], float],
     ) -> None:
-        """group, threads: of ProducerConfig. packer: compresses payloads."""
+        """group, threads: the settings in ProducerConfig. packer: compresses payloads."""
         self.checker = checker
         self._sends = sends
         self._ender = ender
@@ -329,8 +334,9 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> TransactionResult:
-        """Run a transaction, as Producer.send_in_transaction. seconds: for the half message, and once more for its
-        outcome."""
+        """Run a transaction; see Producer.send_in_transaction. seconds: time limit for sending the half message, and
+        again for sending its outcome.
+        """
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction()"
@@ -385,7 +391,7 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
-        """Begin a transaction, as Producer.send_in_transaction_async. The arguments are those of `run`."""
+        """Begin a transaction; see Producer.send_in_transaction_async. The arguments are those of `run`."""
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction_async()"

@@ -14,7 +14,7 @@ __all__ = ["CheckPace"]
 
 class CheckPace:
     """The pace of one thread. limit: how many half messages to request at once. It is 1 until the duration of a check
-    is known, because a broker regards a producer as gone that asks too rarely."""
+    is known, because a broker treats a producer that asks too rarely as gone."""
 
     def __init__(self, random: Callable[[], float] = random) -> None:
         """random: a number in [0, 1)."""

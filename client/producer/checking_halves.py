@@ -57,7 +57,7 @@ class Checker:
     def __init__(
         self, metadata: Metadata, pool: Callable[[], ConnectionPool], config: ProducerConfig, clock: Callable[[], float]
     ) -> None:
-        """pool: makes the pool for its connections."""
+        """pool: creates the pool for the checker's connections."""
         self._metadata = metadata
         self._make_pool = pool
         self._config = config
@@ -164,7 +164,8 @@ class Checker:
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
         """Wait at most `wait` seconds for at most `limit` questions, and answer them. Return the seconds per question,
-        0.0 if none came. Raises as `check_halves`."""
+        0.0 if none came. Raises the same errors as `check_halves`.
+        """
         timeout = wait + self._config.connection.request_timeout_seconds
         halves = check_halves(connection, group, broker, limit, wait, timeout, self.topics(group), self.producer)
         began = self._clock()
@@ -216,7 +217,7 @@ class _Asker:
         self._pace = CheckPace()
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
-        """The topics that the waiting request names, or that an earlier one named."""
+        """The topics that the waiting request names, or that the last request named."""
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
 

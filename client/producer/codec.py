@@ -1,6 +1,6 @@
 """Encode a flight's requests, and decode the answers about its messages, in both protocols. No I/O.
 
-A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) makes the
+A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
 requests of a flight, sends each under as many opaques as it has `answers`, and passes every answer to `read`. When the
 outcome of the request's turns is known, `read` returns a Landing. The driver reports it to the core first; then the
 Landing's `give` gives the messages their results.
@@ -111,7 +111,9 @@ class FlightCodec:
     """Encoder of the requests of one producer's flights."""
 
     def __init__(self, producer: int = 0, packs: bool = False) -> None:
-        """producer: its number, 0 if its requests are not numbered. packs: whether it compresses payloads."""
+        """producer: the producer's number; 0 if its requests are not numbered. packs: whether it compresses
+        payloads.
+        """
         self._producer = producer
         self._packs = packs
         self._headers = SendHeaders()
@@ -321,8 +323,9 @@ class PutRequests:
 
 
 def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
-    """Return the result of a put of the text protocol. Raises RemoteProtocolError (not such an answer), and the error
-    of a refusal."""
+    """Return the result of a put of the text protocol. Raises RemoteProtocolError if the reply is not the result of a
+    put, and the error of a refusal.
+    """
     if not isinstance(reply, Result):
         raise _unreadable(endpoint, repr(reply))
     if reply.code != Status.SUCCESS:

@@ -56,7 +56,8 @@ __all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
-    """The driver's next actions. flights: to send. ended: messages whose callers must be told, and then to `forget`.
+    """The driver's next actions. flights: the flights to send. ended: messages whose callers must be told, and which
+    must then be passed to `forget`.
     late: messages whose callers must be told, but whose request still occupies their room."""
 
     flights: Sequence[Flight] = ()
@@ -81,7 +82,7 @@ class ProducerCore:
         interruptible: Callable[[], bool] = lambda: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
-        """follow: as in ConnectionPool.follow."""
+        """follow: see ConnectionPool.follow."""
         self._places = places
         self._clock = clock
         self._interruptible = interruptible
@@ -105,7 +106,9 @@ class ProducerCore:
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work for `wake`, a heap by time; None: all queues. A driver only checks whether it is empty."""
+        """The work for `wake`: a heap sorted by time. An entry with None means all queues. A driver only checks whether
+        the heap is empty.
+        """
         self._numbers = itertools.count()
         self.expire_at = math.inf
         """When to call `expire`."""
@@ -134,8 +137,9 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Add a message to the open batch of `where`, a topic or a partition; return where its future looks. None:
-        there is no such batch, or it cannot take this message; then `add` a GatheredBatch.
+        """Add a message to the open batch of `where`, a topic or a partition. Return where the message's future finds
+        its outcome: the batch's Outcome and the index in it. Return None if there is no such batch or it cannot accept
+        this message; then `add` a GatheredBatch.
 
         This function determines the cost of a message: the limits of bench's `produce-128` and `futures-128` depend on
         it.
@@ -242,11 +246,12 @@ class ProducerCore:
     # --- flights end ------------------------------------------------------------------------------------------------
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        """Do as `landed` for a flight of one message. Return the gathered messages, which the caller must send; None,
-        with nothing done, while keys move or a partition is avoided.
+        """Do the same as `landed` for a flight of one message. Return the flights with the gathered messages, which the
+        caller must send. While keys move or a partition is avoided, do nothing and return None.
 
-        If a thread blocks for the message, this is `release` as well: nobody else waits for its result. An interrupt
-        cannot divide this step. On an interruptible thread gathered messages are a reason for None, too.
+        If a thread blocks for the message, this does the work of `release` as well, because nobody else waits for the
+        result. An interrupt cannot divide this step. On an interruptible thread, it also returns None if there are
+        gathered messages.
         """
         if self._places.avoids_any:
             return None
@@ -282,12 +287,13 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """Take the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages are sent
+        """Process the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages are sent
         next; messages to retry wait before them for `wake`.
 
         answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
-        whether its messages are stored. Finished messages count as buffered until `release`. Not on an interruptible
-        thread. May be repeated, because a flight that an interrupt has ended otherwise is reported again.
+        whether its messages are stored. Finished messages count as buffered until `release`. Do not call this on an
+        interruptible thread. The call may be repeated, because a flight that an interrupt has ended in another way is
+        reported again.
         """
         broker = flight.broker
         if self._places.avoids_any:
@@ -349,8 +355,9 @@ class ProducerCore:
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Act on linger times and pauses that are over. This chooses partitions again, so it may call a user's
-        selector."""
+        """Act on linger times and pauses that are over. This chooses partitions again for the waiting messages, so it
+        may call a user's selector.
+        """
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
         with self._lock:
@@ -372,7 +379,9 @@ class ProducerCore:
             self._wake_at(-math.inf, None)
 
     def view_changed(self, topics: Iterable[str]) -> Actions:
-        """Try again what waits for these topics, because their partitions or brokers have changed."""
+        """Try again to send the messages that wait for these topics, because their partitions or brokers have
+        changed.
+        """
         changed = set(topics)
         with self._lock:
             paused = []
@@ -385,7 +394,9 @@ class ProducerCore:
 
     def expire(self, now: float) -> Actions:
         """End expired messages for which no thread blocks: queued messages, and messages in flight, which keep their
-        place and room until their request ends. O(messages), once in LOOK_SECONDS at most."""
+        place and room until their request ends. This takes O(messages) time, and is done at most once in
+        LOOK_SECONDS.
+        """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
         with self._lock:
@@ -410,8 +421,9 @@ class ProducerCore:
         self._failures.closing = True
 
     def close(self) -> Actions:
-        """Accept and retry nothing any more, and end all messages without an outcome: queued messages as ended,
-        messages in flight as late."""
+        """Stop accepting and retrying messages, and end all messages without an outcome. Report queued messages as
+        ended, and messages in flight as late.
+        """
         with self._lock:
             self._closed = self._failures.closing = True
             unknown = [outgoing for each in self._queues.values() for outgoing in each.give_up_repeat()]
@@ -509,7 +521,7 @@ class ProducerCore:
         return self._freed(ended)
 
     def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
-        """Queue the messages that waited for these ended ones. Return the flights that can be sent now."""
+        """Queue the messages that waited for these ended messages. Return the flights that can be sent now."""
         freed: dict[TopicPartition, PartitionQueue] = {}
         for outgoing in self._keys.settled(ended):
             partition = self._by_key(outgoing)

@@ -1,4 +1,4 @@
-"""Convert the delay options of a send into the record, and make the results of delayed messages."""
+"""Convert the delay options of a send into properties of the record, and build the results of delayed messages."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Timing(IntEnum):
     """The message waits for the outcome of its transaction (protocol/half_messages.py); the broker chooses the time of
     its first check."""
     CHECKED_HALF = 4
-    """The message waits for the outcome, and the record has the time of the first check. In a batch with both kinds the
-    ids would not be known."""
+    """The message waits for the outcome, and the record has the time of the first check. A batch must not mix both
+    kinds of half messages, because the ids of its messages would not be known.
+    """
 
     @property
     def is_half(self) -> bool:
@@ -54,7 +55,7 @@ class Timing(IntEnum):
 
 
 NOW = Timing.NOW
-"""Timing.NOW for per-message code: a look-up in the enumeration costs a Python call."""
+"""Timing.NOW for code that runs for each message, because a look-up in the enumeration costs a Python call."""
 
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))

@@ -58,8 +58,9 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: whether messages without a key may go to the partition of the previous one; otherwise a selector is
-        asked for each."""
+        """gathers: whether messages without a key may go to the partition of the previous one; otherwise a selector
+        chooses the partition of each message.
+        """
         self._config = config
         self._metadata = metadata
         self._pool = pool
@@ -87,8 +88,9 @@ class Driver:
             packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
-        """An entry for each thread that is telling callers the ends of messages. Messages in flight may leave the core
-        meanwhile, when their answer comes."""
+        """An entry for each thread that is telling callers how their messages have ended. Messages in flight may leave
+        the core meanwhile, when their answer comes.
+        """
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
         self._undelivered: Undelivered | None = None
@@ -99,14 +101,14 @@ class Driver:
         metadata.on_change(self._view_changed)
 
     def start(self) -> None:
-        """Start the background work, as Resender.begin does."""
+        """Start the background work; see Resender.begin."""
         if self._undelivered is not None:
             self._undelivered.begin()
 
     # --- accepting --------------------------------------------------------------------------------------------------
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
-        """Send a stored message, as Producer.send_stored."""
+        """Send a stored message; see Producer.send_stored."""
         from ..records.local_store import StoredMessage  # not imported without a store
 
         if not isinstance(message, StoredMessage):
@@ -152,8 +154,9 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message for which no thread blocks. Return where its future looks if on_delivery is ASKED.
-        flag, body, timing: of its record."""
+        """Accept a single message for which no thread blocks. Return where its future finds the outcome, if on_delivery
+        is ASKED. flag, body, timing: those of its record.
+        """
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
             where: Hashable = topic if partition is None else (topic, partition)
@@ -181,7 +184,7 @@ class Driver:
     def send_and_wait(self, outgoing: Outgoing) -> Any:
         """Send a message and wait for the answer: a SendResult, or one for each message of a batch."""
         refuse_in_callback("a blocking send")
-        try:  # accepting is inside, because an interrupt may come when a function begins
+        try:  # accepting is inside the `try`, because an interrupt may come when a function begins
             queue, flights = self._accept(outgoing)
             for flight in flights:
                 self._sender.transmit(flight, outgoing)
@@ -216,7 +219,8 @@ class Driver:
         self._arm()
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Choose where to queue a message, as Router.route. None: by its key, which the core does in order.
+        """Choose the partition to which a message is queued, as Router.route does. Return None if the core has to
+        choose by the message's key, so that the order of the key is kept.
 
         A known topic may be absent: its only broker restarts, or its ZooKeeper session has just ended. Its messages are
         queued, at most until their deadlines.
@@ -279,8 +283,9 @@ class Driver:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Flush; end the remaining messages after `timeout` seconds, and accept nothing any more. No interrupt comes
-        here, nor in the methods that follow."""
+        """Flush; end the remaining messages after `timeout` seconds, and accept no more messages. No interrupt comes
+        here, nor in the methods that follow.
+        """
         deadline = self._clock() + timeout
         try:
             if self._undelivered is not None:
@@ -294,7 +299,7 @@ class Driver:
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Do as `end`, for a process that ends, and return the losses."""
+        """Do the same as `end`, for a process that ends, and return the losses."""
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -363,7 +368,9 @@ class Driver:
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """Take a new view of a topic; any thread. A view lists all registered brokers, not only those of its topic."""
+        """Take a new view of a topic; called on any thread. A view lists all registered brokers, not only those of its
+        topic.
+        """
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
         self._pool.listed(self._metadata.view(topic).endpoints)
@@ -384,15 +391,15 @@ class Driver:
             self._freed.ring()
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """Return the seconds until a broker's first check of a half message, as Sender.half_checks."""
+        """Return the seconds until a broker's first check of a half message; see Sender.half_checks."""
         return self._sender.half_checks.get(broker)
 
     def keep(self, size: int) -> None:
-        """Keep a message's room in the buffer, as ProducerCore.keep."""
+        """Keep a message's room in the buffer; see ProducerCore.keep."""
         self.core.keep(size)
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the room of kept messages, as ProducerCore.let_go, and wake waiting threads."""
+        """Free the room of kept messages with ProducerCore.let_go, and wake waiting threads."""
         self.core.let_go(messages, size)
         self._released()
 

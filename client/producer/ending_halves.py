@@ -36,8 +36,9 @@ _PAUSE_SECONDS = 0.1
 
 
 class Telling(Waiter):
-    """The outcome of one half message, which must reach the broker before `deadline` (clock time). Once it is done it
-    has a reply or an error."""
+    """The outcome of one half message, which must reach the broker before `deadline` (clock time). When it is done, it
+    has a reply or an error.
+    """
 
     __slots__ = ("cause", "connection", "deadline", "error", "half_id", "outcome", "partition", "reply")
 
@@ -62,8 +63,9 @@ class Telling(Waiter):
 
 class _Place:
     """The state of a partition. batch: the outcomes in flight, or about to be sent for `sender`; None: nothing.
-    request: the batch's request, from just before it is sent. paused: a try has failed, and the timers' thread
-    continues. lingers: gathered outcomes wait for more."""
+    request: the batch's request; set just before it is sent. paused: whether a try has failed, so that the timers'
+    thread continues. lingers: whether gathered outcomes wait for more outcomes.
+    """
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
 
@@ -87,7 +89,7 @@ class Ender:
         request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """connect(topic, broker id, seconds): as in Transactional.connect."""
+        """connect(topic, broker id, seconds): see Transactional.connect."""
         self._connect = connect
         self._follow = follow
         self._request_seconds = request_seconds
@@ -100,8 +102,9 @@ class Ender:
         self._closed = False
 
     def tell(self, telling: Telling) -> EndHalfReply:
-        """Send an outcome and wait for the answer. Raises the reason why the result is unknown, RequestTimedOut among
-        others."""
+        """Send an outcome and wait for the answer. Raises the error because of which the result is unknown, for example
+        RequestTimedOut.
+        """
         try:
             place = self._place(telling.partition)
             with self._lock:

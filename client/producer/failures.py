@@ -29,10 +29,10 @@ __all__ = ["Closed", "Failures"]
 
 
 class Failures:
-    """Decisions about failed requests, by the error, by whether the request may be stored, and by its messages'
-    deadlines.
+    """Decides what happens after failed requests. This depends on the error, on whether the request may be stored, and
+    on the deadlines of its messages.
 
-    closing: nothing is retried any more.
+    closing: whether the producer is closing, so that nothing is retried any more.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Failures:
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
         """Pause the partition until its `retry_at`. Return the messages that are not retried.
 
-        unknown: the request may have reached the broker with its number, and the broker has not answered it. sent_at:
-        when it was sent, monotonic seconds.
+        unknown: whether the request may have reached the broker with its number, but the broker has not answered it.
+        sent_at: when the request was sent, in monotonic seconds.
         """
         queue, batch = turn
         if queue.repeat is not None:  # a node that does not lead cannot know the request that this one repeats
@@ -84,7 +84,7 @@ class Failures:
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
         """Keep a numbered request that may be stored, to repeat it unchanged while one of its messages has time left.
-        If none has, return all of them."""
+        If no message has time left, return all of them."""
         now = self._clock()
         follows = self._note(batch, error, now)
         if queue.repeat is None:
@@ -102,8 +102,9 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """Put the messages to retry back at the front of the queue, because the request is not stored; return the
-        others."""
+        """Put the messages that are retried back at the front of the queue, because the request is not stored. Return
+        the other messages.
+        """
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
         now = self._clock()
@@ -172,8 +173,10 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Return the error that explains a failed message. The message's own deadline that ended a try does not; and an
-    earlier error of the broker explains more than that the broker is no longer registered."""
+    """Return the error that best explains a failed message. If the message's own deadline ended the try, the new error
+    explains nothing. An earlier error of the broker explains more than the fact that the broker is no longer
+    registered.
+    """
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):
         return error

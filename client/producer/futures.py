@@ -1,17 +1,17 @@
 """A concurrent.futures.Future that shares its state with the futures of its batch.
 
-A plain Future makes a Condition and an RLock for every message, and is set one by one. A SendFuture is an index into an
-Outcome. An Outcome is settled once for all messages of a batch; only futures with a waiter or callbacks are notified.
-Results are made on access.
+A plain Future creates a Condition and an RLock for every message, and futures are set one by one. A SendFuture is an
+index into an Outcome. An Outcome is settled once for all messages of a batch; only futures with a waiter or callbacks
+are notified. Results are created when they are accessed.
 
 It relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
 The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
-`result` has a bell of its own. An interrupt (interrupts.py) may leave the locks of a condition, and of the standard
-library's `wait` and `as_completed`, locked permanently. The settling thread waits for them at most half a second, and
-leaves the remaining work to another thread.
+`result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the locks of a condition, and
+of the standard library's `wait` and `as_completed`, locked permanently. The settling thread waits for them at most half
+a second, and leaves the remaining work to another thread.
 
 Why no wake-up is lost or duplicated: a watched future is in its Outcome's `watched`, which changes only under the lock
 that also guards the settling. A future with a condition has its own state, which changes only with the condition held,
@@ -155,7 +155,7 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Set the result or error once; a later one changes nothing (an answer after the deadline)."""
+        """Set the result or error once. A later call changes nothing (for example for an answer after the deadline)."""
         with _making:
             if self.state == FINISHED:
                 return
@@ -243,11 +243,13 @@ class SendFuture(Future[T]):
         return self.outcome.state == FINISHED
 
     def set_result(self, result: T) -> None:
-        """Set the result, of a future with its own Outcome, once; as Outcome.settle."""
+        """Set the result of a future that has its own Outcome. Like Outcome.settle, only the first call has an
+        effect.
+        """
         self.outcome.settle(None, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the error once, as set_result."""
+        """Set the error; as with set_result, only the first call has an effect."""
         self.outcome.settle(exception, None)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -335,7 +337,9 @@ class SendFuture(Future[T]):
                 waiter.add_result(self)
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
-        """Run the callbacks. Each is removed first, so it runs once, on the thread of the setter or of the adder."""
+        """Run the callbacks. Each callback is removed before it runs, so it runs only once: on the thread that sets the
+        result, or on the thread that adds the callback.
+        """
         callbacks = self._made_callbacks
         while callbacks:
             try:

@@ -23,8 +23,9 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""Returns the partitions from which keys of a topic choose now; empty if no broker publishes the topic. Never blocks
-for a topic that was asked for before. Raises NoPartition if the list cannot be known."""
+"""Returns the partitions among which the keys of a topic are distributed now; empty if no broker publishes the topic.
+Never blocks for a topic that was asked for before. Raises NoPartition if the list cannot be known.
+"""
 
 
 class _Move:
@@ -33,12 +34,13 @@ class _Move:
     __slots__ = ("before", "waiting")
 
     def __init__(self, before: set[Outgoing]) -> None:
-        self.before = before  # number of messages without an outcome, at the previous partition
+        self.before = before  # messages without an outcome, at the previous partition
         self.waiting: deque[Outgoing] = deque()
 
 
 class KeyOrder:
-    """Choice of partitions for messages with a key. queues: all queues; read when a topic's partitions have changed.
+    """Chooses the partitions of messages with a key. queues: all queues; they are searched when a topic's partitions
+    have changed.
 
     Invariant: messages of a key without an outcome are in one queue, except for those that wait here.
     """
@@ -64,8 +66,9 @@ class KeyOrder:
 
     def look(self, topic: str) -> None:
         """Handle a change of the topic's partitions. All messages with a key must be in their queues, or in flight from
-        there; a message that a caller still holds is not found. O(1); O(messages of the topic) after a change. Raises
-        NoPartition."""
+        there; a message that a caller still holds is not found. This takes O(1) time, and O(messages of the topic)
+        after a change. Raises NoPartition.
+        """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
         if now is not known and now:
@@ -74,7 +77,7 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return as `place`, for the partitions at the last `look`."""
+        """Return what `place` returns, but for the partitions at the last `look`."""
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None

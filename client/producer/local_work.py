@@ -20,7 +20,9 @@ class LocalWork(Generic[T]):
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """most: number of threads. do: does the work. rest: called when no work is left to begin. Neither raises."""
+        """most: maximum number of threads. do: does the work. rest: called when no work is left to begin. Neither
+        function raises.
+        """
         self._most = most
         self._do = do
         self._rest = rest

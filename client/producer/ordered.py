@@ -68,12 +68,11 @@ class OrderedProducer(Closing):
         **moved: Unpack[MovedProtocol],
     ) -> None:
         """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
-        ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
-        chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
-        broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
-        if only the answer was lost, the message is then stored twice. The other arguments: as for Producer.
-
-        Raises ConfigError; CoordinationUnavailable.
+                ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
+                chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
+                broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
+                if only the answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
+        ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")
@@ -116,11 +115,11 @@ class OrderedProducer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. Arguments as
-        Producer.send.
+        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. The arguments
+        are those of Producer.send.
 
-        Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; otherwise as
-        Producer.send: the broker is registered but could not be reached in time, or refused the message.
+        Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; and the
+        errors of Producer.send, if the broker is registered but could not be reached in time, or refused the message.
         """
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -149,8 +148,7 @@ class OrderedProducer(Closing):
         return self._save(message, chosen)
 
     def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
-        """Return a typed view, as Producer.typed: a value is serialised when it is sent or saved. Raises
-        ConfigError."""
+        """Return a typed view; see Producer.typed. A value is serialised when it is sent or saved. Raises ConfigError."""
         return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:
@@ -167,7 +165,8 @@ class OrderedProducer(Closing):
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Try to send all saved messages now; return whether none was left within `timeout` seconds. Raises ClientError
-        as close()."""
+        in the same cases as close().
+        """
         self._guard.check()
         refuse_in_handler("flush()", self)
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -247,7 +246,7 @@ class OrderedProducer(Closing):
         queue = _queue(partition)
         self._store.append(queue, [message])
         if self._is_available(partition):
-            self._resender.trigger(queue)  # it may just have found the queue empty for the last time
+            self._resender.trigger(queue)  # the resender may just have found the queue empty for the last time
         return SendResult(0, partition, -1)
 
 

@@ -45,7 +45,9 @@ _pack = HEADER.pack
 ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
-"""Called with (None, result) for a stored message, (error, None) for a failed one: confluent-kafka's order."""
+"""Called with (None, result) for a stored message, and with (error, None) for a failed one. This is the order of
+arguments in confluent-kafka.
+"""
 OnSent = Callable[[Exception | None, Any], object]
 """Called with (None, result) or (error, None) for all messages of one call together."""
 
@@ -84,12 +86,12 @@ def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa
 
 
 class Outgoing(Waiter):
-    """One message on its way. The calling thread owns it until it is queued, then the thread that sends its partition's
-    messages.
+    """One message on its way. The calling thread owns it until it is queued. After that, the thread that sends the
+    messages of its partition owns it.
 
-    size: bytes of its record (header and body). report: None if a thread is blocked for it; that thread sets `driver`
-    to the connection it will drive. result/error: set once, before `done`. once: whether it is tried only once. timing:
-    the common timing of its records.
+    size: bytes of its record (header and body). report: called with the outcome; None if a thread is blocked for the
+    message. That thread sets `driver` to the connection that it will drive. result/error: set once, before `done`.
+    once: whether it is tried only once. timing: the common timing of its records.
     """
 
     __slots__ = (
@@ -233,7 +235,9 @@ class OutgoingBatch(Outgoing):
         bodies: Sequence[Buffer],
         deadline: float,
     ) -> None:
-        """flags: one for each body, or one for all. checksums: as record.checksum."""
+        """flags: one for each body, or one for all. checksums: the checksum of each body, as record.checksum computes
+        it.
+        """
         super().__init__(topic, 0, 0, b"", deadline)
         self.count = len(bodies)
         self.bodies = bodies
@@ -253,8 +257,9 @@ class OutgoingBatch(Outgoing):
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Make the bytes that `encoded` returns now, on this thread, so that they are ready when the partition can
-        send."""
+        """Build the bytes that `encoded` returns now, on this thread, so that they are ready when the partition can
+        send.
+        """
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
@@ -268,7 +273,9 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Return the table of record sizes, if all are equal; numpy fills it without a step for each."""
+        """Return the encoded records as one table, for bodies that all have this length. numpy fills the table without
+        a step for each record.
+        """
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
         headers["length"], headers["checksum"], headers["id"], headers["flag"] = length, self.checksums, 0, self.flags
@@ -325,8 +332,8 @@ class GatheredBatch(OutgoingBatch):
     another OnDelivery begins. `ProducerCore.join` appends to them, with the core's lock held, as long as this is its
     queue's open batch. The futures of all messages share `outcome`.
 
-    where: as in `ProducerCore.join`. most: the most messages. latest: the latest deadline of a message that may join.
-    All messages end at the batch's deadline, which is that of the first message.
+    where: see `ProducerCore.join`. most: the maximum number of messages. latest: the latest deadline of a message that
+    may join. All messages end at the batch's deadline, which is that of the first message.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")

@@ -1,10 +1,10 @@
 """The half messages that a producer has sent itself, and its answers about them.
 
-The producer knows more about them than any check can find out. While a half message is in flight, waits for a thread,
-or its local work runs, there is no answer: a check would truthfully say that nothing is committed, just before
-something is. If the send has failed, no local work follows, so the answer is "rolled back", without a check. If the
-transaction was left open, the check of its own call answers. For any other half message (its broker may have lost the
-outcome) the check of its topic answers.
+The producer knows more about its own half messages than any check can find out. There is no answer while a half message
+is in flight, while it waits for a thread, or while its local work runs. A check would truthfully say that nothing is
+committed, just before something is committed. If the send has failed, no local work follows, so the answer is "rolled
+back", without a check. If the transaction was left open, the check of its own call answers. For any other half message
+(its broker may have lost the outcome) the check of its topic answers.
 
 A half message in flight has a number, because its id comes with the answer. If a broker asks about an id that is not
 known here, the message may be any of those in flight at that time. Once all of these have ended, no local work will
@@ -40,7 +40,7 @@ class OwnHalves:
         self._sending: dict[int, None] = {}
         self._busy: set[int] = set()  # ids of half messages whose local work may be in progress
         self._left_open: dict[int, Any] = {}  # the answer, or the check that gives it; None: the topic's check
-        self._asked: dict[int, int] = {}  # ids unknown here → a number that was free at the first question
+        self._asked: dict[int, int] = {}  # ids unknown here → the next free number at the first question
         self._failed: dict[int, None] = {}  # hashes of half messages that a broker may have but that get no local work
 
     # --- a transaction's way ------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class OwnHalves:
             return None
         if (left := self._left_open.get(half_id, _UNKNOWN)) is _UNKNOWN:
             first = self._asked.get(half_id) or next(self._numbers)
-            # before the id is looked up again in the other tables
+            # must be read before the id is looked up again in the other tables
             on_its_way = any(number < first for number in list(self._sending))
             if half_id in self._busy:
                 return None

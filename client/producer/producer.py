@@ -63,11 +63,13 @@ T = TypeVar("T")
 
 
 class Producer(Closing):
-    """A client that sends messages. Safe to share between threads. A forked process must create its own producer: there
-    every call raises ClientError, except close(), which does not affect the parent's producer.
+    """A client that sends messages. Safe to share between threads. A forked process must create its own producer. In
+    the forked process every call of the parent's producer raises ClientError, except close(), which does not affect the
+    parent.
 
-    At least once: a message whose answer is lost (its broker died, the request timed out) is sent again and may then be
-    stored twice. Messages of one thread with the same key or partition keep their order.
+    Messages are stored at least once: a message whose answer is lost (because its broker died, or the request timed
+    out) is sent again and may then be stored twice. Messages of one thread with the same key or partition keep their
+    order.
     """
 
     _made: Transacting | None = None
@@ -164,8 +166,8 @@ class Producer(Closing):
 
         address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions per topic; for
         other topics the broker chooses one for each message, and `key`, `partition` and transactions are not possible.
-        broker_id: the broker's id in the names of partitions, for your own use. The other arguments: as for Producer.
-        Raises ConfigError.
+        broker_id: the broker's id in the names of partitions, for your own use. The other arguments are those of
+        Producer. Raises ConfigError.
         """
         return cls(
             selector=selector,
@@ -187,22 +189,22 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
 
-        Options, for every kind of send: `tag` is what consumers filter on. `keys` are for lookups, without blanks.
-        `attribute` is metaq 1.x's. `properties` are your own values by name: str, int (64 bits), float (finite), bool
-        or bytes. Messages with the same `key` go to the same partition; if it is a text, its words become keys for
-        lookups, too (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with a time zone, or
-        `delay`, in seconds after the broker accepts the message: not delivered before that time, at most 366 days
-        ahead; the result is `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock,
-        after which no consumer gets the message; must exceed a delay. `content_type`: the type of the payload, for
-        readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
+        Options, for every kind of send: `tag`: consumers can filter by it. `keys` are for lookups, without blanks.
+        `attribute` is the attribute of metaq 1.x. `properties` are your own values by name: str, int (64 bits), float
+        (finite), bool or bytes. Messages with the same `key` go to the same partition; if it is a text, its words
+        become keys for lookups, too (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with
+        a time zone, or `delay`, in seconds after the broker accepts the message: not delivered before that time, at
+        most 366 days ahead; the result is `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this
+        machine's clock, after which no consumer gets the message; must exceed a delay. `content_type`: the type of the
+        payload, for readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
         delivery_timeout_seconds).
 
         Raises NoPartition (no broker publishes the topic; if messages were sent to it before, the send waits for it),
         RequestTimedOut (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it),
         InvalidName, LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError
-        (another argument of a wrong type: a payload that is not bytes, attributes that are no texts, a partition that
-        is a number), RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and is
-        not sent again).
+        (another argument of a wrong type: a payload that is not bytes, attributes that are not strings, a partition
+        that is a number), RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and
+        is not sent again).
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -219,12 +221,12 @@ class Producer(Closing):
         """Send as `send` does, but return a future at once. It ends with the result or error of `send`, at most 0.25 s
         after the deadline.
 
-        Blocks only for the first connection to a broker, the first look at a topic in ZooKeeper (if no broker publishes
-        it, with further looks for the words of the error, and for up to 3 s while a broker set has no leader), and
-        while max_buffered_bytes are waiting (then raises RequestTimedOut). It does not block if a topic is absent now
-        that messages were sent to before: new messages are queued. Callbacks of the future run on the thread that reads
-        the answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError
-        there.
+        Blocks only for the first connection to a broker, for the first look at a topic in ZooKeeper, and while
+        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, the look
+        includes further look-ups for the text of the error. While a broker set has no leader, the look takes up to 3 s.
+        It does not block for a topic that is absent now but to which messages were sent before: new messages are
+        queued. Callbacks of the future run on the thread that reads the answer: keep them short. Calls that wait for an
+        answer (`send`, `flush`, a transaction) raise ClientError there.
 
         With a store for `undelivered` messages a temporary error is not raised and does not end the future with an
         error. Instead the result is `pending`, without an id, and the message is sent again later, after messages sent
@@ -247,7 +249,7 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send as `send_async` does, for loops of single sends: it makes no future, and is the cheapest way to send.
+        """Send as `send_async` does, for loops of single sends: it creates no future, and is the cheapest way to send.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
         `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the thread of future
@@ -271,8 +273,8 @@ class Producer(Closing):
         """Send many messages to one partition in one frame (text protocol: pipelined puts), and wait for all.
 
         tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results are
-        in order and computed on access. An empty batch returns []. Raises as `send`; LocalProtocolError if the batch is
-        larger than one frame: send it in parts.
+        in order and computed on access. An empty batch returns []. Raises the same errors as `send`; LocalProtocolError
+        if the batch is larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -325,7 +327,8 @@ class Producer(Closing):
 
         Replies come on one partition of ProducerConfig.reply_topic. The first request starts a thread that reads it,
         and blocks until the partition's end is known. Callbacks of the futures run on this thread: keep them short.
-        Raises NoPartition (no broker has the reply topic), BrokerUnavailable, RequestTimedOut, and as `send`.
+        Raises NoPartition (no broker has the reply topic), BrokerUnavailable, RequestTimedOut, and the errors of
+        `send`.
         """
         self._guard.check()
         from ..serializers.base import deserializers
@@ -345,7 +348,8 @@ class Producer(Closing):
     ) -> SendResult:
         """Answer a request, and wait until the reply is stored. Options as for `send`, except tag, key and partition.
 
-        Raises ClientError (the message is no request), ConfigError (such an option), and as `send`.
+        Raises ClientError (the message is no request), ConfigError (one of these three options), and the errors of
+        `send`.
         """
         self._guard.check()
         from .requesting import reply_options
@@ -375,7 +379,8 @@ class Producer(Closing):
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = only one try.
 
-        Raises as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and any other error of the try.
+        Raises the same errors as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and any other error
+        of the try.
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
@@ -452,7 +457,8 @@ class Producer(Closing):
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
         this producer (4). So several calls run at the same time, in any order, and may block. An exception of `execute`
-        only ends the future. If it waits for the future of another transaction, it keeps a thread from the others.
+        only ends the future. If `execute` waits for the future of another transaction, it occupies a thread that other
+        transactions need.
 
         Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. When its
         timeout is over, close() ends running transactions: with ClientError if `execute` was not called yet (it never
@@ -561,9 +567,9 @@ class Producer(Closing):
             raise DeliveryFailed(losses)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Flush for at most `timeout` seconds; the remaining messages fail with ClientError, or become undelivered.
-        Takes at most END_SECONDS more, unless a callback hangs. Raises DeliveryFailed when all is closed, as `flush`
-        does.
+        """Flush for at most `timeout` seconds; the remaining messages fail with ClientError, or go to the store for
+        undelivered messages. Takes at most END_SECONDS more, unless a callback hangs. Raises DeliveryFailed when all is
+        closed, as `flush` does.
 
         When this returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
         for the callbacks of messages that it ends, one after another, even if one blocks long. Idempotent. Where
@@ -584,13 +590,16 @@ class Producer(Closing):
 
     def _end_dropped(self) -> None:
         """Close the dropped producer. Called when all accepted messages are delivered, or have failed at their own
-        times. Losses are reported when the program ends."""
+        deadlines. Losses are reported when the program ends.
+        """
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupt comes here: an omitted step would leave futures, threads or a session open."""
+        """Close. No interrupt comes here, because a step that is left out would leave futures, threads or a session
+        open.
+        """
         if self._closing:
             return
         left = TimeLeft(timeout, self._clock)
@@ -618,7 +627,7 @@ class Producer(Closing):
         except DeliveryFailed as lost:
             if error is None:
                 raise
-            log.error("%s", lost)  # the block's own exception tells more
+            log.error("%s", lost)  # the exception of the block itself is more important
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -636,12 +645,13 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """Return None, as ProducerCore.join does without a batch to join."""
+    """Return None, as ProducerCore.join does if there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
-    """Return the cluster as seen in ZooKeeper. It is started in a `try`, so that an interrupt leaves no session
-    open."""
+    """Return the metadata of the cluster, read from ZooKeeper. It is started in a `try`, so that an interrupt leaves no
+    session open.
+    """
     from ..questions.zookeeper_metadata import (
         ZooKeeperMetadata,
     )  # not imported with other metadata, so kazoo is not needed then

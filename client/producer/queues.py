@@ -27,8 +27,8 @@ class PartitionQueue:
     messages of its request, or those whose partition is being chosen again.
 
     open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records count it once it
-    is closed. gathers_for: the `where` of the last opened batch. sticks: whether messages without a key go here, until
-    the queue is full, leaves or fails.
+    is closed. gathers_for: the `where` of the last opened batch. sticks: whether messages without a key go to this
+    queue, until the queue is full, is sent, or fails.
 
     sequence: number of the last request's messages. repeat: the messages of that request, if it is unknown whether they
     are stored: they are sent again before all others, unchanged and with the same number, until `repeat_until`
@@ -155,7 +155,8 @@ class PartitionQueue:
         """Return how many messages this request leaves to the next one.
 
         A sender with a limited number of messages in flight reaches that number again during a request. If nearly all
-        of them were in one request, sender and broker would wait for each other in turn; halves keep both busy.
+        of them were in one request, sender and broker would wait for each other in turn. Requests with half of the
+        messages keep both busy.
         """
         return max(0, self.queued_records - self.answered) // 2
 
@@ -187,11 +188,13 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that go to one broker together. missing: number of turns without an outcome. taken: the sender has begun,
-    at `sent_at` (monotonic seconds). request: the last turn's, or the common one, from just before it is sent. counted:
-    it may have been sent with the numbers of its turns. failed: it could not be sent. landed, settled: turns already
-    reported to the core as such (an interrupted handler is called again). elsewhere: its answer, and all later steps,
-    are processed on the thread that no signal reaches."""
+    """Turns that go to one broker together. missing: number of turns without an outcome. taken: whether the sender has
+    begun, at `sent_at` (monotonic seconds). request: the request of the last turn, or the common request; set just
+    before it is sent. counted: whether it may have been sent with the numbers of its turns. failed: whether it could
+    not be sent.
+    landed, settled: turns already reported to the core as such (an interrupted handler is called again). elsewhere:
+    whether its answer, and all later steps, are processed on the thread that no signal reaches.
+    """
 
     __slots__ = (
         "broker",
@@ -279,7 +282,9 @@ class BrokerQueue:
             queue.ready = True
 
     def call_lingering(self) -> None:
-        """Send lingering messages with the flight that is about to be sent: waiting longer would save no request."""
+        """Send lingering messages with the flight that is about to be sent, because waiting longer would save no
+        request.
+        """
         for queue in self.lingering:
             self.call(queue)
         self.lingering.clear()
@@ -295,8 +300,9 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Choose partitions in the order in which they became ready, until the request is full; without `gathers`, only
-        one."""
+        """Choose partitions in the order in which they became ready, until the request is full. Without `gathers`,
+        choose only one partition.
+        """
         turns: list[Turn] = []
         size = records = 0
         if self.lingering:
@@ -331,7 +337,9 @@ class Queues:
     """All queues of one producer. first: by topic, a partition for which a message was accepted."""
 
     def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
-        """max_flights: most flights to one broker at a time. max_bytes, max_records: limits of one flight."""
+        """max_flights: maximum number of flights to one broker at a time. max_bytes, max_records: limits of one
+        flight.
+        """
         self.by_partition: dict[TopicPartition, PartitionQueue] = {}
         self.first: dict[str, TopicPartition] = {}
         self._brokers: dict[int, BrokerQueue] = {}

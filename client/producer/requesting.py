@@ -3,8 +3,8 @@
 A request states in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
 topic, and the tag of the reply, which only this producer uses. `metaq.correlation` numbers the requests of an inbox,
 and the reply repeats it. The requester reads that partition from its end before the first request, with a tag filter
-and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py), also after the broker restarts or another
-node leads it. It joins no group and leaves no trace in ZooKeeper.
+and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py). It goes on reading after the broker
+restarts or another node leads the partition. It joins no group and leaves no trace in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ __all__ = ["ReplyTo", "Requester", "reply_options"]
 log = get_log(__name__)
 
 _TAKEN = 1000
-"""Most replies that are taken at once."""
+"""Maximum number of replies that are taken at once."""
 _RETRY_SECONDS = 1.0
-"""Longest pause in seconds before a partition whose broker is absent is read again: its replies have deadlines."""
+"""Longest pause in seconds before a partition whose broker is absent is read again. It is short because requests have
+deadlines.
+"""
 _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
 
@@ -101,7 +103,7 @@ class _Pending(NamedTuple):
 class Requester:
     """The requests of one producer. Any thread.
 
-    late: replies that came too late, including duplicates.
+    late: number of replies that came too late, including duplicates.
     """
 
     def __init__(
@@ -146,8 +148,9 @@ class Requester:
     def request(
         self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
     ) -> SendFuture[Message]:
-        """Send a request. Blocks only for the first connection to the broker of the replies. reader: makes the reply's
-        value. Raises as Producer.request."""
+        """Send a request. Blocks only for the first connection to the broker of the replies. reader: decodes the
+        reply's value. Raises the same errors as Producer.request.
+        """
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
             home = self._opening.do(self._opened, deadline)
@@ -179,8 +182,9 @@ class Requester:
     # --- where replies are read -------------------------------------------------------------------------------------
 
     def _opened(self, deadline: float) -> TopicPartition:
-        """Return the partition for replies to the next request. Its reading begins before the request is sent. One
-        thread at a time; no interrupt comes here."""
+        """Return the partition for replies to the next request. The producer begins to read this partition before the
+        request is sent. One thread at a time; no interrupt comes here.
+        """
         from ..questions.partition_bounds import max_offset
 
         with self._lock:

@@ -1,7 +1,8 @@
 """Choose partitions again for the messages of a paused partition, without changing their order.
 
-Three steps: `drain` and `resume` with `ProducerCore._lock` held, and `choose` between them without it, because it may
-call a user's selector. Meanwhile the messages count as in flight in their partition, where KeyOrder finds them.
+There are three steps. `drain` and `resume` run with `ProducerCore._lock` held. `choose` runs between them without the
+lock, because it may call a user's selector. Meanwhile the messages count as in flight in their partition, where
+KeyOrder finds them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Rerouted = tuple[Outgoing, TopicPartition | None]
 
 
 class Rerouting:
-    """Rerouter of one paused partition at a time, on one thread."""
+    """Chooses new partitions for the messages of one paused partition at a time. One thread."""
 
     def __init__(
         self, queues: Queues, keys: KeyOrder, places: Routes, failures: Failures, clock: Callable[[], float]

@@ -171,7 +171,7 @@ class Undelivered:
     """The store of undelivered messages. Any thread; `keep` never blocks. A topic's queue has the order in which its
     messages were given up.
 
-    send: as for Resender.
+    send: see Resender.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Undelivered:
         self._timers = Timers("metaq-undelivered", clock)
 
     def begin(self) -> None:
-        """Start sending the stored messages, as Resender.begin does."""
+        """Start sending the stored messages; see Resender.begin."""
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:

@@ -42,12 +42,12 @@ log = get_log(__name__)
 
 
 class PartitionSelector(Protocol):
-    """Your own choice of a partition for messages without a key."""
+    """An object of the user that chooses the partition of messages without a key."""
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
-        """Return one of `partitions`. They are never empty, ordered numerically by (broker, partition), and without
-        those that cannot accept messages now. Called on the sending thread, and on the producer's retry thread after a
-        failure.
+        """Return one of `partitions`. The sequence is never empty, is ordered numerically by (broker, partition), and
+        leaves out partitions that cannot accept messages now. Called on the sending thread, and on the producer's retry
+        thread after a failure.
 
         message: the payload of send(), or the list of payloads of send_batch().
         """
@@ -95,7 +95,7 @@ class Routes(Protocol):
 
 
 class Router:
-    """Choice of partitions from the current cluster, without those that have just failed. Any thread."""
+    """Chooses partitions of the current cluster, and leaves out those that have just failed. Any thread."""
 
     def __init__(
         self,
@@ -164,8 +164,10 @@ class Router:
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Whether a message's target is not registered now: the topic on its partition's broker, or on any broker. A
-        restarted broker is registered before its topics are."""
+        """Whether the target of a message is not registered now. The target is the topic on the broker of the message's
+        fixed partition or, without a fixed partition, the topic on any broker. A restarted broker is registered before
+        its topics are.
+        """
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)
         if fixed is None:
@@ -177,8 +179,9 @@ class Router:
         return all(each.broker != fixed.broker for each in view.partitions)
 
     def route_in_transaction(self, outgoing: Outgoing, broker: int | None) -> TopicPartition:
-        """Choose as `route`, but only on the transaction's broker; None: the transaction has none yet. Raises
-        NoPartition."""
+        """Choose a partition as `route` does, but only on the transaction's broker. broker: None if the transaction has
+        no broker yet. Raises NoPartition.
+        """
         try:
             chosen = self.route(outgoing) if broker is None else self._route_on(broker, outgoing)
         except NoPartition as error:
@@ -217,7 +220,7 @@ class Router:
         return bool(self._avoided)
 
     def works(self, partition: TopicPartition) -> None:
-        """Note a successful send: its partition is not avoided any more."""
+        """Note a successful send, so that its partition is no longer avoided."""
         if self._avoided:
             for what in (partition, (partition.topic, partition.broker), partition.broker):
                 self._avoided.pop(what, None)

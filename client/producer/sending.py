@@ -30,11 +30,13 @@ log = get_log(__name__)
 class Sender:
     """Sender of flights. Any thread.
 
-    The core learns that a turn has landed on the connection's reading thread or on the caller's own. After that, while
-    the broker already has the next flight, the messages get their results; then the core may release them.
+    When a turn has landed, the core is told on the thread that reads the connection, or on the caller's own thread.
+    After that, while the broker already has the next flight, the messages get their results. Then the core may release
+    them.
 
     do: executes the core's actions after failures. on_released: called when there is room again. elsewhere: runs an
-    action, in order, on a thread that no signal reaches. producer: its number, 0 if its requests are not numbered.
+    action, in order, on a thread that no signal reaches. producer: the producer's number; 0 if its requests are not
+    numbered.
     packs: whether it compresses payloads.
     """
 
@@ -62,8 +64,9 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """Broker → seconds until its first check of half messages that state no time, the lowest announced value; None:
-        the broker does not announce it."""
+        """By broker id: seconds until the broker's first check of half messages that state no time. It is the lowest
+        announced value; None if the broker does not announce it.
+        """
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight`. caller: the message whose thread this is; the thread will drive the chosen connection, which
@@ -128,14 +131,14 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """Send flights whose sending was interrupted, perhaps before it had begun. On another thread."""
+        """Retry the messages of flights whose sending was interrupted before it had begun. Runs on another thread."""
         for flight in flights:
             if not flight.taken:
                 self._lose(flight)
 
     def _lose(self, flight: Flight) -> None:
         """Retry the messages of a flight whose sending thread was interrupted."""
-        flight.elsewhere = True  # after actions that were handed on just before the interrupt
+        flight.elsewhere = True  # so that this runs after actions that were handed over just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
@@ -163,8 +166,9 @@ class Sender:
         self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns], False))
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Take an answer, or its absence: now, or on a thread that no signal reaches, one after the other. Sending
-        threads wait until it is taken."""
+        """Process an answer, or its absence: at once, or on a thread that no signal reaches, where such actions run one
+        after the other. Sending threads wait until this is done.
+        """
         if not (flight.elsewhere or may_be_interrupted()):
             action()
             return
@@ -222,8 +226,9 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """Give stored messages their available results, after the handler of their answer was interrupted when turns
-        had landed. No interrupt comes here."""
+        """Give stored messages the results that are available. This is needed if the handler of their answer was
+        interrupted after their turns had landed. No interrupt comes here.
+        """
         for _, batch in flight.landed:
             for outgoing in batch:
                 if outgoing.result is not None:

@@ -35,7 +35,7 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: makes the connection pool for questions of brokers."""
+        """check_pool: creates the connection pool for questions of brokers."""
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(
             driver,

@@ -1,5 +1,6 @@
-"""Transactions on one broker, and the part that they share with XA: verbs and messages with a key, in both
-protocols."""
+"""Transactions on one broker, and the code that they share with XA transactions. The shared code sends verbs and
+messages with a transaction key, in both protocols.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +74,11 @@ PENDING_OFFSET = -1
 
 
 class Transactional:
-    """The state that a producer's transactions share. Any thread; every method blocks for one round trip per request.
+    """The state that a producer's transactions share. Any thread may call the methods; every method blocks for one
+    round trip per request.
 
-    session: this producer's name at brokers, as in 1.x: `<address>-<start in ms>-<number>`.
+    session: the name under which brokers know this producer. It has the format of 1.x: `<address>-<start in
+        ms>-<process id>.<number>`.
     """
 
     def __init__(
@@ -104,7 +107,9 @@ class Transactional:
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Whether messages were sent to the topic before: its broker may be restarting."""
+        """Return whether messages were sent to the topic before. If so, a broker that is missing now may only be
+        restarting.
+        """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
@@ -112,7 +117,7 @@ class Transactional:
         return f"TX:{self.session}:{next(self._numbers)}"
 
     def connect(self, topic: str, broker: int, timeout: float) -> Connection:
-        """Return the connection to `broker` (according to the view of `topic`).
+        """Return the connection to the broker with the id `broker`. The metadata view of `topic` has its address.
 
         Raises NoPartition, BrokerUnavailable, ClientError (the producer is closed).
         """
@@ -140,10 +145,10 @@ class Transactional:
         qualifier: str = "",
         deadline: float | None = None,
     ) -> str:
-        """Send the verb `kind`; return the text of the broker's answer ("" for END, which the text protocol does not
-        answer).
+        """Send the verb `kind` and return the text of the broker's answer. The text protocol does not answer END, so
+        the result is "" then.
 
-        Raises TransactionRefused (XaRefused with a code), RequestTimedOut, BrokerUnavailable.
+        Raises TransactionRefused (XaRefused if the refusal has an XA code), RequestTimedOut, BrokerUnavailable.
         """
         refuse_in_callback("a transaction")
         wait = self._wait(deadline)
@@ -178,10 +183,12 @@ class Transactional:
         return reply.text
 
     def outcome(self, connection: Connection, tx_key: str, first_id: int, broker: int) -> bool:
-        """Return whether a local transaction is committed; the answer is final. first_id: id of its first message.
+        """Return whether a local transaction is committed; the answer is final. first_id: id of the transaction's first
+        message.
 
-        Raises NotLeader, TransactionRefused (the broker does not know it any more; XaRefused with XAER_RMFAIL: this
-        leader does not know it), RequestRefused (an older broker), RequestTimedOut, BrokerUnavailable.
+        Raises NotLeader; TransactionRefused if the broker does not know the transaction any more; XaRefused with
+        XAER_RMFAIL if this leader does not know the transaction; RequestRefused for an older broker; RequestTimedOut,
+        BrokerUnavailable.
         """
         ext = TransactionOutcomeRequest(tx_key, first_id).to_ext()
         asked = TopicPartition("", broker, -1)
@@ -189,8 +196,9 @@ class Transactional:
         return TransactionOutcomeReply.from_ext(frame.ext).committed
 
     def is_set(self, broker: int) -> bool:
-        """Whether the broker is a broker set, so that another node may become its leader; False if this cannot be
-        read."""
+        """Return whether the broker is a broker set, so that another node may become its leader. Return False if this
+        cannot be read.
+        """
         try:
             return self.metadata.is_set(broker)
         except CoordinationError as error:
@@ -204,7 +212,7 @@ class Transactional:
     ) -> Sequence[SendResult]:
         """Put the messages of `outgoing` into the transaction, in order; the results have no offset.
 
-        Raises TransactionRefused and the other refusals, RequestTimedOut, BrokerUnavailable.
+        Raises TransactionRefused and the errors of other refusals, RequestTimedOut, BrokerUnavailable.
         """
         refuse_in_callback("a transaction")
         if self.packer is not None and not connection.knows_compressed:
@@ -230,7 +238,7 @@ class Transactional:
         if isinstance(reply, Frame) and not is_success(reply):
             raise frame_error(reply, partition, connection.endpoint)
         sent = CopiedReply.from_ext(reply.ext) if isinstance(reply, Frame) else reply
-        # the broker did not read the key
+        # Otherwise the broker has ignored the transaction key.
         if not isinstance(sent, SentReply | CopiedReply) or sent.offset != PENDING_OFFSET:
             raise RemoteProtocolError(f"{connection.endpoint} stored a message outside of its transaction: {reply!r}")
         ids = message_id_list(sent.message_id, outgoing.count)
@@ -270,7 +278,7 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Put one message into the transaction; arguments as for Producer.send. The result's offset is -1."""
+        """Put one message into the transaction. The arguments are those of Producer.send. The result's offset is -1."""
         refuse_delay(options)
         return self._put(build_message(topic, payload, self._calls.deadline(timeout), options, self._calls.packer))[0]
 
@@ -282,9 +290,10 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, up to 1,024 a frame (text protocol: one by one).
+        """Put many messages of one partition into the transaction, up to 1,024 in a frame. The text protocol sends them
+        one by one.
 
-        Arguments as for Producer.send_batch.
+        The arguments are those of Producer.send_batch.
         """
         items = list_of(payloads)
         if not items:
@@ -293,7 +302,7 @@ class TransactionSends(ABC):
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
 
     def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
-        """Return a view that sends values, as Producer.typed."""
+        """Return a view that sends values, as Producer.typed does."""
         return TypedSends(self, serializer)
 
     @abstractmethod
@@ -315,19 +324,23 @@ class _State(Enum):
 
 
 class Transaction(TransactionSends):
-    """A transaction of Producer.transaction(), used as a context manager: the end of the block commits, an exception
-    rolls back.
+    """A transaction of Producer.transaction(), used as a context manager. The end of the block commits the transaction;
+    an exception rolls it back.
 
-    The first message chooses the broker, like any send; the others can only go to partitions of that broker. The
-    transaction belongs to one connection: if that ends, it is lost. Sends of several threads take turns.
+    The first message is routed like any send, and so determines the broker. The other messages can only go to
+    partitions of that broker. The transaction belongs to one connection: if the connection ends, the transaction is
+    lost. Sends of several threads take turns.
 
-    `send` and `send_batch` raise NoPartition (this transaction's broker has none), LocalProtocolError and TypeError
-    before anything is sent, so the transaction continues. After TransactionLost (the connection ended, or no answer
-    came in time), TransactionRefused (for example after its timeout) and other refusals only a rollback is possible.
+    `send` and `send_batch` raise NoPartition (the topic has no partition on this transaction's broker),
+    LocalProtocolError and TypeError before anything is sent, so the transaction continues. After TransactionLost (the
+    connection ended, or no answer came in time), TransactionRefused (for example after its timeout) and other refusals
+    only a rollback is possible.
     """
 
     def __init__(self, calls: Transactional, timeout_seconds: int, owner: object = None) -> None:
-        """owner: an object that must not be garbage collected, and so closed, while this transaction exists."""
+        """owner: an object that this transaction refers to, so that the object is not garbage collected, and thereby
+        closed, too early.
+        """
         super().__init__(calls)
         self._owner = owner
         self.key = calls.new_local_key()
@@ -339,22 +352,23 @@ class Transaction(TransactionSends):
         self._broker = -1
         self._topic = ""
         self._first_id = 0
-        """Id of its first message."""
+        """Id of the transaction's first message."""
 
     def commit(self) -> None:
-        """Make the messages visible. Without a message there is nothing to do.
+        """Make the messages visible. A transaction without a message needs no request.
 
-        A leader of a broker set that hands over refuses the commit without effect. If it continues to lead, it is asked
-        again; this takes at most 10 s.
+        While the leader of a broker set hands over to another node, it refuses the commit, and the refusal has no
+        effect. If this node continues to lead, the commit is sent to it again, for at most 10 s.
 
-        Raises TransactionLost (the transaction ended before, or a send had failed, or another node leads the broker set
-        now: nothing becomes visible), TransactionRefused (the broker rolled it back, for example after its timeout),
-        CommitUnknown (the answer was lost, or the broker does not know), CommitIncomplete (committed, but not all
-        messages are visible yet), ClientError (it is already over).
+        Raises TransactionLost if the transaction ended before, a send had failed, or another node leads the broker set
+        now: no message becomes visible. Raises TransactionRefused if the broker rolled the transaction back, for
+        example after its timeout; CommitUnknown if the answer was lost, or the broker does not know the outcome;
+        CommitIncomplete if the transaction is committed, but not all messages are visible yet; ClientError if the
+        transaction is already over.
 
-        If the answer of a broker set's leader is lost, the set is asked for the outcome of the transaction, for at most
-        10 s. It knows the outcome, unless so many transactions were committed since then that its log has been
-        shortened.
+        If the answer of a broker set's leader is lost, this method asks the set for the outcome of the transaction, for
+        at most 10 s. The set knows the outcome, unless so many transactions were committed since then that its log has
+        been shortened.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -385,8 +399,10 @@ class Transaction(TransactionSends):
             self._state = _State.COMMITTED
 
     def rollback(self) -> None:
-        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable (metaq's own broker drops
-        the messages when it loses the connection, a Java broker after the timeout); ClientError (it is committed)."""
+        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable; ClientError if a commit was
+        sent, or the transaction is already over. If the connection is lost, metaq's own broker drops the messages at
+        once, a Java broker after the timeout.
+        """
         with self._lock:
             if self._state in (_State.COMMITTED, _State.UNKNOWN, _State.ROLLED_BACK):
                 raise ClientError(f"transaction {self.key} {self._state.value}")
@@ -403,7 +419,7 @@ class Transaction(TransactionSends):
             return
         try:
             self.rollback()
-        except MetaqError as failure:  # the block's own exception tells more
+        except MetaqError as failure:  # the exception of the `with` block tells more
             log.warning("transaction %s could not be rolled back: %s", self.key, failure)
 
     def _unknown(self, error: MetaqError) -> CommitUnknown:
@@ -412,7 +428,9 @@ class Transaction(TransactionSends):
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _commit_on(self, connection: Connection) -> None:
-        """Send the commit until a leading node has answered. Raises TransactionLost and as Transactional.verb."""
+        """Send the commit, again if necessary, until a leading node has answered. Raises TransactionLost and the errors
+        of Transactional.verb.
+        """
         give_up = self._calls.clock() + LEADER_SECONDS
         while True:
             try:
@@ -461,8 +479,9 @@ class Transaction(TransactionSends):
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
         """Wait after a refused commit until the node leads again, with the transaction still open.
 
-        This asks the node for its role: if that answer is lost, nothing is in doubt, unlike after a lost answer to a
-        commit. Raises TransactionLost if the node no longer leads: then it has dropped the transaction.
+        This method asks the node for its role. A lost answer to this question leaves nothing in doubt, unlike a lost
+        answer to a commit. Raises TransactionLost if the node no longer leads, because then it has dropped the
+        transaction.
         """
         from ..questions.admin import set_status
 
@@ -496,7 +515,7 @@ class Transaction(TransactionSends):
                     partition = self._calls.router.route_in_transaction(outgoing, self._broker)
                 connection = self._connection
                 assert connection is not None
-                self._state = _State.FAILED  # valid if any error follows
+                self._state = _State.FAILED  # stays so after any error
                 try:
                     results = self._calls.put(connection, self.key, partition, outgoing)
                 except (BrokerUnavailable, RequestTimedOut, NotLeader) as error:
@@ -509,7 +528,9 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Whether the transaction can begin again at the new leader: nothing was put yet, and there is time."""
+        """Wait if necessary, and return whether the transaction can begin again at the new leader. It can if there is
+        time left, because nothing was put yet.
+        """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:
             return False
@@ -518,7 +539,9 @@ class Transaction(TransactionSends):
         return True
 
     def _usable(self) -> Connection | None:
-        """Return the transaction's connection, None before the first message. Raises ClientError, TransactionLost."""
+        """Return the transaction's connection, or None before the first message. Raises ClientError,
+        TransactionLost.
+        """
         if self._state not in (_State.NEW, _State.OPEN):
             error = TransactionLost if self._state is _State.FAILED else ClientError
             raise error(f"transaction {self.key} {self._state.value}")
@@ -528,7 +551,9 @@ class Transaction(TransactionSends):
         return self._connection
 
     def _begin(self, outgoing: Outgoing) -> TopicPartition:
-        """Begin on the broker of the first message's partition; on another broker if that one cannot be reached."""
+        """Begin the transaction on the broker of the first message's partition, or on another broker if this broker
+        cannot be reached.
+        """
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
         while True:
@@ -545,8 +570,8 @@ class Transaction(TransactionSends):
                     deadline=outgoing.deadline,
                 )
             except (BrokerUnavailable, RequestTimedOut, NotLeader, NoPartition) as error:
-                # Without a partition its topic is absent, for example while a broker set has no leader. Like a send,
-                # this waits if messages were sent to the topic before.
+                # If no partition was found, no broker offers the topic, for example while a broker set has no leader.
+                # Like a send, this method then waits if messages were sent to the topic before.
                 if partition is None and not (calls.has_sent_to(outgoing.topic) and calls.router.is_away(outgoing)):
                     raise
                 follows = calls.follow(error)

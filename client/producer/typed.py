@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SendsOne(Protocol):
-    """The methods that a transaction and every kind of producer have in common."""
+    """The methods that transactions and all kinds of producers have in common."""
 
     def send(
         self, topic: str, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
@@ -46,7 +46,7 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """A view of a sender. It sends values instead of payloads, with the serializer's content type.
+    """A view of a sender that sends values instead of payloads. The messages get the serializer's content type.
 
     Each method does what the sender's method of the same name does, and also raises the serializer's exceptions. The
     view owns nothing and needs no closing: make one wherever you need it.
@@ -70,7 +70,7 @@ class TypedSend(Generic[T]):
 
 
 class TypedSends(TypedSend[T]):
-    """A view of a transaction or a Producer. It adds the sending of several values together to TypedSend."""
+    """A view of a transaction or a Producer. In addition to TypedSend, it can send several values together."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)
@@ -85,7 +85,7 @@ class TypedSends(TypedSend[T]):
 
 
 class TypedProducer(TypedSends[T]):
-    """A view of a Producer. It adds the methods that only a Producer has to TypedSends."""
+    """A view of a Producer. In addition to TypedSends, it has the methods that only a Producer has."""
 
     def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
         super().__init__(producer, serializer)

@@ -1,11 +1,12 @@
-"""Count messages that could not be delivered and that nobody was told of; report them later.
+"""Count undelivered messages whose failure was reported to nobody, and report them later.
 
-A producer that nobody closed delivers its accepted messages when the program ends, and reports those it could not
-deliver. The threads that send and read are daemons, which the interpreter ends silently. The interpreter first waits
-for all other threads of the program, then runs the functions of `atexit`, the last registered first, and only then
-stops daemons. So a function of `atexit` runs when no other thread sends any more. (Threading's own exit functions would
-run before the other threads have ended.) It is registered after the start of the ZooKeeper session, so it runs before
-kazoo's, which ends that session.
+If nobody closed a producer, it delivers its accepted messages when the program ends, and reports the messages that it
+could not deliver. The threads that send and read are daemon threads, which the interpreter ends silently. The
+interpreter first waits for all other threads of the program. Then it runs the functions of `atexit`, the last
+registered first, and only then it stops daemon threads. So a function of `atexit` runs when no other thread of the
+program sends any more. (Threading's own exit functions would run before the other threads have ended.) The producer's
+function is registered after the start of the ZooKeeper session. So it runs before kazoo's function, which ends the
+session.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""When the first producer began to end with the program. All producers share the time limit, so that many of them do
-not take many times as long."""
+"""The clock time at which the first producer began to deliver at the program's end. All producers share one time limit
+from then on, so that many producers do not take many times as long.
+"""
 
 
 class Losses:
-    """Counts of lost messages, by topic and reason. Any thread."""
+    """Counts of lost messages, by topic and reason. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
@@ -48,11 +50,11 @@ class Losses:
             self.note(topic, error, 1)
 
     def __bool__(self) -> bool:
-        """Whether there are losses that `take` has not returned."""
+        """Return whether there are losses that `take` has not returned yet."""
         return bool(self._counts)
 
     def take(self) -> Mapping[tuple[str, str], int]:
-        """Return the losses since the last call."""
+        """Return the losses since the last call of this method."""
         with self._counting:
             counts, self._counts = self._counts, Counter()
         return counts
@@ -61,7 +63,7 @@ class Losses:
 class _Leaving(Protocol):
     @property
     def rests(self) -> bool:
-        """Whether there is no message to deliver. Takes no lock."""
+        """Whether there is no message to deliver. Reading this takes no lock."""
 
     def flush(self, deadline: float) -> bool:
         """Wait until all messages have their outcome; return False at the deadline."""
@@ -73,11 +75,11 @@ class _Leaving(Protocol):
 class AtExit:
     """Exit function that delivers a producer's messages when the program ends, unless `cancel` was called.
 
-    It keeps the driver alive, but not the producer. When nobody refers to the producer any more and its accepted
-    messages have their outcomes, it releases the driver. losses: the producer's unreported losses.
+    This function keeps the driver alive, but not the producer. It releases the driver when nobody refers to the
+    producer any more and all accepted messages have their outcomes. losses: the producer's unreported losses.
 
-    A forked process does nothing for its parent's producers. If SIGKILL, SIGTERM without a handler or os._exit ends a
-    program, this does not run.
+    A forked process does nothing for its parent's producers. The function does not run if SIGKILL, SIGTERM without a
+    handler or os._exit ends the program.
     """
 
     def __init__(
@@ -98,12 +100,12 @@ class AtExit:
         self._producer = weakref.ref(producer, self._dropped)
 
     def cancel(self) -> None:
-        """Do nothing at the program's end, because the producer is closed. Idempotent."""
+        """Unregister the exit function, because the producer is closed or has no message left. Idempotent."""
         self._is_over = True
         atexit.unregister(self.run)
 
     def run(self) -> None:
-        """Deliver, and report losses on stderr."""
+        """Deliver the accepted messages, and report losses on stderr."""
         global _began
         if self._is_over or self._guard.is_elsewhere:
             return
@@ -115,8 +117,9 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """Note that nobody refers to the producer. The garbage collector may call this on any thread, with any lock
-        held."""
+        """Note that nobody refers to the producer any more. The garbage collector may call this method on any thread,
+        while that thread holds any lock.
+        """
         if self._is_over:
             return
         if self._guard.is_elsewhere or (self._driver.rests and not self._losses):
@@ -125,7 +128,7 @@ class AtExit:
             begin_elsewhere((self._outlive,))
 
     def _outlive(self) -> None:
-        """Keep the driver until all messages are delivered, or have failed; on a thread of its own."""
+        """Keep the driver until all messages are delivered or have failed. This runs on a thread of its own."""
         self._driver.flush(math.inf)
         if not self._losses:
             self.cancel()

@@ -1,4 +1,6 @@
-"""XA: transactions that a user's coordinator prepares and completes, also after a restart of either side."""
+"""XA transactions: the user's transaction coordinator prepares and completes them, even after a restart of the
+coordinator or the broker.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,21 @@ __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 log = get_log(__name__)
 
 _MAX_ID_BYTES = 64
-"""Length of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
+"""Largest length in bytes of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
 _FORBIDDEN = re.compile(r"[\s:]")
 
 
 class Xid(NamedTuple):
-    """The coordinator's name for its transaction (gtrid) and this branch of it (bqual), of at most 64 bytes each."""
+    """The names that the coordinator gave to a global transaction (gtrid) and to this branch of it (bqual). Each has at
+    most 64 bytes.
+    """
 
     format_id: int
     gtrid: bytes
     bqual: bytes
 
     def key(self, qualifier: str) -> str:
-        """Return the name for brokers. Raises ValueError if this is no valid xid."""
+        """Return the transaction key that brokers use. Raises ValueError if this is no valid xid."""
         if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
             raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
         if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
@@ -64,16 +68,17 @@ class Xid(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Xid:
-        """Return the Xid of a `key`. Raises RemoteProtocolError, ValueError."""
+        """Return the Xid of a transaction key made by `key`. Raises RemoteProtocolError, ValueError."""
         _, format_id, gtrid, bqual, _ = (parse_key(key) or "").split(":")
         return cls(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
 
 
 class Recovered(NamedTuple):
-    """Transactions in doubt: prepared, and neither committed nor rolled back (or completed by an operator, until
-    `forget`).
+    """Transactions in doubt: they are prepared, but neither committed nor rolled back. Transactions that an operator
+    has completed are also included, until `forget`.
 
-    xids: in the order of their brokers. failures: brokers, by id, that did not answer; they may hold more transactions.
+    xids: the transactions, in the order of their brokers. failures: the error of each broker that did not answer, by
+        broker id; such a broker may hold more transactions.
     """
 
     xids: tuple[Xid, ...]
@@ -81,8 +86,9 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Failed tries of one verb before its answer: the nodes at which requests were lost, and the nodes that refused
-    because they do not lead."""
+    """Failed tries of one verb before its answer: the nodes at which requests were lost, and the last refusal of a node
+    that does not lead.
+    """
 
     def __init__(self) -> None:
         self.lost: set[Endpoint] = set()
@@ -96,22 +102,25 @@ class _Trouble:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the answering node cannot be one that still works on a lost request."""
+        """Whether no request was lost at the answering node, so that the node cannot still be working on a lost
+        request.
+        """
         return self.asked not in self.lost
 
 
 class XaResource:
-    """The XA verbs of one producer. Any thread; each blocks for its round trips.
+    """The XA verbs of one producer. Any thread may call them; each verb blocks for its round trips.
 
-    A transaction belongs to one broker. `start` chooses it among those that publish all of `topics`, and remembers it;
-    after a restart `recover` finds it. Every verb raises XaError, whose `code` is a XaCode wherever the broker gave
-    one: XAER_RMFAIL if the broker cannot be reached or does not answer a deciding verb (ask `recover` for the outcome),
-    XA_RBTIMEOUT if it does not answer another verb (roll back), XAER_RMERR for its other refusals.
+    A transaction belongs to one broker. `start` chooses this broker among the brokers that publish all of `topics`, and
+    remembers it; after a restart `recover` finds it. Every verb raises XaError, with the broker's XaCode as `code` if
+    the broker sent one. Other values of `code`: XAER_RMFAIL if the broker cannot be reached or does not answer a verb
+    that decides the transaction (ask `recover` for the outcome); XA_RBTIMEOUT if the broker does not answer another
+    verb (roll back then); XAER_RMERR for other refusals.
 
-    If the broker is a broker set, a verb is repeated at the next leader, for at most 10 s, also after a lost answer.
-    The leader has the transaction log, so it knows the outcome of a prepared transaction. XA_RBROLLBACK: the
-    transaction was not prepared, and was lost with the former leader. Only a one-phase commit whose answer is lost
-    stays unknown.
+    If the broker is a broker set, a verb is repeated at the next leader for at most 10 s, even after a lost answer. The
+    new leader has the transaction log, so it knows the outcome of a prepared transaction. The code XA_RBROLLBACK means
+    that the transaction was not prepared, and was lost with the former leader. Only the outcome of a one-phase commit
+    whose answer is lost stays unknown.
     """
 
     def __init__(
@@ -122,8 +131,9 @@ class XaResource:
         timeout_seconds: int,
         owner: object = None,
     ) -> None:
-        """owner: an object that must not be garbage collected, and so closed, while this resource exists. Raises
-        ConfigError, InvalidName."""
+        """owner: an object that this resource refers to, so that the object is not garbage collected, and thereby
+        closed, too early. Raises ConfigError, InvalidName.
+        """
         self._owner = owner
         self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
         if not self._topics:
@@ -138,13 +148,15 @@ class XaResource:
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
         self._begun: set[Xid] = set()
-        """Transactions that began here and had no one-phase commit with a lost answer."""
+        """Transactions that this resource has begun, except those whose one-phase commit failed."""
         self._prepared: set[Xid] = set()
 
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
-        """Begin a transaction, on the broker with the id `broker` or on one of those that publish all topics.
+        """Begin a transaction on the broker with the id `broker`, or if `broker` is None on one of the brokers that
+        publish all topics.
 
-        If messages were sent to all of the topics before, it waits for such a broker as long as a send does.
+        If messages were sent to all of the topics before, this method waits for such a broker as long as a send would
+        wait.
 
         Raises XaError: XAER_DUPID if this resource has begun it already.
         """
@@ -157,7 +169,7 @@ class XaResource:
             self._brokers[xid] = broker
         try:
             self._verb(TransactionType.BEGIN, xid, timeout_seconds=self._timeout_seconds)
-        except BaseException:  # also an interrupt: a broker that has begun it rolls it back after the timeout
+        except BaseException:  # an interrupt, too: a broker that has begun the transaction ends it after the timeout
             self._forget_broker(xid)
             raise
         self._begun.add(xid)
@@ -168,8 +180,9 @@ class XaResource:
         self._verb(TransactionType.END, xid)
 
     def prepare(self, xid: Xid) -> XaVote:
-        """Prepare the transaction for its commit. XaVote.OK: it is on disk and stays until it is completed, also if its
-        broker fails. XaVote.READ_ONLY: it has no message, and is over."""
+        """Prepare the transaction for its commit. XaVote.OK: the transaction is on disk and stays until it is
+        completed, even if its broker fails. XaVote.READ_ONLY: the transaction has no message, and is over.
+        """
         answer = self._verb(TransactionType.PREPARE, xid)
         try:
             vote = XaVote(int(answer))
@@ -182,15 +195,16 @@ class XaResource:
         return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Make the transaction's messages visible. one_phase: it was not prepared, because this is the only resource.
+        """Make the transaction's messages visible. one_phase: the transaction was not prepared, because this is its
+        only resource.
 
-        If this resource has not begun the transaction, it first looks for it on all brokers.
+        If this resource has not begun the transaction, it first searches all brokers for the transaction.
         """
         self._verb(TransactionType.COMMIT_ONE_PHASE if one_phase else TransactionType.COMMIT_TWO_PHASE, xid)
         self._forget_broker(xid)
 
     def rollback(self, xid: Xid) -> None:
-        """Drop the transaction's messages; finds the transaction as `commit` does."""
+        """Drop the transaction's messages. This searches for the transaction as `commit` does."""
         self._verb(TransactionType.ROLLBACK, xid)
         self._forget_broker(xid)
 
@@ -200,8 +214,9 @@ class XaResource:
         self._forget_broker(xid)
 
     def recover(self) -> Recovered:
-        """Ask every registered broker for transactions in doubt under this qualifier. Does not raise if a broker
-        fails."""
+        """Ask every registered broker for transactions in doubt under this qualifier. This method does not raise if a
+        broker fails.
+        """
         xids: list[Xid] = []
         failures: dict[int, MetaqError] = {}
         for broker in sorted(self._endpoints()):
@@ -212,13 +227,16 @@ class XaResource:
         return Recovered(tuple(xids), failures)
 
     def recover_from(self, broker: int) -> Sequence[Xid]:
-        """Return the transactions in doubt on one broker. Raises XaError: XAER_RMFAIL if it is not registered or does
-        not answer."""
+        """Return the transactions in doubt on one broker. Raises XaError with XAER_RMFAIL if the broker is not
+        registered or does not answer.
+        """
         with _as_xa_errors(decides=True):
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Whether the broker is a broker set: work lost with one node can begin again at the next leader."""
+        """Return whether the broker is a broker set. If so, work that was lost with one node can begin again at the
+        next leader.
+        """
         return self._calls.is_set(broker)
 
     # --- brokers ----------------------------------------------------------------------------------------------------
@@ -227,7 +245,9 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Choose a broker; wait if the only broker may be restarting. Raises XaError."""
+        """Choose a broker. If none can be reached but messages were sent to all topics before, wait, because a broker
+        may be restarting. Raises XaError.
+        """
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)
@@ -261,7 +281,9 @@ class XaResource:
         return found
 
     def _broker_of(self, xid: Xid) -> int:
-        """Return the broker of a transaction. Raises XaError: XAER_NOTA if every broker denies having it."""
+        """Return the id of a transaction's broker. Raises XaError with XAER_NOTA if every broker denies having the
+        transaction.
+        """
         if xid in self._brokers:
             return self._brokers[xid]
         failures = self.recover().failures
@@ -280,7 +302,7 @@ class XaResource:
             self._prepared.discard(xid)
 
     def _ask(self, broker: int, kind: TransactionType, xid: Xid | None, timeout_seconds: int = 0) -> str:
-        """Send a verb to the broker, or to the leader of a broker set. Raises as Transactional.verb."""
+        """Send a verb to the broker, or to the leader of a broker set. Raises the errors of Transactional.verb."""
         calls = self._calls
         seconds = calls.config.connection.connect_timeout_seconds
         key = None if xid is None else xid.key(self.qualifier)
@@ -320,12 +342,12 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """Return the answer that a refusal stands for if requests were lost before it.
+        """Return the answer that a refusal amounts to after earlier requests for the same verb were lost.
 
-        The leader of a set has every prepared transaction, but no unprepared one of an earlier leader. A prepared
-        transaction that it no longer has is completed on every in-sync node.
+        The leader of a set has every prepared transaction, but no unprepared transaction of an earlier leader. If the
+        leader no longer has a prepared transaction, the transaction is completed on every in-sync node.
 
-        Raises XaRefused; BrokerUnavailable: the verb may or may not have been done.
+        Raises XaRefused; BrokerUnavailable if the verb may or may not have been done.
         """
         unknown = BrokerUnavailable(f"{trouble.refusal or 'an answer was lost'}; {error}")
         if kind is TransactionType.PREPARE and error.xa_code == XaCode.XAER_PROTO and trouble.lost:
@@ -363,8 +385,8 @@ class XaBranch(TransactionSends):
     """Sender of the messages between `start` and `end`, on the transaction's broker. As a context manager it calls
     `end`.
 
-    `send` and `send_batch` raise XaError (then roll back); NoPartition (this broker has none), LocalProtocolError and
-    TypeError before anything is sent.
+    `send` and `send_batch` raise XaError (then roll back). They raise NoPartition (the topic has no partition on this
+    broker), LocalProtocolError and TypeError before anything is sent.
     """
 
     def __init__(self, resource: XaResource, calls: Transactional, xid: Xid, key: str, broker: int) -> None:
@@ -378,7 +400,7 @@ class XaBranch(TransactionSends):
         self._ended = False
 
     def end(self) -> None:
-        """Do as XaResource.end, once."""
+        """Call XaResource.end, unless this branch has ended already."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -424,8 +446,8 @@ class XaBranch(TransactionSends):
 
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """Turn errors of the broker or the connection into XaError. decides: after a lost answer to this verb the state is
-    unknown.
+    """Turn errors of the broker or the connection into XaError. decides: whether the transaction's state is unknown
+    after a lost answer to this verb.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

@@ -1,4 +1,4 @@
-"""Questions about partitions, without joining a group: to one broker, and to a whole cluster.
+"""Questions about partitions to one broker or to a whole cluster, without joining a consumer group.
 
 asking.py            one question to one broker, in either protocol; the errors of all questions
 partition_bounds.py  bounds, counts, times

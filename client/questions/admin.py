@@ -1,7 +1,8 @@
-"""Send requests of operators (docs/protocol.md): reload, close and open partitions, transactions, replication.
+"""Send operators' requests to brokers (docs/protocol.md): reload the configuration, close and open partitions, decide
+transactions, look at replication.
 
-All functions block and raise as asking.py says; also RequestRefused if the broker does not accept the request. A Java
-broker never accepts one.
+All functions block and raise errors as asking.py says. They also raise RequestRefused if the broker does not accept the
+request. A Java broker never accepts one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Seconds to wait for a hand-over: longer than a leader tries to hand over."""
+"""Seconds to wait for the answer to a hand-over request; a leader tries to hand over for less time."""
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, 
 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
     """Make a broker refuse puts to and gets from the partitions start … end. Return all partitions of `topic` that are
-    closed then.
+    closed afterwards.
 
     Raises TopicNotAccepted; RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
@@ -55,8 +56,9 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
 
 
 def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
-    """Make a broker accept puts and gets again for all partitions of `topic`; return those that were closed. Raises
-    TopicNotAccepted."""
+    """Make a broker accept puts and gets again for all partitions of `topic`. Return the partitions that were closed.
+    Raises TopicNotAccepted.
+    """
     request = OpenPartitionsRequest(topic)
     return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
 
@@ -72,21 +74,22 @@ def prepared_transactions(
 
 
 def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: float | None = None) -> None:
-    """Decide a prepared XA transaction in its coordinator's place; action: one of COMPLETE_ACTIONS.
+    """Decide a prepared XA transaction in place of its coordinator. action: one of COMPLETE_ACTIONS.
 
-    Raises TransactionRefused if the broker does not know the transaction, or if it is not prepared.
+    Raises TransactionRefused if the broker does not know the transaction, or if the transaction is not prepared.
     """
     _ask(connection, RequestCode.COMPLETE_TRANSACTION, CompleteTransactionRequest(tx_key, action).to_ext(), timeout)
 
 
 def replication_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Return the broker's part in replication, see docs/replication.md."""
+    """Return the broker's role and state in replication, see docs/replication.md."""
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
     return status
 
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Make the broker reconnect and check everything again; return its status at that moment.
+    """Make the broker reconnect for replication and check everything again. Return its replication status at that
+    moment.
 
     Raises RequestRefused if the broker takes no part in replication.
     """
@@ -95,8 +98,8 @@ def restart_replication(connection: Asked, timeout: float | None = None) -> dict
 
 
 def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Return the role of a node in a broker set, and a leader's view of the other nodes (docs/replication.md). Allowed
-    from any address.
+    """Return the role of a node in a broker set; a leader also reports its view of the other nodes
+    (docs/replication.md). Brokers accept this request from any address.
 
     Raises RequestRefused if the broker is no node of a set.
     """
@@ -118,10 +121,11 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
 def look_at_move(
     connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Make a broker check the move of partitions that begins with this partition of `broker`, and do the move's next
-    step; return the progress.
+    """Make a broker check the move of partitions whose first partition is this partition of `broker`, and do the move's
+    next step. Return the progress.
 
-    Allowed from any address. Raises RequestRefused if there is no such move, or the broker cannot check it now.
+    Brokers accept this request from any address. Raises RequestRefused if there is no such move, or the broker cannot
+    check the move now.
     """
     request = MoveRequest(topic, broker, partition)
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.MOVE, request.to_ext(), timeout))

@@ -1,8 +1,9 @@
 """Ask one broker one question, on an open connection in either protocol.
 
-Every function of this package blocks the calling thread, at most `timeout` seconds (default: the connection's request
-timeout), and raises BrokerUnavailable, RequestTimedOut, RemoteProtocolError for an invalid answer, RequestRefused if a
-Java broker does not support the question, or the error of refusals.py for the broker's refusal.
+Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
+request timeout). It raises BrokerUnavailable, RequestTimedOut; RemoteProtocolError for an invalid answer;
+RequestRefused if a Java broker does not support the question; or the error in refusals.py that belongs to the broker's
+refusal.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""Returns the seconds to wait before another try, as ConnectionPool.follow."""
+"""Returns the seconds to wait before another try, as ConnectionPool.follow does."""
 
 LEADER_SECONDS = 10.0
 """Seconds without a leader of the broker set after which a request ends with NotLeader."""
 
 READER_GROUP = "Just_for_Browser"
-"""The group name of 1.x's own reader without a group (TopicBrowser); no group state exists for it."""
+"""The group name that 1.x's TopicBrowser, a reader without a group, sends. No group state exists under this name."""
 
 
 class Asked(Protocol):
-    """The members of a Connection that are used here."""
+    """The members of a Connection that questions use."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -60,8 +61,9 @@ class Asked(Protocol):
 
 
 def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
-    """Raise RequestRefused on a connection with text commands. lacks: the missing ability of a Java broker, such as
-    `cannot count messages`."""
+    """Raise RequestRefused if the connection uses text commands. lacks: what a Java broker cannot do, such as `cannot
+    count messages`.
+    """
     if not connection.speaks_frames:
         spoken = "is a Java broker (metaq 1.x), or is asked by text as one"
         text = f"{connection.endpoint} {spoken}, which {lacks}: {remedy}"
@@ -74,8 +76,9 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """Return the answer to `question`, which takes its connection from a pool; ask again when another node leads the
-    broker set. Raises the question's errors; NotLeader if no node leads the set for 10 s."""
+    """Call `question`, which takes its connection from a pool, and return its answer. If another node leads the broker
+    set, ask again there. Raises the question's errors; NotLeader if no node leads the set for 10 s.
+    """
     give_up = clock() + LEADER_SECONDS
     while True:
         try:
@@ -95,8 +98,9 @@ def ask(
     timeout: float | None,
     fine: tuple[int, ...] = (),
 ) -> Frame:
-    """Send a frame without a body, and return the answer. partition: for errors. fine: codes besides SUCCESS that are
-    not errors."""
+    """Send a frame without a body, and return the answer. partition: the partition that errors name. fine: response
+    codes besides SUCCESS that are not errors.
+    """
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)
 

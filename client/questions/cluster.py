@@ -1,7 +1,7 @@
 """Read the state of a whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
 
-For tools and for Spark's driver. One ZooKeeper session and one connection per broker, opened when first used. One
-thread.
+Tools and Spark's driver use this. It has one ZooKeeper session and one connection per broker, opened when first used.
+Only one thread may use it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ class Cluster:
         patience_seconds: Duration = LEADERLESS_SECONDS,
         starts: bool = True,
     ) -> None:
-        """zookeeper: connect string, chroot allowed; root: znode below which metaq lives. patience_seconds: how long to
-        wait for brokers and topics while a broker set has nodes and no leader. starts: false for a constructor that
-        calls `start` as its own last step; otherwise an interrupt between the two would leave the session open."""
+        """zookeeper: connect string, which may have a chroot. root: the znode below which metaq keeps its znodes.
+        patience_seconds: how long to wait for brokers and topics while a broker set has nodes but no leader. starts:
+        false if the caller is a constructor that calls `start` as its own last step; otherwise an interrupt between the
+        two would leave the session open.
+        """
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
         self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
@@ -85,8 +87,9 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the session and all connections, within `timeout` seconds and END_SECONDS, even if a step hangs.
-        Idempotent."""
+        """End the session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if a step
+        hangs. Idempotent.
+        """
         self._ending.do(self._close, check_wait("timeout", timeout))
 
     def _close(self, timeout: float) -> None:
@@ -127,8 +130,9 @@ class Cluster:
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """Return the partitions `only`, or if none are given all served partitions of `topic`. Raises NoPartition,
-        which names the existing partitions."""
+        """Return the partitions in `only`, or all served partitions of `topic` if `only` is empty. Raises NoPartition,
+        which names the existing partitions.
+        """
         there = self.served(topic)
         if not there:
             raise self.no_partition(topic)
@@ -143,8 +147,9 @@ class Cluster:
         return f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
 
     def endpoint(self, broker_id: int) -> Endpoint:
-        """Return the address of the master of `broker_id`; it is looked up at the first call. Raises
-        BrokerUnavailable."""
+        """Return the address of the master of `broker_id`. The first call reads the addresses of all brokers. Raises
+        BrokerUnavailable.
+        """
         if self._brokers is None:
             self._brokers = self.view.brokers()
         nodes = self._brokers.get(broker_id)
@@ -158,12 +163,13 @@ class Cluster:
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection], _T]) -> _T:
-        """Return the answer of the partition's broker, or of a broker set's leader. Raises BrokerUnavailable, and
-        errors of the question."""
+        """Ask the partition's broker, or the leader of its broker set, and return the answer. Raises BrokerUnavailable
+        and the errors of the question.
+        """
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
-        """Ask as `ask` does, the broker that listened at this address when it was looked up."""
+        """Ask as `ask` does, but ask the broker that listened at this address when the address was looked up."""
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
 
     def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
@@ -188,17 +194,20 @@ class Cluster:
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Return the partitions of the wanted topics that a znode names and that are not among those `offered`.
+        """Return the partitions of the wanted topics that a znode names, but that are not in `offered`.
         registered: ids of the brokers that were live before `offered` was read."""
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Return moves of partitions between brokers: those in progress, and former ones with their outcomes."""
+        """Return the moves of partitions between brokers that are in progress, and the former moves with their
+        outcomes.
+        """
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the broker from which each partition is read now: its broker's master, otherwise a slave. Partitions
-        without either are left out."""
+        """Return the broker from which each partition is read now: its broker's master, or a slave if there is no
+        master. Partitions that have neither are left out.
+        """
         return self.survey().sources(partitions)
 
     def connect(self, endpoint: Endpoint) -> Connection:
@@ -206,7 +215,7 @@ class Cluster:
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Return a survey, which asks the brokers of many partitions, even if some brokers do not answer."""
+        """Return a survey, which asks the brokers of many partitions and continues if some brokers do not answer."""
         return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
@@ -218,18 +227,19 @@ class Cluster:
     # --- groups -----------------------------------------------------------------------------------------------------
 
     def committed(self, group: str, partition: TopicPartition) -> Offset | None:
-        """Return the group's committed offset; None if it never committed this partition."""
+        """Return the group's committed offset, or None if the group never committed an offset of this partition."""
         return self._offsets.load(group, partition.topic, str(partition))
 
     def committed_many(self, group: str, partitions: Sequence[TopicPartition]) -> list[Offset | None]:
-        """Return the committed offset of each partition, in order, as committed()."""
+        """Return the committed offset of each partition, in order, as committed() returns it."""
         return self._offsets.load_many(group, [(each.topic, str(each)) for each in partitions])
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int | Offset]) -> None:
-        """Set the group's offsets. A plain number is an offset in bytes with an unknown message id, as 1.x's tools set
-        it.
+        """Set the group's offsets. A plain number is an offset in bytes with an unknown message id, like the offsets
+        that 1.x's tools set.
 
-        Only for a group without members: a consumer that owns a partition would overwrite its offset.
+        Use this only for a group without members, because a consumer that owns a partition would overwrite the
+        partition's offset.
         """
         named = {
             (each.topic, str(each)): offset if isinstance(offset, Offset) else Offset(UNKNOWN_MESSAGE_ID, offset)
@@ -238,7 +248,7 @@ class Cluster:
         self._offsets.commit(group, named, None)
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:
-        """Return the consumer id by partition name (`<broker>-<partition>`) of all owned partitions."""
+        """Return the owners of all owned partitions: consumer ids by partition name (`<broker>-<partition>`)."""
         return self.view.owners(group, topic)
 
     def members(self, group: str) -> Sequence[str]:
@@ -251,13 +261,15 @@ class Cluster:
         return sorted(subscribed.union(self.view.committed_topics(group)))
 
     def delete_group(self, group: str) -> None:
-        """Remove the group's offsets and its name. Raises ClientError if the group has live members, or changes
-        meanwhile."""
+        """Remove the group's offsets and its name. Raises ClientError if the group has live members, or changes during
+        the removal.
+        """
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Return the partitions of a broker for which the group has an offset or the mark of a message that was begun,
-        in order."""
+        """Return the partitions of a broker for which the group has an offset, or a mark of a message that a handler
+        has begun; sorted.
+        """
         found = self.view.partitions_of_groups(lambda _: True)
         named = {place for place, groups in found.items() if group in groups}
         return sorted(TopicPartition.parse(*each) for each in named if each[1].partition("-")[0] == str(broker_id))

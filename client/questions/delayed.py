@@ -23,8 +23,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WaitingMessage(NamedTuple):
-    """A delayed message. id: as in SendResult.message_id. due: when it is delivered. taken: when the broker accepted
-    it. size: bytes of its body. preview: its keys and the beginning of its payload."""
+    """A delayed message that waits at a broker. id: as in SendResult.message_id. due: when the message is to be
+    delivered. taken: when the broker accepted the message. size: bytes of its body. preview: its keys and the beginning
+    of its payload.
+    """
 
     id: int
     topic: str
@@ -36,9 +38,10 @@ class WaitingMessage(NamedTuple):
 
 
 class DelayedPage(NamedTuple):
-    """One page of delayed messages. total: number of waiting messages, of the topic or of all. topics: their number for
-    each topic. late: by `<topic>-<partition>` the number of due messages and why their partition does not take them.
-    next: the `after` of the next page, 0 if this is the last one."""
+    """One page of delayed messages. total: number of waiting messages of the topic, or of all topics. topics: number of
+    waiting messages of each topic. late: for each `<topic>-<partition>`, the number of due messages and the reason why
+    the partition does not take them. next: the argument `after` for the next page, 0 if this is the last page.
+    """
 
     total: int
     topics: Mapping[str, int]
@@ -50,11 +53,12 @@ class DelayedPage(NamedTuple):
 def list_delayed(
     connection: Asked, topic: str = "", limit: int = 100, after: int = 0, timeout: float | None = None
 ) -> DelayedPage:
-    """Return the number of waiting messages, and at most `limit` (0 … 1000) of the messages in the order of their
-    times.
+    """Return the number of waiting messages, and at most `limit` (0 … 1000) of the messages, in the order of their
+    delivery times.
 
-    topic: "" = all. after: `next` of the previous page. A page may have fewer messages if many belong to other topics.
-    Raises RequestRefused if the broker keeps no delayed messages (a Java broker, or an earlier version).
+    topic: "" means all topics. after: `next` of the previous page. A page may have fewer messages than `limit` if many
+    messages belong to other topics. Raises RequestRefused if the broker keeps no delayed messages (a Java broker, or an
+    earlier version).
     """
     need_frames(connection, "keeps no delayed messages", "ask one of ours")
     request = ListDelayedRequest(topic, limit, after)
@@ -77,8 +81,9 @@ def list_delayed(
 def each_delayed(
     connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
 ) -> Iterator[WaitingMessage]:
-    """Yield delayed messages one after the other, at most `most`; pages are requested as needed. Raises as
-    `list_delayed`."""
+    """Yield delayed messages one after the other, at most `most`. Pages are requested when they are needed. Raises the
+    errors of `list_delayed`.
+    """
     after = 0
     while most is None or most > 0:
         page = list_delayed(connection, topic, min(MAX_LISTED_DELAYED, most or MAX_LISTED_DELAYED), after, timeout)

@@ -1,9 +1,9 @@
-"""Find out whether a partition still has the messages that a group has read.
+"""Find out whether a partition still has the messages that a consumer group has read.
 
 Messages may be lost after a group has read them: by `metaq brokers elect --unclean`, by a power cut with asynchronous
-flush, or by a restored data directory. The group then continues among or after the messages that replaced the lost
-ones, and skips some of them. This can be detected: a committed offset has the id of the last message before it, and
-that message is not in the partition.
+flush, or by a restored data directory. Other messages then replace the lost messages, and the group continues among or
+after the new messages, so that it skips some of them. This can be detected: a committed offset is stored with the id of
+the last message before it, and this message is not in the partition any more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["common_offset", "diverged_at"]
 
 
 def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
-    """Return where the messages begin that a group with this committed offset may have missed.
+    """Return the offset of the first message that a group with this committed offset may have missed.
 
-    None: it has missed none, or that is unknown: the offset has no id that metaq made, the broker is a Java broker, or
-    retention has deleted the message. A group that continues at the returned offset reads all messages, and at most a
-    few of them twice. Raises as every question (asking.py).
+    Return None if the group has missed no message, or if that is unknown. It is unknown if the offset has no message id
+    made by metaq, the broker is a Java broker, or retention has deleted the message. A group that continues at the
+    returned offset reads all messages, and at most a few of them twice. Raises the errors of all questions (asking.py).
     """
     if message_id <= 0 or not connection.speaks_frames:
         return None
@@ -39,8 +39,10 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """Return where the messages begin that were stored after the one with this id. The partition begins at `first` and
-    does not have that message. None: the partition has or had it, or that is unknown now. Raises as every question."""
+    """If the partition does not have the message with this id, return the offset of the first message that was stored
+    after it. The partition begins at `first`. Return None if the partition has or had the message, or if that is
+    unknown now. Raises the errors of all questions.
+    """
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:
         return None
@@ -49,17 +51,19 @@ def common_offset(connection: Asked, partition: TopicPartition, first: int, mess
     except (CorruptRecord, OffsetOutOfRange):
         return None
     if not oldest or oldest[0].id > message_id:
-        return None  # retention may have deleted it
+        return None  # retention may have deleted the message
     return offset_at_time(connection, partition, stored_ms)
 
 
 def _has(connection: Asked, partition: TopicPartition, message_id: int) -> bool | None:
-    """Whether the partition has the message. None: not all of its data could be searched now."""
+    """Return whether the partition has the message, or None if not all of the partition's data could be searched
+    now.
+    """
     ext = ViewMessageRequest(partition.topic, message_id, partition.partition).to_ext()
     found = (ResponseCode.QUERY_NOT_FOUND,)
     try:
         frame = ask(connection, RequestCode.VIEW_MESSAGE_BY_ID, ext, partition, SEARCH_TIMEOUT_SECONDS, found)
-    except (BrokerUnavailable, RequestRefused, RequestTimedOut):  # too many searches now, or one too long
+    except (BrokerUnavailable, RequestRefused, RequestTimedOut):  # too many searches now, or one took too long
         return None
     reply = FoundReply.from_ext(frame.ext)
     if any(row.partition == partition.partition for row, _ in decode_found(frame.body, reply.messages)):

@@ -1,4 +1,6 @@
-"""Find stored messages by id and by key, on all brokers that have the topic. Any thread; one round trip per broker."""
+"""Find stored messages by id and by key, on all brokers that have the topic. Any thread may search; a search takes one
+round trip per broker.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,9 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message and when it was stored (ms since 1970). `latest`: it was stored then or earlier (a Java broker's
-    message)."""
+    """A message and the time when it was stored (ms since 1970). `latest`: the message was stored at this time or
+    earlier (true for a Java broker's message).
+    """
 
     message: Message
     stored_ms: int
@@ -65,10 +68,11 @@ class FoundMessage(NamedTuple):
 class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
-    unsearched_bytes: data that was not searched, because an index was being rebuilt or a bound was reached; another
-    search continues there. more: there are further messages with the key. silent: by id, why brokers with the topic did
-    not answer; only if the search allows it. damaged: why matching messages are missing in the result. absent: ids of
-    brokers that are not registered now, so their messages were not searched.
+    unsearched_bytes: amount of data that was not searched, because an index was being rebuilt or a limit was reached;
+    another search continues there. more: whether there are further messages with the key. silent: for each broker with
+    the topic that did not answer, by id, the reason; filled only if the search allows silent brokers. damaged: errors
+    of matching messages that are missing in the result because they are damaged. absent: ids of brokers that are not
+    registered now, so that their messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -84,7 +88,7 @@ class FoundMessages(NamedTuple):
 
 
 class MessageFinder:
-    """Search of one topic on all brokers that have it, one after the other."""
+    """Searches one topic on all brokers that have the topic, one broker after the other."""
 
     def __init__(
         self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
@@ -94,12 +98,13 @@ class MessageFinder:
         self._follow = follow
 
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
-        """Return the message with an id (SendResult.message_id, Message.id). If Java brokers gave two messages the same
-        id, return the oldest.
+        """Return the message with this id (SendResult.message_id, Message.id). If Java brokers gave several messages
+        the same id, return the oldest.
 
-        A silent broker is no error if another one has the message. Raises MessageNotFound; SearchIncomplete if the
-        message may be in data that was not searched; CorruptRecord if it is damaged; NoPartition; RequestRefused if a
-        broker cannot search (Java), BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
+        A broker that does not answer is no error if another broker has the message. Raises MessageNotFound;
+        SearchIncomplete if the message may be in data that was not searched; CorruptRecord if the message is damaged;
+        NoPartition; RequestRefused if a broker cannot search (a Java broker); BrokerUnavailable, RequestTimedOut, and
+        the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -131,10 +136,11 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """Return the newest (or oldest) messages with a key, stored from `begin` to `end`, newest (or oldest) first.
+        """Return the newest messages with a key that were stored from `begin` to `end`, newest first. With
+        `oldest_first`, return the oldest messages, oldest first.
 
-        The answer is empty if nothing is found. allow_silent: silent brokers are named in the answer instead of being
-        an error. Raises ConfigError, NoPartition, and as view_message.
+        The answer is empty if nothing is found. allow_silent: brokers that do not answer are named in the result
+        instead of raising an error. Raises ConfigError, NoPartition, and the errors of view_message.
         """
         check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
         check_key("key", key)
@@ -153,7 +159,7 @@ class MessageFinder:
         return _merged(answers, max_messages, oldest_first)._replace(silent=silent, absent=sources.absent)
 
     def oldest_with_key(self, topic: str, key: str) -> FoundMessage:
-        """Return the oldest message with a key. Raises as view_message."""
+        """Return the oldest message with a key. Raises the errors of view_message."""
         found = self.query_message(topic, key, 1, oldest_first=True)
         return _first(found, f"topic {topic!r} has no message with the key {key!r}")
 
@@ -165,8 +171,10 @@ class MessageFinder:
     def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
-        """Return one broker's answer. It has several messages with the same id only if Java brokers gave that id."""
-        from .stored_records import decode_records  # NumPy: commands that decode no records do not import it
+        """Return one broker's answer. The answer to a search by id has several messages only if Java brokers gave them
+        the same id.
+        """
+        from .stored_records import decode_records  # imports NumPy: only commands that decode records need it
 
         connection = self._connect(endpoint)
         need_frames(connection, "cannot search for messages", "read the topic instead")
@@ -217,7 +225,9 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
 
 
 def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
-    """Return the error for an answer without a message. what: the statement that there is none, without a full stop."""
+    """Return the error for an answer without a message. what: a statement that there is no such message, without a full
+    stop.
+    """
     left = []
     if answer.unsearched_bytes:
         left.append(f"{answer.unsearched_bytes:,} bytes are left, try again")

@@ -1,4 +1,5 @@
-"""Find partitions that a znode names and that no live broker offers: a reader of a whole topic would omit them.
+"""Find partitions that a znode names, but that no live broker offers. A reader of a whole topic would omit such
+partitions.
 
 A topic's own znodes belong to live brokers. The partitions of an absent broker only appear in znodes of groups and of
 moves.
@@ -19,14 +20,15 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""Most partitions of one broker, and most groups, that a message names; it counts the others."""
+"""Largest number of partitions of one broker, and of groups, that a message names; it only counts the others."""
 
 
 class LeftOut(NamedTuple):
-    """A partition that a znode names and that no live broker offers.
+    """A partition that a znode names, but that no live broker offers.
 
-    known_from: that znode. why: the reason why it is not offered, in words. exists: false if its broker is registered
-    and does not offer it; then only an old offset may name it.
+    known_from: the kind of znode that names the partition. why: the reason why the partition is not offered, in words.
+    exists: false if the partition's broker is registered and does not offer the partition; then perhaps only an old
+    offset names it.
     """
 
     partition: TopicPartition
@@ -42,10 +44,11 @@ def left_out(
     wanted: Callable[[str], bool],
     offered: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """Return the partitions of the `wanted` topics that are not `offered`, in order. This reads the groups' znodes.
+    """Return the partitions of the `wanted` topics that are not `offered`, sorted. This function reads the groups'
+    znodes.
 
-    registered: ids of the brokers that were live before `offered` was read; a broker that registers in between counts
-    as absent.
+    registered: ids of the brokers that were live before `offered` was read. A broker that registers between these two
+    reads counts as absent.
     """
     named: dict[TopicPartition, str] = {}
     for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):
@@ -68,8 +71,9 @@ def left_out(
 
 
 def why_away(partition: TopicPartition, move: Move | None, registered: Collection[int]) -> tuple[str, bool]:
-    """Return `why` and `exists` of a LeftOut. move: a move of the partition in progress; registered: as in
-    `left_out`."""
+    """Return the fields `why` and `exists` of a LeftOut. move: the move of the partition that is in progress, or None.
+    registered: as in `left_out`.
+    """
     broker = partition.broker
     if broker not in registered:
         return f"broker {broker} is not registered in ZooKeeper: start it", True

@@ -1,7 +1,7 @@
-"""Begin, follow and cancel moves of partitions between brokers, for commands.
+"""Begin, follow and cancel moves of partitions between brokers. Commands use this module.
 
-ZooKeeper keeps the moves, and the leader of the target executes them (docs/moving.md). All functions block, on any
-thread.
+ZooKeeper keeps the moves, and the leader of the target broker executes them (docs/moving.md). All functions block, and
+may be called on any thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Number of tries to change a move's znode that others change as well."""
+"""Number of tries to change a move's znode, which brokers and other callers may change at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """The progress of a move. left: bytes to copy, None if unknown. per_second: average bytes. waits_for: why the move
-    does not continue now, or was cancelled; "" if nothing blocks it."""
+    """The progress of a move. left: bytes still to copy, None if unknown. per_second: average number of bytes copied
+    per second. waits_for: the reason why the move does not continue now, or why it was cancelled; "" if nothing blocks
+    the move.
+    """
 
     move: Move
     left: int | None = None
@@ -38,7 +40,9 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move to begin, or one in progress. former: for a move to begin, the current payload of its znode."""
+    """A move to begin, or a move in progress. former: for a move to begin, the move that its znode holds now, or
+    None.
+    """
 
     move: Move
     former: FoundMove | None = None
@@ -54,16 +58,17 @@ class MovesOfCluster:
         self._view = ClusterView(session)
 
     def all(self) -> list[Move]:
-        """Return the moves in progress, and former ones with their outcomes."""
+        """Return the moves in progress, and the former moves with their outcomes."""
         return [each.move for each in self._moves.read_all()]
 
     def plan(
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
-        """Plan a move for `begin`, or return the one in progress. first, last: partitions, by default all.
+        """Plan a move for `begin`, or return the requested move if it is in progress already. first, last: the range of
+        partitions to move, by default all partitions.
 
-        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError for a rate out of range, for partitions that
-        cannot leave, if another move has them, and for an absent target.
+        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError if the rate is out of range, if the partitions
+        cannot leave the broker, if another move of this topic and broker is in progress, or if the target is absent.
         """
         if not 0 < rate <= INT64_MAX:
             raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")
@@ -102,7 +107,9 @@ class MovesOfCluster:
         return PlannedMove(move, former)
 
     def begin(self, planned: PlannedMove) -> Move:
-        """Begin the move, unless it is in progress. Raises CoordinationError if another caller was faster."""
+        """Begin the move, unless it is in progress already. Raises CoordinationError if another caller has begun a move
+        of these partitions meanwhile.
+        """
         move = planned.move
         if not planned.is_under_way and not self._moves.begin(move, planned.former):
             raise CoordinationError(f"somebody else has just begun to move {move.topic} {move.name}: try again")
@@ -140,8 +147,9 @@ class MovesOfCluster:
         return counts
 
     def look(self, move: Move) -> MoveProgress:
-        """Return the progress of a move. The target, which this asks, then also continues the move. Raises ConfigError
-        if the move does not exist any more."""
+        """Ask the target broker for the progress of a move, and return it. The request also makes the target continue
+        the move. Raises ConfigError if the move does not exist any more.
+        """
         found = self._found(move)
         progress = self._ask(found.move, found.move.target)
         found = self._found(move)
@@ -156,10 +164,10 @@ class MovesOfCluster:
         )
 
     def cancel(self, move: Move) -> Move:
-        """Cancel a move, and tell both brokers, also if it was already cancelled.
+        """Cancel a move and tell both brokers. If the move was already cancelled, the brokers are told again.
 
-        Raises ConfigError if the target already has all data: then the move can only be completed. CoordinationError:
-        the move is cancelled, but the source was not told; call this again.
+        Raises ConfigError if the target already has all data, because then the move can only be completed. Raises
+        CoordinationError if the move is cancelled, but the source broker was not told: then call this method again.
         """
         for _ in range(_TRIES):
             found = self._found(move)
@@ -175,7 +183,7 @@ class MovesOfCluster:
         raise CoordinationError(f"the move of {move.topic} {move.name} changes all the time: try again")
 
     def _told(self, cancelled: Move) -> Move:
-        self._ask(cancelled, cancelled.target)  # not required: the target also looks by itself
+        self._ask(cancelled, cancelled.target)  # no answer needed: the target also looks at ZooKeeper itself
         answer = self._ask(cancelled, cancelled.source)
         if isinstance(answer, MetaqError):
             raise CoordinationError(

@@ -1,4 +1,6 @@
-"""Read bounds and counts of a partition, and the offset for a time or a number of messages."""
+"""Ask a broker for a partition's bounds and message counts, and for the offset that belongs to a time or to a number of
+messages.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ _REMEDY = "name an offset, 'earliest' or 'latest' instead"
 
 
 class Bounds(NamedTuple):
-    """The readable bytes [first, end) of a partition; messages is None if the broker cannot count them (Java)."""
+    """The readable byte range [first, end) of a partition, and its number of messages. `messages` is None if the broker
+    cannot count (a Java broker).
+    """
 
     first: int
     end: int
@@ -50,25 +54,26 @@ class Bounds(NamedTuple):
 
 
 def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
-    """Return the readable range. A partition that never got a message has the bounds 0 and 0."""
+    """Return the partition's readable range. A partition that never got a message has the bounds 0 and 0."""
     return bounds_at(connection, partition, 0, timeout)[0]
 
 
 def bounds_at(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None]:
-    """Return the readable range, and the number of its messages that end at or before byte `offset`; None if the broker
-    cannot count."""
+    """Return the partition's readable range, and the number of messages in it that end at or before byte `offset`. The
+    number is None if the broker cannot count.
+    """
     return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
 
 
 def bounds_behind(
     connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None, int]:
-    """Return `bounds_at`, and the id of the message before the offset, or UNKNOWN_ID.
+    """Return the results of `bounds_at`, and the id of the message before the offset, or UNKNOWN_ID.
 
-    The id is UNKNOWN_ID if it equals `last_id`, if there is no message, and if the broker does not tell it (a Java
-    broker, or an earlier version).
+    The result is UNKNOWN_ID if the id equals `last_id`, if there is no message before the offset, or if the broker does
+    not report the id (a Java broker, or an earlier version).
     """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
@@ -79,7 +84,7 @@ def bounds_behind(
 
 
 def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """Return the first readable byte; 0 if nothing was ever stored."""
+    """Return the offset of the first readable byte; 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MIN_OFFSET, 0, partition, timeout)
 
 
@@ -89,21 +94,22 @@ def max_offset(connection: Asked, partition: TopicPartition, timeout: float | No
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """Return the backlog between `offset` and the end of the partition; its `messages` are None if the broker cannot
-    count."""
+    """Return the backlog between `offset` and the end of the partition. `messages` in the result is None if the broker
+    cannot count.
+    """
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
     try:
         bounds, before = bounds_at(connection, partition, offset, timeout)
     except (PartitionNotFound, TopicNotAccepted):
-        return Lag(0, 0)  # as for a partition that never got a message
+        return Lag(0, 0)  # the same as for a partition that never got a message
     return Lag(max(0, (bounds.messages or 0) - (before or 0)), max(0, bounds.end - offset))
 
 
 def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
     """Return the offset of the first message stored at or after `time_ms` (ms since 1970), or the end.
 
-    Raises RequestRefused if the broker has no index by time (Java).
+    Raises RequestRefused if the broker has no index by time (a Java broker).
     """
     need_frames(connection, "has no index by time", _REMEDY)
     request = SearchByTimeRequest(partition.topic, partition.partition, time_ms)
@@ -119,10 +125,10 @@ def offset_after(
     max_bytes: int = INT64_MAX,
     timeout: float | None = None,
 ) -> int:
-    """Return the offset after at most `messages` whole messages of at most `max_bytes` bytes. A message must begin at
-    `offset`, the start.
+    """Count at most `messages` whole messages of together at most `max_bytes` bytes from `offset` on, and return the
+    offset after them. A message must begin at `offset`.
 
-    Raises RequestRefused if the broker has no index by count (Java).
+    Raises RequestRefused if the broker has no index by count (a Java broker).
     """
     need_frames(connection, "has no index by count", _REMEDY)
     request = SearchByCountRequest(partition.topic, partition.partition, offset, messages, max_bytes)
@@ -132,7 +138,8 @@ def offset_after(
 
 def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) -> int:
     """Return the offset where the last `messages` messages of a partition begin. Raises RequestRefused as
-    `offset_after`."""
+    `offset_after` does.
+    """
     need_frames(connection, "has no index by count", _REMEDY)
     bounds = partition_bounds(connection, partition)
     if not messages:
@@ -141,7 +148,9 @@ def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) 
 
 
 def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
-    """Return the lines of the broker's `stats <item>`; "" means the broker's own figures, as `name value`."""
+    """Return the lines of the broker's answer to `stats <item>`. For the item "" these are figures of the broker
+    itself, one `name value` per line.
+    """
     if connection.speaks_frames:
         ext = StatsRequest(item).to_ext()
         frame = ask(connection, RequestCode.STATS, ext, TopicPartition(item, -1, -1), timeout)
@@ -153,7 +162,9 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
-    """Return a bound of the partition. beyond: an offset for which the text protocol's `offset` returns that bound."""
+    """Ask for the lower or upper bound of the partition and return it. beyond: an offset for which the text protocol's
+    `offset` command returns this bound.
+    """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)
         return OffsetReply.from_ext(ask(connection, code, request.to_ext(), partition, timeout).ext).offset

@@ -1,4 +1,6 @@
-"""Start positions in a topic: values for users, and the offset that each means in a partition."""
+"""Start positions in a topic: the values that users can pass, and the conversion of each value to an offset in a
+partition.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ __all__ = [
 ]
 
 Locate = Callable[[Connection, TopicPartition], int]
-"""Returns the byte offset in a partition; asks its broker. Raises BrokerUnavailable, RequestTimedOut,
-RequestRefused."""
+"""Function that asks a partition's broker for a byte offset and returns it. Raises BrokerUnavailable, RequestTimedOut,
+RequestRefused.
+"""
 
 
 class Last(NamedTuple):
@@ -42,14 +45,17 @@ class Last(NamedTuple):
 
 
 class AtMessage(NamedTuple):
-    """The position of the message with this id; in other partitions, of the messages stored from the same time on."""
+    """The position of the message with this id. In other partitions: the position of the first message stored at the
+    same time or later.
+    """
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The position of the oldest message with this key; in other partitions, of the messages stored from the same time
-    on."""
+    """The position of the oldest message with this key. In other partitions: the position of the first message stored
+    at the same time or later.
+    """
 
     key: str
 
@@ -59,8 +65,9 @@ Position = int | str | Place
 """A byte offset, "earliest", "latest", or a place."""
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
-"""Returns the byte offset in a partition, within the given bounds of its readable bytes; asks its broker. Raises
-ClientError for a byte offset outside of the bounds, and as Locate."""
+"""Function that returns a byte offset in a partition, within the given bounds of its readable bytes; it may ask the
+partition's broker. Raises ClientError for a byte offset outside of the bounds, and the errors of Locate.
+"""
 
 
 _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
@@ -69,10 +76,11 @@ _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
 def locate(
     position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
 ) -> int | Locate:
-    """Return the byte offset of a position, or a function that finds it in any partition.
+    """Return a position's byte offset, or a function that finds the offset in any partition.
 
-    A message is searched for here, in each of `topics` until it is found; without a finder a message is not allowed.
-    option: its name in errors. Raises ConfigError, and for a message the errors of MessageFinder.
+    If the position is a message, this function searches for the message in each of `topics` until it is found. Without
+    a finder, the position cannot be a message. option: the name of the option in errors. Raises ConfigError, and for a
+    message the errors of MessageFinder.
     """
     if is_number(position):
         check_offset(option, position)
@@ -122,7 +130,9 @@ def _find_in(topic: str, place: AtMessage | AtKey, finder: MessageFinder) -> Fou
 
 
 def offset_in(position: Position, topic: str, finder: MessageFinder) -> OffsetIn:
-    """Return a function that finds `position` in the partitions of `topic`. Raises as `locate`."""
+    """Return a function that finds the offset of `position` in the partitions of `topic`. Raises the errors of
+    `locate`.
+    """
     find = locate(position, [topic], finder)
     if isinstance(find, int):
         return lambda connection, partition, bounds: _inside(find, partition, bounds)
@@ -140,10 +150,10 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
     """Check that the readable byte `offset` is not inside a message. Raises ClientError, which names the nearest valid
-    offsets; also raises as Locate.
+    offsets, and the errors of Locate.
 
-    Damaged bytes pass, because readers report them. All bytes of a Java broker pass, because it cannot tell where
-    messages begin.
+    Damaged bytes pass the check, because readers report them. Every offset at a Java broker passes, because such a
+    broker cannot tell where messages begin.
     """
     if not connection.speaks_frames:
         return

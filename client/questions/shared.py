@@ -20,13 +20,14 @@ __all__ = ["SharedPartition", "forget_shared_group", "shared_status"]
 
 
 class SharedPartition(NamedTuple):
-    """A shared group on one partition.
+    """The state of a shared group on one partition.
 
-    left: unacknowledged messages, including leased ones. delayed: released messages that wait for their time.
-    most_attempts: the highest number of attempts of a leased or released message. oldest_ms: how long ago the first
-    unacknowledged message was stored; None: there is none, or its broker does not know. ordered: messages with the same
-    key are leased one at a time. members: members that have sent a request within a minute, or have leased messages,
-    and how many each has leased.
+    left: number of unacknowledged messages, including leased messages. leased: number of leased messages. delayed:
+    number of released messages that wait for the time of their next attempt. most_attempts: the highest number of
+    attempts of a leased or released message. oldest_ms: how long ago the first unacknowledged message was stored; None
+    if there is none, or if the broker does not know. ordered: whether messages with the same key are leased one at a
+    time. members: the number of leased messages of each member that has sent a request within a minute or has leased
+    messages.
     """
 
     group: str
@@ -44,8 +45,9 @@ class SharedPartition(NamedTuple):
 def shared_status(
     connection: Connection, broker_id: int, group: str = "", timeout: float | None = None
 ) -> list[SharedPartition]:
-    """Return the shared groups of one broker; group: "" = all. Raises RequestRefused if the broker has no shared
-    groups."""
+    """Return the state of the shared groups of one broker. group: "" means all groups. Raises RequestRefused if the
+    broker does not support shared groups.
+    """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_STATUS, SharedStatusRequest(group).to_ext(), _none(broker_id), timeout)
     try:
@@ -55,8 +57,9 @@ def shared_status(
 
 
 def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
-    """Make one broker forget a group; return the number of partitions. Raises SharedRefused if the group has members
-    there, or does not exist there."""
+    """Make one broker forget a shared group. Return the number of partitions on which it was forgotten. Raises
+    SharedRefused if the group has members at this broker, or does not exist there.
+    """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)
     count = simplejson.loads(bytes(frame.body))

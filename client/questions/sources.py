@@ -1,4 +1,6 @@
-"""Find the broker from which a partition, or a whole topic, is read, and ask the brokers of many partitions."""
+"""Find the broker from which a partition or a whole topic is read, and put questions to the brokers of many
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return the broker from which a partition is read: its master; without one, always the same one of its slaves."""
+    """Return the address of the broker from which a partition is read: its master, or without a master always the same
+    slave.
+    """
     nodes = brokers.get(partition.broker)
     if nodes is None:
         return None
@@ -38,8 +42,9 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """The brokers from which a topic can be read, by broker id; and brokers that were registered earlier but are not
-    now: they may have the topic, too."""
+    """The addresses of the brokers from which a topic can be read, by broker id. absent: ids of brokers that were
+    registered earlier but are not now; they may have the topic, too.
+    """
 
     endpoints: dict[int, Endpoint]
     absent: tuple[int, ...] = ()
@@ -72,10 +77,11 @@ class Source(NamedTuple):
 
 
 class Survey:
-    """Questions to the broker of each partition: its master, or a slave if there is none. If some brokers are silent,
-    the other answers can be used, and the missing ones are known. One thread.
+    """Asks the broker of each partition: its master, or a slave if there is no master. If some brokers do not answer,
+    the answers of the others can be used, and the survey records which answers are missing. Only one thread may use it.
 
-    A broker that did not answer is not asked again, so a caller with many partitions on a hanging broker waits once.
+    A broker that did not answer is not asked again. So a caller with many partitions on a hanging broker waits only
+    once.
     """
 
     def __init__(
@@ -86,15 +92,16 @@ class Survey:
         self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """Why a broker could not be asked, by broker id. The text continues a sentence that begins with the broker's
-        name."""
+        """The reason why a broker could not be asked, by broker id. The text continues a sentence that begins with the
+        broker's name.
+        """
         self.closed: set[TopicPartition] = set()
         """Partitions that an operator has closed, according to their brokers."""
         self.refused: dict[TopicPartition, str] = {}
-        """Why a broker answered `attempt` with a refusal, by partition."""
+        """The broker's reason for refusing a question of `attempt`, by partition."""
 
     def source(self, partition: TopicPartition) -> Source | None:
-        """Return the broker from which the partition is read now; None if it has left ZooKeeper."""
+        """Return the broker from which the partition is read now; None if no such broker is registered in ZooKeeper."""
         if self._brokers is None:
             self._brokers = self._view.brokers()
         endpoint = source_of(self._brokers, partition)
@@ -105,10 +112,10 @@ class Survey:
         return {each: source for each in partitions if (source := self.source(each)) is not None}
 
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
-        """Return the answer of a partition's broker.
+        """Ask a partition's broker, and return its answer.
 
-        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, which are
-        recorded; other errors of the question; CoordinationUnavailable.
+        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed; these errors are
+        recorded. Also raises other errors of the question, and CoordinationUnavailable.
         """
         broker, source = partition.broker, self.source(partition)
         if source is None:
@@ -131,15 +138,18 @@ class Survey:
         return found
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """Ask as `answer` does, but return None after recording the reason in `silent` or `closed`."""
+        """Ask as `answer` does, but return None instead of raising an error whose reason is recorded in `silent` or
+        `closed`.
+        """
         try:
             return self.answer(partition, question)
         except (BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
             return None
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """Ask as `ask` does, but also return None if the broker refuses. The refusal is recorded in `refused`: one
-        partition must not hide a table of many."""
+        """Ask as `ask` does, but also return None if the broker refuses. The refusal is recorded in `refused`, so that
+        a refusal for one partition does not prevent a table of many partitions.
+        """
         self.refused.pop(partition, None)
         try:
             return self.ask(partition, question)
@@ -157,10 +167,12 @@ class Survey:
         return {each: answer for each, answer in answers.items() if answer is not None}
 
     def leave_out(self, broker_id: int, why: str) -> None:
-        """Do not ask this broker from now on, because it cannot answer. why: continues the broker's name."""
+        """Do not ask this broker from now on, because it cannot answer. why: the reason, a text that continues a
+        sentence after the broker's name.
+        """
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:
-        """Forget silent brokers and all sources: brokers may be back."""
+        """Forget which brokers were silent, and all known sources, because brokers may be back."""
         self.silent.clear()
         self._brokers = None

@@ -1,4 +1,4 @@
-"""Read a cluster's brokers and topics while no broker set is changing its leader. Any thread."""
+"""Read a cluster's brokers and topics at a time when no broker set is changing its leader. Any thread may use this."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """View that waits if a broker set has a node and no leader that has registered its topics. Otherwise the set's
-    partitions would be missing for a moment, and a query planned at that time would omit them.
+    """A view that waits if a broker set has a node, but no leader that has registered its topics. Without the wait, the
+    set's partitions would be missing for a moment, and a query planned at that time would omit them.
 
     After `patience_seconds` without a leader, the view returns the present state, and does not wait for this set again
     until it has been seen with a leader.

@@ -1,5 +1,6 @@
-"""Read stored records unchanged, and find damage. metaq's own brokers find the end of damage themselves; for a Java
-broker the client reads the bytes after the damage."""
+"""Read stored records unchanged, and find damaged ranges. metaq's own brokers find the end of a damaged range
+themselves. For a Java broker, the client finds it by reading the following bytes.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +44,14 @@ __all__ = [
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-"""Answers to a pull that are not refusals."""
+"""Response codes of a pull, besides SUCCESS, that are not refusals."""
 
 
 class Pulled(NamedTuple):
-    """Runs of adjacent stored records, each with its byte offset, and the next offset; None in the text protocol.
-    sizes: of the records, headers included, if there is one run and the broker sent the sizes."""
+    """The answer to a pull: runs of adjacent stored records, each with its byte offset. next_offset: where the next
+    pull continues; None if the text protocol returned records. sizes: the sizes of the records, headers included, if
+    there is one run and the broker sent the sizes.
+    """
 
     runs: list[tuple[int, memoryview]]
     next_offset: int | None
@@ -56,11 +59,11 @@ class Pulled(NamedTuple):
 
 
 class BegunPull:
-    """A pull in flight: the broker reads and answers while the caller does other work.
+    """A pull in flight: the broker reads and sends the records while the caller does other work.
 
-    It reads stored records from byte `offset` on; with `tags`, only records with one of these (a few others may be
-    among them). The text protocol has no such filter and returns all. One thread; nothing else on the connection
-    meanwhile.
+    The pull reads stored records from byte `offset` on. With `tags`, it reads only records with one of these tags, but
+    a few others may be among them. The text protocol has no such filter and returns all records. Only one thread may
+    use the pull, and it must use the connection for nothing else meanwhile.
     """
 
     def __init__(
@@ -72,21 +75,19 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: as in `read_chosen`; messages that do not match may still be returned."""
+        """where: the filter, as in `read_chosen`; the answer may still contain messages that do not match."""
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the answer; return whether `result` now returns, or raises, at once."""
+        """Wait at most `seconds` for the answer. Return whether `result` can now finish without waiting."""
         self._connection.drive(self._call, time.monotonic() + seconds)
         return self._call.done
 
     def result(self) -> Pulled:
-        """Wait for the answer, as long as a request may take. A result without runs: there is no record before
-        next_offset.
-
-        Raises as `read_bytes`.
+        """Wait for the answer, as long as a request may take, and return it. A result without runs means that there is
+        no record before next_offset. Raises the errors of `read_bytes`.
         """
         return _pulled(self._connection.finish(self._call), self._connection, *self._asked)
 
@@ -94,10 +95,11 @@ class BegunPull:
 def read_bytes(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
-    """Return stored records from byte `offset` on: the first is whole, the last may be cut; empty at the end.
+    """Return stored records from byte `offset` on. The first record is whole, the last one may be cut. At the end of
+    the partition the result is empty.
 
-    Raises OffsetOutOfRange with the readable bounds that the broker reports; CorruptRecord if the broker knows that no
-    message begins at `offset` (a Java broker does not check this).
+    Raises OffsetOutOfRange with the readable bounds that the broker reports. Raises CorruptRecord if the broker knows
+    that no message begins at `offset`; a Java broker does not check this.
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes), timeout)
     runs = _pulled(reply, connection, partition, offset, max_bytes, timeout).runs
@@ -107,10 +109,11 @@ def read_bytes(
 def read_messages(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> list[Message]:
-    """Return the messages from byte `offset` on that fit into `max_bytes`, at least one; [] at the end.
+    """Return the messages from byte `offset` on that fit into `max_bytes`, but at least one. At the end of the
+    partition return [].
 
-    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged. A later damaged
-    record ends the list, and the next read begins with it.
+    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged. If a later
+    record is damaged, the list ends before it, and the next read begins with the damaged record.
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
@@ -126,8 +129,10 @@ def read_chosen(
     where: Where | None = None,
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
-    """Read as `read_messages`, but return only messages that match the filter (None: all), and the next offset:
-    `offset` at the end. A broker that filters by content does not send the others."""
+    """Read as `read_messages` does, but return only messages that match the filter `where` (None: all messages), and
+    the next offset. At the end of the partition the next offset is `offset`. A broker that filters by content does not
+    send messages that do not match.
+    """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
     messages: list[Message] = []
@@ -138,17 +143,17 @@ def read_chosen(
         end = decoded.end
         if decoded.damage or end == start:
             if end > offset:
-                return messages, end  # the next read begins with it
+                return messages, end  # the next read begins with the damaged record
             cut = f"no complete message in {len(data)} bytes: does one begin there?"
             raise located(connection, partition, CorruptRecord.of(partition, start, decoded.damage or cut), timeout)
     return messages, end if pulled.next_offset is None else pulled.next_offset
 
 
 def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
-    """Return the complete records of `data`, which begins at byte `offset` of `partition`.
+    """Decode the complete records of `data`, which begins at byte `offset` of `partition`, and return their messages.
 
-    Raises CorruptRecord for a first record that is damaged (a later one ends the list), and for bytes without one
-    complete record, because brokers send the first record whole.
+    Raises CorruptRecord if the first record is damaged; if a later record is damaged, the list ends before it. Also
+    raises CorruptRecord if `data` has no complete record, because brokers send the first record whole.
     """
     decoded = decode_walking(Records(*in_bytes(data), offset, None), partition)
     messages = list(decoded.messages)
@@ -161,9 +166,9 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
 class Waiting(NamedTuple):
     """The backlog between a position and the end of a partition.
 
-    bytes: of stored messages. messages: None if the broker cannot count them (Java). seconds: how long ago the oldest
-    message was stored; 0.0 if there is none, None if it is damaged or its id has no time (Java). id_before: as in
-    `bounds_behind`.
+    bytes: number of bytes of stored messages. messages: number of messages, None if the broker cannot count them (a
+    Java broker). seconds: how long ago the oldest message was stored; 0.0 if there is none, None if the message is
+    damaged or its id has no time (a Java broker). id_before: as in `bounds_behind`.
     """
 
     bounds: Bounds
@@ -176,8 +181,9 @@ class Waiting(NamedTuple):
 def waiting_from(
     connection: Asked, partition: TopicPartition, position: int, now: float, last_id: int = UNKNOWN_ID
 ) -> Waiting:
-    """Return the backlog after byte `position`. now: seconds since 1970. last_id: id of the message expected before the
-    position."""
+    """Return the backlog after byte `position`. now: the current time in seconds since 1970. last_id: the id of the
+    message that the caller expects before the position.
+    """
     bounds, before, id_before = bounds_behind(connection, partition, position, last_id)
     begin = min(max(position, bounds.first), bounds.end)
     if begin == bounds.end:
@@ -198,10 +204,11 @@ def waiting_from(
 def locate_damage(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> CorruptRecord | None:
-    """Return the damage at byte `offset` of a partition, with its end; None if there is an intact record.
+    """Return the damage at byte `offset` of a partition, with its end. Return None if there is an intact record at this
+    offset.
 
-    metaq's own broker searches itself, and keeps the result. Over the text protocol this function reads the bytes up to
-    the next intact record or the end, and blocks for that time.
+    metaq's own broker searches for the end of the damage itself, and remembers the result. Over the text protocol, this
+    function reads the bytes up to the next intact record or the end of the partition, and blocks meanwhile.
     """
     if connection.speaks_frames:
         request = PullRequest(partition.topic, partition.partition, offset, 1, READER_GROUP, verify=True)
@@ -213,8 +220,9 @@ def locate_damage(
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        """Return `size` bytes from `position` on; fewer only at the end. Sends as many requests as the broker's
-        maxTransferSize and its segments require."""
+        """Return `size` bytes from `position` on, or fewer at the end of the partition. This sends as many requests as
+        the broker's maxTransferSize and its segments require.
+        """
         data = b""
         while len(data) < size:
             more = _get_once(connection, partition, position + len(data), size - len(data), timeout)
@@ -234,13 +242,14 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """Return the damage that `locate_damage` finds where a reader's error occurred; if it finds none, that error
-    itself."""
+    """Return the damage that `locate_damage` finds at the position of a reader's error. If it finds none, return the
+    reader's error itself.
+    """
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
-    """Return the error for bytes [start, end) of a partition without an intact record."""
+    """Return the error for the byte range [start, end) of a partition, which has no intact record."""
     return CorruptRecord.of(partition, start, "no good record is there", end)
 
 
@@ -272,10 +281,10 @@ def _pulled(
     max_bytes: int,
     timeout: float | None = None,
 ) -> Pulled:
-    """Return the answer to a pull or `get` from `offset` on. Raises as `read_bytes`."""
+    """Decode the answer to a pull or `get` from `offset` on. Raises the errors of `read_bytes`."""
     if not connection.speaks_frames:
         data = _got(reply, connection, partition, offset)
-        # a `get` cuts even its first record at the requested size: then request more
+        # The answer to a `get` is cut at the requested size, even inside its first record: then request more bytes.
         while len(data) >= max_bytes and not _first_is_whole(data) and max_bytes <= MAX_FRAME_BYTES:
             max_bytes *= 2
             data = _get_once(connection, partition, offset, max_bytes, timeout)
@@ -306,7 +315,9 @@ def _build_get(connection: Asked, partition: TopicPartition, offset: int, max_by
 
 
 def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:
-    """Return the bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange, and errors of text_error."""
+    """Return the bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange and the errors of
+    text_error.
+    """
     if isinstance(reply, Value):
         return reply.data
     result = as_result(reply, connection)

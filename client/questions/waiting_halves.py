@@ -1,4 +1,4 @@
-"""Ask a broker about half messages, for producers and operators."""
+"""Ask a broker about half messages. Producers and operators' tools use this module."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
-    """Commit a half message or roll it back; return the decision, which may be an earlier one."""
+    """Commit a half message or roll it back. Return the decision that holds, which may have been made earlier."""
     outcomes = ((half_id, outcome),)
     reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
     return read_ended(reply, connection, partition, 1)[0]
@@ -60,8 +60,9 @@ def end_half(
 def ends_request(
     opaque: int, partition: TopicPartition, outcomes: Sequence[tuple[int, HalfOutcome]]
 ) -> Sequence[Buffer]:
-    """Return the bytes of a request that tells the outcomes of half messages, by their ids, at most
-    MAX_ENDED_HALVES."""
+    """Return the bytes of a request that reports the outcomes of at most MAX_ENDED_HALVES half messages. outcomes:
+    pairs of a half message's id and its outcome.
+    """
     if len(outcomes) == 1:
         ext = EndHalfRequest(partition.topic, partition.partition, *outcomes[0]).to_ext()
         return (encode_frame(RequestCode.END_HALF, opaque, ext),)
@@ -71,7 +72,9 @@ def ends_request(
 
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
-    """Return the answers to `count` outcomes. After an error any of them may be undecided."""
+    """Decode the broker's answers to `count` reported outcomes. After an error, any of the half messages may still be
+    undecided.
+    """
     frame = accepted(reply, connection, partition, ())
     if count == 1:
         return (EndHalfReply.from_ext(frame.ext),)
@@ -91,11 +94,11 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Return half messages of the group and of these topics whose outcome the broker wants to know, at most `limit`, as
-    soon as there is one; [] after `wait_seconds`.
+    """Return at most `limit` half messages of this group and these topics whose outcome the broker wants to know. The
+    answer comes as soon as there is such a half message. If there is none within `wait_seconds`, return [].
 
-    producer: the caller's name. Earlier versions of the broker know neither topics nor producer, and return half
-    messages of all topics and producers.
+    producer: the caller's name. Earlier broker versions know neither `topics` nor `producer`, and return half messages
+    of all topics and producers.
     """
     ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000), topics, producer).to_ext()
     frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
@@ -103,9 +106,11 @@ def check_halves(
 
 
 class WaitingHalf(NamedTuple):
-    """A half message. id: as in SendResult.message_id. taken: when the broker accepted it. first_check, next_check:
-    when a producer is asked first and next, None if never. asked: how often a producer was asked. size: bytes of its
-    body. preview: its keys and the beginning of its payload. record: its flag and body, if requested."""
+    """A half message that waits at a broker. id: as in SendResult.message_id. taken: when the broker accepted the half
+    message. first_check: when the broker asks a producer for the first time. next_check: when it asks the next time,
+    None if never. asked: how often a producer was asked. size: bytes of the body. preview: its keys and the beginning
+    of its payload. record: its flag and body, if they were requested.
+    """
 
     id: int
     state: HalfState
@@ -122,9 +127,11 @@ class WaitingHalf(NamedTuple):
 
 
 class HalvesPage(NamedTuple):
-    """One page of half messages. total, states: numbers for all half messages of the broker. groups: by producer group,
-    for messages whose first check is due: `asked`, `parked`, and `askers`, how many producers wait for questions. next:
-    the `after` of the next page, 0 if this is the last one."""
+    """One page of half messages. total: number of all half messages of the broker. states: their number in each state.
+    groups: for each producer group, counts for the half messages whose first check is due: `asked`, `parked`, and
+    `askers`, the number of producers that wait for questions. next: the argument `after` for the next page, 0 if this
+    is the last page.
+    """
 
     total: int
     states: Mapping[str, int]
@@ -144,12 +151,13 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """Return the number of waiting half messages, and at most `limit` (0 … 1000) of them, in the order of their first
-    checks.
+    """Return the number of waiting half messages, and at most `limit` (0 … 1000) of the half messages, in the order of
+    their first checks.
 
-    topic, group, state: only half messages of these; "" = all. after: `next` of the previous page. A page may have
-    fewer if many belong to other topics or groups. whole: return at most one, with its record. Raises RequestRefused if
-    the broker keeps no half messages (a Java broker, or an earlier version).
+    topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: `next`
+    of the previous page. A page may have fewer than `limit` if many half messages belong to other topics or groups.
+    whole: return at most one half message, with its record. Raises RequestRefused if the broker keeps no half messages
+    (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no half messages", "ask one of ours")
     frame = ask(
@@ -169,9 +177,10 @@ def list_halves(
 
 
 def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
-    """Return the half message with this id and its record; None if it does not wait at this broker. Raises as
-    `list_halves`, and RequestRefused if the broker does not return records."""
-    # the list is in the order of ids
+    """Return the half message with this id, including its record. Return None if it does not wait at this broker.
+    Raises the errors of `list_halves`, and RequestRefused if the broker does not return records.
+    """
+    # The list is sorted by id.
     for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:
         if each.id == half_id:
             if each.record is None:
@@ -184,8 +193,9 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """Yield half messages one after the other, at most `most`; pages are requested as needed. Raises as
-    `list_halves`."""
+    """Yield half messages one after the other, at most `most`. Pages are requested when they are needed. Raises the
+    errors of `list_halves`.
+    """
     after = 0
     while most is None or most > 0:
         limit = min(MAX_LISTED_HALVES, most or MAX_LISTED_HALVES)

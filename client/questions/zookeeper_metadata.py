@@ -1,4 +1,4 @@
-"""Keep a producer's view of the cluster current by ZooKeeper watches."""
+"""Keep a producer's view of the cluster up to date by ZooKeeper watches."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _RETRY_MAX_SECONDS = 10.0
 
 
 class ZooKeeperMetadata:
-    """Metadata of a producer from one ZooKeeper session: its own, or a given one, which is left open. A topic is read
-    and watched from the first request on.
+    """The metadata of a producer, read through one ZooKeeper session. The session is made here, or given by the caller;
+    a given session is left open at the end. A topic is read and watched from the first request for it on.
 
     Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, and read on any thread.
     """
@@ -83,7 +83,8 @@ class ZooKeeperMetadata:
                 if not self._views:
                     self._cluster.watch_brokers(self._brokers_changed)
                 found = self._read(topic, self._cluster)
-                # a broker set may be changing its leader; see Absences, which handles this for later looks
+                # A broker set may be changing its leader, so read again and wait for it. Absences handles this case for
+                # later changes.
                 if not found.partitions:
                     found = self._read(topic, self._steady)
                 self._use(topic, found)
@@ -91,8 +92,9 @@ class ZooKeeperMetadata:
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Watch the topic; if that fails now, try again later on the event thread. Meanwhile the last view is used. The
-        watch begins by reading the topic again."""
+        """Watch the topic. If this fails now, try again later on the event thread; meanwhile the last view is used. A
+        new watch begins by reading the topic again.
+        """
         try:
             self._cluster.watch_topic(topic, self._changed)
         except CoordinationError as error:
@@ -129,7 +131,9 @@ class ZooKeeperMetadata:
         self._session.events.post_once(self._look_at_brokers)
 
     def _look_at_brokers(self) -> None:
-        """Take a change of brokers, for example a broker set's new leader that has not registered its topics yet."""
+        """Update all views after a change of brokers. For example, a broker set may have a new leader that has not
+        registered its topics yet.
+        """
         try:
             endpoints = _endpoints(self._cluster)
         except CoordinationError as error:
@@ -141,7 +145,7 @@ class ZooKeeperMetadata:
             self._use(topic, TopicView(with_own_partitions(topic, view.partitions, endpoints), endpoints))
 
     def _use(self, topic: str, view: TopicView) -> None:
-        """Use a new view. Any thread."""
+        """Replace the topic's view, and tell the listeners if the view has changed. Any thread may call this."""
         if view == self._views.get(topic):
             return
         self._views[topic] = view

@@ -1,9 +1,9 @@
-"""Messages as Arrow record batches. Imports pyarrow, of the extra `spark`.
+"""Messages as Arrow record batches. This module imports pyarrow, which the extra `spark` installs.
 
-Consumers and Spark share the decoder: `decode_columns` turns a whole answer into Columns by numpy and Arrow, and each
-of the two makes its own table from them. Only records with attributes cost an interpreter step each, and equal
-attributes are decoded once. `columns_of` does the same in the plain way, message by message; bench/decoding.py measures
-the gain.
+Consumers and Spark share this decoder. `decode_columns` turns a whole answer into Columns by numpy and Arrow, and
+consumers and Spark each make their own tables from the Columns. Only records with attributes cost an interpreter step
+each, and equal attributes are decoded once. `columns_of` makes the same Columns message by message; bench/decoding.py
+measures how much faster `decode_columns` is.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ SCHEMA = pa.schema(
 _NO_ATTRIBUTES = Attributes()
 
 MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Limit for the decompressed payloads of one batch: an answer of a few megabytes may decompress to gigabytes."""
+"""Limit in bytes for the decompressed payloads of one batch, because an answer of a few megabytes may decompress to
+gigabytes.
+"""
 
 
 class Columns(NamedTuple):
-    """Columns with the fields of the same messages, in order.
+    """The fields of some messages as columns; all columns have the same order.
 
-    attributes: the bytes before the payloads; None if no message has any. flags: the flags of the records.
+    attributes: the decoded attributes of each message; None if no message has any. flags: the flags of the records.
     """
 
     topic: pa.Array
@@ -85,8 +87,9 @@ class Columns(NamedTuple):
     flags: npt.NDArray[np.int32]
 
     def timestamp(self, unit: Literal["ms", "us"]) -> pa.Array:
-        """Return when each message was stored, in UTC; null if a Java broker stored it, because its ids have no
-        time."""
+        """Return the time in UTC when each message was stored. The value is null for a message that a Java broker
+        stored, because its id has no time.
+        """
         mask = self.ids <= 0
         times = store_times_ms(self.ids)
         if unit == "us":
@@ -94,8 +97,9 @@ class Columns(NamedTuple):
         return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMPS[unit])
 
     def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
-        """Apply `value` to each message's attributes. Pass the same function object at each call, because it is a
-        cache's key."""
+        """Apply `value` to each message's attributes, and return the results as a column. Pass the same function object
+        at each call, because it is a key of a cache.
+        """
         if self.attributes is None:
             count = len(self.ids)
             return _without_attributes(value, kind, _power_of_two(count)).slice(0, count)
@@ -130,10 +134,10 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """The result of decoding, as decoding.Decoded, with columns in place of messages.
+    """The result of decoding, like decoding.Decoded, but with columns in place of messages.
 
-    expires: Unix ms of each message's expiry, INT64_MAX for never; None if none expires. packed: which payloads are
-    compressed; None if none is.
+    expires: the time of each message's expiry in ms since 1970, INT64_MAX for a message that never expires; None if no
+    message expires. packed: true for each message with a compressed payload; None if no payload is compressed.
     """
 
     columns: Columns
@@ -143,10 +147,12 @@ class DecodedColumns(NamedTuple):
     packed: npt.NDArray[np.bool_] | None
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
-        """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads; fewer if
-        they would take more than MAX_UNPACKED_BYTES. `end` is the same as of all messages.
+        """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
+        fewer if the payloads would take more than MAX_UNPACKED_BYTES. `end` of the result does not change: it is the
+        end of all messages.
 
-        Raises CorruptRecord, with its end, if the first message cannot be decompressed; a later one ends the result.
+        Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
+        message cannot be decompressed, the result ends before it.
         """
         columns, expires, packed = self.columns, self.expires, self.packed
         if packed is None:
@@ -207,7 +213,7 @@ def record_batch(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 EMPTY = record_batch(())
-"""The batch without messages."""
+"""The record batch without messages."""
 
 
 def decode_columns(
@@ -217,8 +223,9 @@ def decode_columns(
     limit: int | None = None,
     where: Where | None = None,
 ) -> DecodedColumns:
-    """Decode the records that begin before byte `limit` of the partition (None: all), up to the first damaged one.
-    where: keep only those that match this filter."""
+    """Decode the records that begin before byte `limit` of the partition (None: all records), up to the first damaged
+    record. where: keep only records that match this filter.
+    """
     data = records.data
     good = good_records(records, limit)
     payload: pa.Array | None = None
@@ -230,7 +237,7 @@ def decode_columns(
     if where is not None and not (wanted := matching(where, data, good.starts, good.sizes)).all():
         good = good.only(wanted)
         payload = None
-    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one step for all flags: most answers have no bits
+    bits = int(np.bitwise_or.reduce(good.headers["flag"]))  # one step for all flags: in most answers no flag bit is set
     attributes, begins = _attributes(data, good, bits)
     if payload is None or attributes is not None:
         payload = _gather(data, begins, good.starts + good.sizes - begins)
@@ -253,11 +260,11 @@ def decode_columns(
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """Copy the slices data[start : start + size], which are in ascending order, into a binary column: one copy, no
-    object per row.
+    """Copy the slices data[start : start + size], which are in ascending order, into a binary column. The bytes are
+    copied once, and no Python object is made per row.
 
-    Slices of equal size and distance are one strided copy. Others are the even elements of an array that includes the
-    bytes between them, taken by Arrow.
+    Slices of equal size and distance are copied in one strided copy. In other cases, this builds an array whose
+    elements are in turn a slice and the bytes up to the next slice, and lets Arrow take the even elements.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():
@@ -291,13 +298,14 @@ def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Arra
 
 @lru_cache(maxsize=64)
 def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, count: int) -> pa.Array:
-    """Return `value` of a message without attributes, `count` times."""
+    """Return a column that has the `value` of a message without attributes, `count` times."""
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 
 def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
-    """Return the bytes before each payload, None if there are none at all, and where the payloads begin. bits: the bits
-    that are set in any flag."""
+    """Return the decoded attributes of each record (None if no record has attributes), and the positions where the
+    payloads begin. bits: the bits that are set in any record's flag.
+    """
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]
     if not bits & ATTRIBUTE_FLAG:

@@ -1,4 +1,4 @@
-"""Split many payloads into batches that fit one request."""
+"""Split many payloads into batches, each of which fits into one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from metaq.protocol.arrays import np
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
-"""Most payload bytes of a batch: far below the limit of a frame, and enough to be worth a request."""
+"""Largest number of payload bytes in a batch. It is far below the limit of a frame, and large enough to be worth a
+request.
+"""
 
 Item = TypeVar("Item", bound=Sized)
 
@@ -21,9 +23,9 @@ def split_batches(
     max_bytes: int = MAX_BATCH_PAYLOAD_BYTES,
     size_of: Callable[[Any], int] = len,
 ) -> Iterator[list[Item]]:
-    """Yield `payloads` in order, as lists of at most `max_records` payloads and `max_bytes` bytes in sum.
+    """Yield `payloads` in order, as lists of at most `max_records` payloads with together at most `max_bytes` bytes.
 
-    A larger payload forms its own list: the producer checks whether it fits a message.
+    A payload of more than `max_bytes` forms a list of its own; the producer checks whether it fits into a message.
     """
     ends = np.cumsum(np.fromiter(map(size_of, payloads), np.int64, len(payloads)))
     start, sent = 0, 0

@@ -1,9 +1,9 @@
-"""Decode fetched records into messages: the tight loop of every reader.
+"""Decode fetched records into messages. This is the hot loop of every reader.
 
-With a table of sizes the loop needs no step from record to record: a running sum gives the starts of the records, the
-headers are one numpy array, and chains of C functions (struct, map, zip) make bodies and messages without bytecode per
-message. Without a table (few records, a filtered answer, the text protocol) the loop goes from record to record. Both
-ways give the same result.
+If the broker sent a table of record sizes, no Python loop over the records is needed. A running sum gives the starts of
+the records, and the headers form one numpy array. Chains of C functions (struct, map, zip) make bodies and messages
+without bytecode per message. Without a table (few records, a filtered answer, the text protocol), a loop goes from
+record to record. Both ways give the same result.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ ZEROS = "there are zeros instead of it"
 
 _LENGTH = Struct(">i")  # the first field of a record
 _make = tuple.__new__
-"""Message(…) without its Python-level __new__; see bench/decoding.py."""
+"""Makes a Message without calling its Python-level __new__; see bench/decoding.py."""
 
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Adjacent stored records of a partition, from its byte `offset` on: data[start:end] of the received `data`.
+    """Adjacent stored records of a partition, from the partition's byte `offset` on. They are data[start:end] of the
+    received `data`.
 
-    sizes: of all records, headers included; they fill [start, end). None if unknown: then the last record may be cut.
-    runs: set if the records are adjacent only in `data`; None if they are adjacent in the partition, too.
+    sizes: the sizes of all records, headers included; together they fill [start, end). None if the sizes are unknown:
+    then the last record may be cut. runs: set if the records are adjacent only in `data`; None if they are adjacent in
+    the partition, too.
     """
 
     data: bytes
@@ -77,15 +79,17 @@ class Records:
     runs: Runs | None = field(default=None, kw_only=True)
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the partition offsets of places in the data. A place where two runs meet has the offset of the later
-        run."""
+        """Return the partition offsets of these positions in the data. A position where two runs meet has the offset of
+        the later run.
+        """
         if self.runs is None:
             return places + (self.offset - self.start)
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """Return the place of `offset` in the data, in `start` … `end`. For an offset between two runs this is the
-        place where it would be."""
+        """Return the position of the partition offset `offset` in the data, at least `start` and at most `end`. For an
+        offset between two runs, this is the position where the two runs meet.
+        """
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
         run = int(np.searchsorted(self.runs.places + self.runs.shifts, offset, "right")) - 1
@@ -96,16 +100,18 @@ class Records:
 
 
 class Runs(NamedTuple):
-    """Runs of records that are adjacent in an answer, but not in the partition: where each run begins in the data, and
-    how much greater its partition offset is."""
+    """Runs of records that are adjacent in an answer, but not in the partition. places: where each run begins in the
+    data. shifts: the difference between the partition offset and the position in the data, for each run.
+    """
 
     places: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64]
 
 
 def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
-    """Return the records of an answer's runs, each with its offset, as one Records, if they are adjacent in the
-    received data; otherwise None. Nothing is copied."""
+    """Join the runs of an answer, each given with its offset, into one Records. Return None if the runs are not
+    adjacent in the received data. Nothing is copied.
+    """
     first_offset, first = runs[0]
     data, start, _ = in_bytes(first)
     lengths = np.array([len(each) for _, each in runs], np.int64)
@@ -118,7 +124,9 @@ def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
 
 
 def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
-    """Return the received object, and where the records begin and end in it. A view into bytes is not copied."""
+    """Return the bytes object that contains the records, and the positions where the records begin and end in it. If
+    `records` is a view into a bytes object, nothing is copied.
+    """
     if isinstance(records, bytes):
         return records, 0, len(records)
     whole = records.obj
@@ -129,19 +137,20 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Return a buffer's address. There is no other way to find the position of a memoryview inside its object."""
+    """Return a buffer's memory address. Only addresses tell the position of a memoryview inside its object."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 
 
 class Decoded(NamedTuple):
-    """The result of decoding: `total` messages, which end at byte offset `end` of the partition.
+    """The result of decoding: `total` messages, of which the last ends at byte offset `end` of the partition.
 
-    `damage` says what is wrong at the end; "": nothing. A cut record may follow the end. flags: the bits set in any
-    message, including messages that the filters have left out.
+    damage: what is wrong with the record at the end; "" if nothing is wrong. A cut record may follow the end. flags:
+    the flag bits set in any message, including messages that the filters have left out.
 
-    messages: an iterator, so that messages are made when they are taken. The garbage collector would traverse thousands
-    of waiting messages again and again; it never sees some hundred that are soon used up.
+    messages: an iterator, so that each message is made only when it is taken. If thousands of messages were made in
+    advance, the garbage collector would traverse them again and again. A few hundred that are soon used up never reach
+    it.
     """
 
     messages: Iterator[Message]
@@ -162,8 +171,9 @@ def decode_walking(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """Decode all whole records up to the first damaged one. tags: only messages with one of them; where: only matching
-    ones."""
+    """Decode all whole records up to the first damaged record. tags: keep only messages with one of these tags. where:
+    keep only messages that match this filter.
+    """
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
     messages: list[Message] = []
@@ -188,7 +198,7 @@ def decode_walking(
         if check and crc(body) & 0x7FFFFFFF != checksum:
             damage = WRONG_CHECKSUM
             break
-        if flag != last:  # seldom: messages of a topic are mostly of one kind
+        if flag != last:  # seldom: most messages of a topic have the same flag
             last = flag
             flags |= flag
             kind = Message if flag else PlainMessage
@@ -203,10 +213,10 @@ def decode_walking(
 
 
 class Good(NamedTuple):
-    """Intact records before the first damaged one: where each begins in the data, its size, and its header
-    (`header_dtype`).
+    """The intact records before the first damaged record: for each, the position in the data where it begins, its size,
+    and its header (`header_dtype`).
 
-    `damage` says what is wrong with the damaged record; "" if there is none.
+    damage: what is wrong with the damaged record; "" if there is no damaged record.
     """
 
     starts: npt.NDArray[np.int64]
@@ -215,29 +225,33 @@ class Good(NamedTuple):
     damage: str
 
     def end_offset(self, records: Records) -> int:
-        """Byte offset in the partition where the damaged record begins; without one, where the last record ends. Bytes
-        between two runs were not returned by the broker."""
+        """Return the byte offset in the partition where the damaged record begins or, if there is none, where the last
+        record ends. Bytes between two runs count as not returned by the broker.
+        """
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
         return int(records.offsets(np.array([end - last]))[0]) + last
 
     def up_to(self, count: int, damage: str) -> Good:
-        """Return the first `count` records, before a record with this damage."""
+        """Return only the first `count` records; the record after them has this damage."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Return the wanted records; `end_offset` does not apply to the result."""
+        """Return the wanted records. `end_offset` must not be called on the result."""
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Return the records before the first checksum mismatch. bodies: the bodies of the records, in order."""
+        """Compare the checksums, and return the records before the first mismatch. bodies: the bodies of the records,
+        in order.
+        """
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
 
 
 def good_records(records: Records, limit: int | None = None) -> Good:
-    """Return the records that begin before byte `limit` of the partition (None: all) and are intact; checksums are not
-    compared."""
+    """Return the intact records that begin before byte `limit` of the partition (None: all intact records). Checksums
+    are not compared.
+    """
     stop = records.end if limit is None else records.place(limit)
     sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)
     starts = np.cumsum(sizes) - sizes + records.start
@@ -253,9 +267,10 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 
 
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the sizes of the whole records that begin before `stop`, up to a wrong length, and the error there.
+    """Return the sizes of the whole records that begin before `stop`, up to the first wrong length, and a description
+    of the error at that place ("" if there is none).
 
-    The first record, and following records of the same size, cost no bytecode each (bench/decoding.py).
+    The first record, and the records after it that have the same size, cost no bytecode each (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end
     sizes = np.empty(0, np.int64)
@@ -284,7 +299,7 @@ def _length_at(data: bytes, position: int) -> int:
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
-    """Return the number of true values before the first false one."""
+    """Return the number of true values before the first false value."""
     return len(good) if good.all() else int(np.argmin(good))
 
 
@@ -295,7 +310,9 @@ def decode_sized(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """Decode as decode_walking does, records with known sizes. bench/decoding.py measures the gain."""
+    """Decode records with known sizes. The result is that of decode_walking; bench/decoding.py measures how much faster
+    this function is.
+    """
     good = good_records(records)
     bodies = split_bodies(records.data, records.start, good.sizes)
     if check:
@@ -307,7 +324,7 @@ def decode_sized(
         bodies = list(compress(bodies, wanted.tolist()))
         good = good.only(wanted)
     flags = good.headers["flag"]
-    found = int(np.bitwise_or.reduce(flags))  # one step for all flags: most batches have no bits
+    found = int(np.bitwise_or.reduce(flags))  # one step for all flags: in most batches no bit is set
     columns = (
         repeat(partition),
         (good.starts + shift).tolist(),
@@ -323,7 +340,7 @@ def decode_sized(
 
 
 def _has_tag(body: bytes, flag: int, tags: Container[str]) -> bool:
-    """Whether the record's tag is among `tags`."""
+    """Return whether the record's tag is in `tags`."""
     if not flag & ATTRIBUTE_FLAG:
         return False
     return decode_attribute(attribute_of(body, flag), flag).tag in tags

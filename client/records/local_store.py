@@ -1,4 +1,6 @@
-"""Messages kept on this machine until they can be sent or delivered again: queues in one SQLite file."""
+"""Messages that are kept on this machine until they can be sent or delivered again. They are stored as queues in one
+SQLite file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalMessageStore", "StoredMessage"]
 
 _LAYOUT = 1
-"""Version of the tables below, kept in the file's `user_version`."""
+"""Version of the tables below; the file's `user_version` holds it."""
 
 _TABLES = """
 CREATE TABLE messages (
@@ -57,8 +59,9 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 class StoredMessage(NamedTuple):
     """A message with everything needed to send or deliver it again.
 
-    body and flag: as on the wire, the attribute (with tag, keys and properties) before the payload. key: chooses its
-    partition. partition: its target or its origin. offset, id: -1 and 0 until a broker stores it.
+    body, flag: the same as on the wire; the body has the attribute (with tag, keys and properties) before the payload.
+    key: determines the message's partition. partition: the partition to which the message is to be sent, or from which
+    it was read. offset, id: -1 and 0 until a broker has stored the message.
     """
 
     topic: str
@@ -75,14 +78,18 @@ class StoredMessage(NamedTuple):
         return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
 
     def to_message(self) -> Message:
-        """Return the message as a consumer gets it. Raises ValueError if it was never consumed from a partition."""
+        """Return the message in the form in which a consumer gets it. Raises ValueError if the message has no
+        partition, because it was not sent yet.
+        """
         if self.partition is None:
             raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
         return Message(self.partition, self.offset, self.id, self.flag, self.body)
 
     @property
     def payload(self) -> bytes:
-        """The user's payload, decompressed. Raises PayloadUnreadable if it is compressed and damaged."""
+        """The user's payload, decompressed if necessary. Raises PayloadUnreadable if the compressed payload is
+        damaged.
+        """
         return payload_of(self.body, self.flag)
 
     @property
@@ -92,20 +99,22 @@ class StoredMessage(NamedTuple):
 
 
 class LocalMessageStore:
-    """Named queues of messages in one SQLite file. All methods may be called on any thread; each is one transaction.
+    """Named queues of messages in one SQLite file. Any thread may call the methods. Each call that reads or writes the
+    file is one transaction.
 
-    An `append` or `remove` that has returned survives the end of the process and of the machine: the write-ahead log is
-    synced at every commit (`synchronous=FULL`, one fsync per call, so append many messages in one call). The file
-    belongs to one process at a time and is locked until `close` or the end of that process: two processes that empty
-    the same queue would send its messages twice. The file does not shrink; space of removed messages is reused. A
-    forked process can neither use nor close its parent's store: every method except close() raises ClientError there.
+    After `append` or `remove` has returned, its effect survives the end of the process and of the machine: the
+    write-ahead log is synced at every commit (`synchronous=FULL`). This costs one fsync per call, so append many
+    messages in one call. The file belongs to one process at a time and is locked until `close` or the end of that
+    process, because two processes that empty the same queue would send its messages twice. The file does not shrink,
+    but the space of removed messages is reused. A forked process can neither use nor close its parent's store: every
+    method except close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
 
     def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
-        """path: the file; it is created, and its directory, if missing (`~` is your home; two more files exist beside
-        it while it is open). max_per_queue: most messages of one queue.
+        """path: the file. The file and its directory are created if they are missing; `~` is your home directory. Two
+        more files exist beside it while the store is open. max_per_queue: largest number of messages in one queue.
 
         Raises LocalStoreInUse if another store has the file open; LocalStoreError if the file is not a store;
         ConfigError.
@@ -131,9 +140,9 @@ class LocalMessageStore:
     # --- queues -----------------------------------------------------------------------------------------------------
 
     def append(self, queue: str, messages: Iterable[StoredMessage]) -> None:
-        """Append `messages` to the queue: all of them or, with an error, none.
+        """Append `messages` to the queue. If an error is raised, none of the messages is appended.
 
-        Raises LocalStoreFull if the queue would hold more than max_per_queue.
+        Raises LocalStoreFull if the queue would then hold more than max_per_queue messages.
         """
         self._guard.check()
         self._aside.do(self._append, queue, [_row(queue, message) for message in messages])
@@ -152,8 +161,9 @@ class LocalMessageStore:
                 self._counts[queue] = held + len(rows)
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
-        """Return the first `limit` messages after the id `after`, in the order of appending, each with its id for
-        `remove`. Ids are above 0."""
+        """Return the first `limit` messages whose ids are above `after`, in the order of appending. Each comes with its
+        id, which `remove` needs. Ids are above 0.
+        """
         check_number("limit", limit, most=INT64_MAX)
         check_number("after", after, may_be_0=True, most=INT64_MAX)
         self._guard.check()
@@ -164,7 +174,7 @@ class LocalMessageStore:
             return db.execute(_PEEK, (queue, after, limit)).fetchall()
 
     def remove(self, queue: str, ids: Iterable[int]) -> None:
-        """Remove these messages; unknown ids are ignored."""
+        """Remove the messages with these ids; unknown ids are ignored."""
         self._guard.check()
         self._aside.do(self._remove, queue, [(queue, number) for number in ids])
 
@@ -185,7 +195,7 @@ class LocalMessageStore:
         return self._counts.get(queue, 0)
 
     def queues(self) -> list[str]:
-        """Return the names of the non-empty queues, sorted. A queue is non-empty if `count` is above 0."""
+        """Return the names of the non-empty queues (`count` is above 0), sorted."""
         self._guard.check()
         self._settle()
         with self._lock:
@@ -221,15 +231,16 @@ class LocalMessageStore:
 
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # creates the file; an existing one is not opened, because closing it would drop another store's lock
+            # Create the file. An existing file is not opened here, because closing it again would drop another store's
+            # lock.
             self._path.touch(0o600)
             return sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise LocalStoreError(f"{self._path} cannot be opened: {error}") from error
 
     def _take_over(self, db: sqlite3.Connection) -> None:
-        """Lock the file for this store, create the tables if it is new, and count its messages."""
-        # before the first access, so that no other process can share the write-ahead log
+        """Lock the file for this store, create the tables if the file is new, and count its messages."""
+        # This comes before the first access, so that no other process can share the write-ahead log.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -248,8 +259,9 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction. No interrupt comes here: one at the beginning would leave the lock locked, and one after a
-        commit would make the counts wrong."""
+        """Run a transaction. The callers ensure that no interrupt comes during it: an interrupt at the beginning would
+        leave the lock locked, and an interrupt after the commit would make the counts wrong.
+        """
         with self._lock:
             if self._db is None:
                 raise LocalStoreError(f"{self._path}: this store is closed")
@@ -286,7 +298,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Do nothing. As the last job of a queue, this marks the end of all earlier jobs."""
+    """Do nothing. When this job has run, all earlier jobs of the same queue have ended."""
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

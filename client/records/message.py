@@ -40,16 +40,16 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""Flag bits; if neither is set, the payload is the whole body."""
+"""Two flag bits; if neither of them is set, the payload is the whole body."""
 
 
 class Message(NamedTuple):
-    """One stored message. Fields that not every message needs are computed on access. (It is a tuple, because a tuple
-    is the fastest to make.)
+    """One stored message. Values that not every user needs are computed on access. (The message is a tuple, because a
+    tuple can be made fastest.)
 
-    partition: where it is stored (with topic and broker). offset: byte position of its record there. id: unique within
-    the cluster. flag: metaq 1.x's bits (protocol/record.py). body: the payload, after the attribute if flag bit 0 is
-    set.
+    partition: the partition that stores the message, with topic and broker. offset: byte position of the message's
+    record in the partition. id: unique within the cluster. flag: the flag bits of metaq 1.x (protocol/record.py). body:
+    the payload; if flag bit 0 is set, the attribute comes before the payload.
     """
 
     partition: TopicPartition
@@ -64,8 +64,9 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The producer's payload. A compressed payload is decompressed at each access. Raises CorruptRecord, with
-        `partition` and `end` for a seek, if the producer compressed it wrongly."""
+        """The producer's payload. A compressed payload is decompressed at each access. Raises CorruptRecord if the
+        producer compressed it wrongly; the error's `partition` and `end` can be used for a seek.
+        """
         flag = self.flag
         if not flag & _BESIDE:
             return self.body
@@ -82,8 +83,9 @@ class Message(NamedTuple):
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     def _failed_payload(self) -> bytes:
-        """Return the payload of a message of a topic of metaq's own. It may be compressed although the flag cannot say
-        so."""
+        """Return the payload of a message in one of metaq's own topics. Here the payload may be compressed although the
+        flag does not show it.
+        """
         try:
             return payload_in(self.flag, self.body)
         except PayloadUnreadable as error:
@@ -94,13 +96,14 @@ class Message(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Byte position of the next record."""
+        """Byte position of the next record in the partition."""
         return self.offset + HEADER_BYTES + len(self.body)
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties together, decoded once. Each of the single attributes below decodes them
-        again."""
+        """Attribute, tag, keys and properties together. Use this to decode them only once: each of the properties below
+        decodes them again.
+        """
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
@@ -118,12 +121,14 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        """The user's properties, with the types sent: str, int, float, bool or bytes."""
+        """The user's properties. The values have the types with which they were sent: str, int, float, bool or
+        bytes.
+        """
         return self.attributes.properties
 
     @property
     def content_type(self) -> str | None:
-        """The payload's type as stated by the producer; None if it states none."""
+        """The payload's type as the producer stated it; None if the producer stated none."""
         return self.attributes.reserved.get(TYPE)
 
     @property
@@ -133,7 +138,7 @@ class Message(NamedTuple):
 
     @property
     def asks_reply(self) -> bool:
-        """Whether it is a request, which Producer.reply answers."""
+        """Whether this message is a request, which Producer.reply can answer."""
         return REPLY_TO in self.attributes.reserved
 
     @property
@@ -148,20 +153,23 @@ class Message(NamedTuple):
         )
 
     def decode(self, deserializer: Deserializer) -> Any:
-        """Decode the payload by this deserializer, or by one of several. Raises ConfigError, and as `value`."""
+        """Decode the payload by this deserializer, or by one of several. Raises ConfigError and the errors of
+        `value`.
+        """
         from ..serializers.base import deserializers
 
         return deserializers("deserializer", deserializer).value_of(self)
 
     @property
     def expires_at(self) -> datetime | None:
-        """The time from which no consumer gets the message, by its producer's clock, as an aware datetime in UTC; None:
-        never."""
+        """The time from which on no consumer gets the message, by the producer's clock, as an aware datetime in UTC.
+        None if the message never expires.
+        """
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
         return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether the message has expired. now_ms: milliseconds since 1970."""
+        """Return whether the message has expired at the time `now_ms`, in milliseconds since 1970."""
         if not self.flag & EXPIRES_FLAG:
             return False
         milliseconds = self.attributes.expires_ms
@@ -169,15 +177,17 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """The number of this attempt at handling the message, from 1 on, if `Consumer.run` sends failed messages back
-        to the broker. For a dead letter: the number of attempts made."""
+        """The number of the current attempt at handling the message, from 1 on, if `Consumer.run` sends failed messages
+        back to the broker. For a dead letter: the number of attempts that were made.
+        """
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
 
     @property
     def origin(self) -> Origin:
-        """Where the message was first stored: `topic`, `partition`, `offset`, `id`. Only for a dead letter is this not
-        its own place."""
+        """The place where the message was first stored: `topic`, `partition`, `offset`, `id`. This differs from the
+        message's own place only for a dead letter.
+        """
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
 
@@ -188,8 +198,9 @@ class Message(NamedTuple):
 
     @property
     def timestamp_ms(self) -> int | None:
-        """When the message was stored, milliseconds since 1970; None if a Java broker stored it (its ids have no
-        time)."""
+        """The time when the message was stored, in milliseconds since 1970. None if a Java broker stored it, because
+        its ids contain no time.
+        """
         return store_time_ms(self.id)
 
     @property
@@ -208,8 +219,9 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message of a consumer with a deserializer. It is equal to a Message with the same fields, and pickled as one,
-    without the deserializer. It is made from a Message at delivery."""
+    """A message of a consumer with a deserializer. It is made from a Message at delivery, and is equal to a Message
+    with the same fields. Pickling makes it a Message without the deserializer.
+    """
 
     _reader: ValueReader
 
@@ -228,8 +240,8 @@ class ValueMessage(Message):
 
 
 class PlainMessage(Message):
-    """A message known to have no attribute and no compression: its payload is its body, found without a Python call.
-    Equal to a Message with the same fields, and pickled as one.
+    """A message that has no attribute and no compression. Its payload is its body, so reading the payload needs no
+    Python call. It is equal to a Message with the same fields, and is pickled as a Message.
     """
 
     __slots__ = ()
@@ -241,9 +253,9 @@ class PlainMessage(Message):
 
 
 class RetriedMessage(Message):
-    """A message that a handler gets again: place, id, flag and body are the original's.
+    """A message that a handler gets again. Its partition, offset, id, flag and body are those of the original message.
 
-    copy: the message that the consumer read, at its position. tries: how often the handler has failed on the copy.
+    copy: the message that the consumer has read. tries: how often the handler has failed on the copy.
     """
 
     copy: Message
@@ -268,8 +280,9 @@ class RetriedMessage(Message):
 
 
 def failure_in(message: Message) -> Failure | None:
-    """Return the failure recorded in a message of a topic of metaq's own; None for any other message, and for a damaged
-    one."""
+    """Return the failure that is recorded in a message of one of metaq's own topics. Return None for any other message,
+    and if the message is damaged.
+    """
     if message.partition.topic[:1] != OWN_MARK:
         return None
     try:
@@ -280,8 +293,10 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """Return a message for a handler after `tries` failures in place; before these it may have waited for another
-    attempt. A message that never failed is returned unchanged."""
+    """Return the message that a handler gets after `tries` failures in place. Before these failures, the message may
+    already have been sent back to the broker to wait for another attempt. A message that never failed is returned
+    unchanged.
+    """
     failure = failure_in(copy)
     if failure is None and not tries:
         return copy

@@ -1,4 +1,4 @@
-"""Results of the client's calls: partitions, send results, lag."""
+"""Result types of the client's calls: partitions, send results, lag."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ __all__ = ["BatchResults", "Lag", "SendResult", "TopicPartition"]
 class SendResult(NamedTuple):
     """An acknowledged message: its id, its partition, and the byte position of its record there.
 
-    offset is -1 while the message has none: in an uncommitted transaction, or in a local store (message_id is then 0).
+    offset is -1 while the message has no offset: in an uncommitted transaction, or in a local store. In a local store,
+    message_id is 0, too.
 
-    replicas: how many nodes of a broker set had the message when it was acknowledged: on disk with `ack=disk`,
-    otherwise at least in memory. 1 with `ack=leader`, and in a transaction. None if the broker does not report it: the
-    broker is no node of a set, or speaks the text protocol.
+    replicas: the number of nodes of a broker set that had the message when it was acknowledged: on disk with
+    `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. None if the broker
+    does not report the number, because it is no node of a set or speaks the text protocol.
 
-    due: when the broker delivers a message sent with `deliver_at` or `delay`, in UTC; None for all others. The offset
-    of such a message is -1, and the delivered message has another id. `Producer.cancel` accepts this result.
+    due: the time in UTC when the broker delivers a message sent with `deliver_at` or `delay`; None for all other
+    messages. The offset of a delayed message is -1, and the delivered message gets another id. `Producer.cancel`
+    accepts this result.
     """
 
     message_id: int
@@ -39,17 +41,18 @@ class SendResult(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether the message has no place in its partition yet."""
+        """Whether the message has no offset in its partition yet."""
         return self.offset < 0
 
 
 _make = partial(tuple.__new__, SendResult)
-"""SendResult._make without a Python call for each result."""
+"""Does the same as SendResult._make without a Python call for each result."""
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of one batch, computed on access: ids and offsets follow from those of the first message and the
-    record sizes."""
+    """The results of one batch, computed on access. All ids and offsets follow from the id and the offset of the first
+    message and from the record sizes.
+    """
 
     __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
 
@@ -76,14 +79,14 @@ class BatchResults(Sequence[SendResult]):
 
     @property
     def message_ids(self) -> npt.NDArray[np.int64]:
-        """All ids, as int64."""
+        """The ids of all messages of the batch, as int64."""
         if self._ids is None:
             self._ids = message_ids_from(self._first_id, len(self))
         return self._ids
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """All byte offsets, as int64."""
+        """The byte offsets of all messages of the batch, as int64."""
         return self._offsets
 
     @overload
@@ -111,8 +114,8 @@ class BatchResults(Sequence[SendResult]):
 class Lag(NamedTuple):
     """The backlog between a consumer's position and the end of a partition.
 
-    messages is None if the broker cannot count them (a Java broker). Both fields are None while it is unknown where the
-    consumer begins (at the partition's end, or at a message still searched for).
+    messages is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer's
+    start position is unknown, because it is the partition's end or a message for which the client still searches.
     """
 
     messages: int | None

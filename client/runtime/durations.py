@@ -1,5 +1,6 @@
-"""Check durations given by users: numbers of seconds, or timedeltas. Every public argument and setting is checked
-here."""
+"""Check durations given by users: numbers of seconds, or timedeltas. Every duration that is a public argument or
+setting is checked here.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ __all__ = [
 ]
 
 Duration = float | timedelta
-"""Seconds, unless the name states another unit."""
+"""A number of seconds or a timedelta. A name may state another unit for the number."""
 
 LONGEST_WAIT_SECONDS = 2_000_000.0
-"""Longer waits, including infinite ones, are cut to this, 23 days: no socket waits for more than 2³¹ ms."""
+"""Longest wait in seconds, 23 days. Longer and infinite waits are cut to this value, because no socket can wait for
+more than 2³¹ ms.
+"""
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
 """Longest time to live of a message in seconds: a hundred years. A message without a ttl never expires."""
@@ -38,8 +41,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def seconds_of(option: str, given: object) -> float:
-    """Return `given` in seconds, which may still be below 0, infinite or NaN. Raises WrongDuration, which is also a
-    TypeError."""
+    """Return `given` in seconds. The result may be below 0, infinite or NaN. Raises WrongDuration, which is also a
+    TypeError.
+    """
     if type(given) is float or type(given) is int or is_number(given):
         return given
     if isinstance(given, timedelta):
@@ -48,7 +52,7 @@ def seconds_of(option: str, given: object) -> float:
 
 
 def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remedy: str = "") -> float:
-    """Return a wait in seconds, at most LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration."""
+    """Check a wait, and return it in seconds, at most LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration."""
     seconds = seconds_of(option, given)
     if not (seconds > 0 if more_than_0 else seconds >= 0):  # also false for NaN
         raise ConfigError(option, given, f"choose {'more than 0' if more_than_0 else '0 or more'} seconds{remedy}")
@@ -56,12 +60,14 @@ def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remed
 
 
 def check_timeout(given: Duration) -> float:
-    """Check a `timeout` that may be omitted, as check_wait."""
+    """Check a `timeout` as check_wait does. The error's text says that the timeout may be omitted."""
     return check_wait("timeout", given, remedy=", or leave it out")
 
 
 def check_ttl(given: Duration) -> float:
-    """Return the `ttl` of a send in seconds. Raises WrongDuration, and ConfigError unless it is above 0 and finite."""
+    """Return the `ttl` of a send in seconds. Raises WrongDuration; ConfigError unless the ttl is above 0 and at most
+    MAX_TTL_SECONDS.
+    """
     seconds = seconds_of("ttl", given)
     if not 0 < seconds <= MAX_TTL_SECONDS:  # also false for NaN
         raise ConfigError("ttl", given, f"choose more than 0 and at most {MAX_TTL_SECONDS:.0f} s, or leave it out")
@@ -77,8 +83,10 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 
 
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
-    """Return a timedelta as a number in the unit that the setting's name states; a wait is cut to the longest. Return
-    anything else unchanged, for the check of the setting."""
+    """Return a timedelta as a number in the unit that the setting's name states. A wait in seconds is cut to
+    LONGEST_WAIT_SECONDS, unless the setting is a whole number. Any other value is returned unchanged, and the check of
+    the setting refuses it if necessary.
+    """
     if name.endswith("_ms"):
         return milliseconds_of(given)
     if name.endswith("_seconds"):
@@ -90,8 +98,9 @@ def as_setting(name: str, given: Any, *, whole: bool) -> Any:
 
 
 def milliseconds_of(given: int | timedelta) -> int:
-    """Return a timedelta as whole milliseconds, if possible. Return anything else unchanged, for the check of the
-    setting."""
+    """Return a timedelta as whole milliseconds, if possible. Any other value is returned unchanged, and the check of
+    the setting refuses it if necessary.
+    """
     return _whole(given, timedelta(milliseconds=1))
 
 

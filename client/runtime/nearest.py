@@ -1,4 +1,4 @@
-"""Find the most similar existing name, for messages to users."""
+"""Find the existing name that is most similar to a wrong name. Error messages to users contain it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ __all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
     """Return `did you mean 'trades'?`, or `otherwise` if no name is similar."""
-    from difflib import get_close_matches  # only needed after a user's mistake
+    from difflib import get_close_matches  # needed only after a user's mistake
 
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
-    """Say that no live broker has `topic`; name the pattern that includes it, or the most similar existing topic."""
+    """Return the text of an error: no live broker has `topic`. The text names the pattern that matches the topic, or
+    the most similar existing topic.
+    """
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
     if not known:
         new += "; no topic at all is published there, so check ZooKeeper's address with its chroot, and metaq's root"
@@ -25,7 +27,9 @@ def published_nowhere(topic: str, known: Collection[str]) -> str:
 
 
 def topic_meant(topic: str, known: Collection[str], otherwise: str) -> str:
-    """Return the pattern among `known` that includes `topic`, or the most similar topic, or `otherwise`."""
+    """Return a text that names the pattern among `known` that matches `topic`, or the most similar topic. Return
+    `otherwise` if there is neither.
+    """
     patterns = [each for each in known if "*" in each]
     takes = next((each for each in patterns if fnmatchcase(topic, each)), None)
     if takes is not None:

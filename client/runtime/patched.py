@@ -1,4 +1,6 @@
-"""Detect modules replaced by gevent or eventlet: the client's threads and sockets would wait differently."""
+"""Detect standard modules that gevent or eventlet has replaced, because the client's threads and sockets would then
+wait differently.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _PATCHERS = ("gevent", "eventlet")
 
 
 def refuse_patched() -> None:
-    """Raise ClientError if a module was replaced; the error names the module and its replacer."""
+    """Raise ClientError if gevent or eventlet has replaced a module. The error names the module and the library that
+    replaced it.
+    """
     looked_at = {
         "socket": socket.socket,
         "thread": _thread.start_new_thread,

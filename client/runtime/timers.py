@@ -1,4 +1,6 @@
-"""Delayed actions, on one thread that starts with the first of them; and the rest of a time limit."""
+"""Timers: delayed actions on one thread, which starts when the first action is added; and a countdown for operations
+with several steps.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,19 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""Most seconds that close() takes beyond its timeout, to end connections and sessions after messages have used up the
-timeout."""
+"""Largest number of seconds that close() takes beyond its timeout. They are needed to end connections and sessions if
+the delivery of messages has used up the timeout.
+"""
 
 _Entry = tuple[float, int, Callable[[], None]]
 
 
 class Timers:
-    """Scheduler that runs each action once, at or soon after its time, one after another on one thread. Any thread may
-    add.
+    """Scheduler that runs each action once, at its time or soon after it. The actions run one after another on one
+    thread. Any thread may add actions.
 
-    Cost of adding: one wake-up of that thread, O(log waiting) there. An interrupt (interrupts.py) comes before or after
-    the whole step.
+    Adding an action wakes the scheduler's thread once, which then needs O(log n) steps for n waiting actions. An
+    interrupt (interrupts.py) takes effect before or after the whole step.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +45,7 @@ class Timers:
         self._closed = False
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run `action` in `seconds`; drop it if `close` comes first."""
+        """Run `action` after `seconds` seconds. Drop it if `close` is called before."""
         if self._closed:
             return
         if self._thread is None:
@@ -55,7 +58,7 @@ class Timers:
             raise
 
     def close(self, timeout: float = 1.0) -> None:
-        """Drop waiting actions; wait at most `timeout` seconds for a running one. Idempotent."""
+        """Drop waiting actions, and wait at most `timeout` seconds for a running action. Idempotent."""
         self._closed = True
         self._bell.ring()
         if self._thread is not None and not self._thread.is_current:
@@ -69,7 +72,7 @@ class Timers:
     def _run(self) -> None:
         with self._starting:
             if self._thread is None or not self._thread.is_current:
-                return  # this thread's start was interrupted, and another thread replaces it
+                return  # the start of this thread was interrupted, and another thread has replaced it
         waiting: list[_Entry] = []
         while not self._closed:
             while self._added:
@@ -88,7 +91,9 @@ class Timers:
 
 
 class TimeLeft:
-    """Countdown of `seconds` from now, for an end with several steps, each of which may hang. Any thread."""
+    """Countdown of `seconds` from now. It is for closing in several steps, each of which may hang. Any thread may use
+    it.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -100,6 +105,7 @@ class TimeLeft:
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return the seconds for a step that may take this share of the remaining time, so that later steps get some,
-        too."""
+        """Return the seconds that a step may take: this share of the remaining time, so that time is left for later
+        steps.
+        """
         return share * self.seconds

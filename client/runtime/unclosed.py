@@ -1,4 +1,6 @@
-"""Close clients that nobody refers to and nobody has closed, and warn of them, as Python does for files and sockets."""
+"""Close clients that nobody refers to any more and nobody has closed, and warn about them, as Python does for files and
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,20 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """Base of clients whose threads and connections run until `close`. None of these may refer to the client."""
+    """Base class of clients whose threads and connections run until `close`. The threads and connections must not refer
+    to the client.
+    """
 
     _unclosed: int | None = None
-    """The process to which the client belongs."""
+    """The id of the process to which the open client belongs; None before the constructor has finished and after
+    `close`.
+    """
 
     def _opened(self) -> None:
-        """Note that the constructor has finished. This makes no object: after an interrupt on the constructor's return,
-        nobody would own what was begun."""
+        """Note that the constructor has finished, so that an unclosed client is closed later. This makes no separate
+        object: if an interrupt came when the constructor returns, nobody would own the threads and connections that the
+        constructor has started.
+        """
         self._unclosed = os.getpid()
 
     def _closes(self) -> None:
@@ -32,12 +40,14 @@ class Closing(ABC):
     def close(self) -> None: ...
 
     def _end_dropped(self) -> None:
-        """Close the dropped client, on a thread of its own."""
+        """Close the client, which nobody refers to any more. This runs on a thread of its own."""
         self.close()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Warn and close, unless the client is closed. The garbage collector may call this on any thread, with any lock
-        held; an ending interpreter may call it, too, after the names `os` and `sys` are gone."""
+        """Warn and close the client, unless it is closed. The garbage collector may call this method on any thread,
+        while that thread holds any lock. An ending interpreter may call it even when the names `os` and `sys` do not
+        exist any more.
+        """
         if is_ending() or self._unclosed != getpid():
             return
         self._unclosed = None

@@ -1,4 +1,4 @@
-"""Requests in flight, threads that block for an answer, and a cheap way to wake many of them."""
+"""Requests in flight, threads that block until an answer arrives, and a cheap way to wake many such threads."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from metaq.protocol.frames import Frame
 __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""Callback for the answer to a request. Called once, on the thread that reads or on the background thread: it must not
-block.
+"""Callback for the answer to a request. It is called once, on the thread that reads or on the background thread, so it
+must not block.
 
-If KeyboardInterrupt, or another exception of a signal handler, leaves it or ends the thread's reading directly after
-it, it is called once more, with BrokerUnavailable, from another thread.
+A signal handler's exception, such as KeyboardInterrupt, may leave the callback, or may end the thread's reading
+directly after the call. Then the callback is called once more, with BrokerUnavailable, from another thread.
 """
 OnBegun = Callable[[Frame], None]
-"""Called on the reading thread with an answer whose body has not arrived yet (empty here): it must not block."""
+"""Callback for an answer whose body has not arrived yet; the body is empty in its argument. It is called on the reading
+thread, so it must not block.
+"""
 
 _WOKEN_AT_ONCE = 2
-"""Number of threads that `finish_together` wakes itself. More would only find the interpreter's lock taken, sleep, and
-be woken again (docs/decisions/086). With a single one, each thread would wait for the scheduler. Benchmark:
-`blocking-64`."""
+"""Number of threads that `finish_together` wakes itself. Further threads would only find the interpreter's lock taken,
+sleep, and be woken again (docs/decisions/086). If it woke only one thread, each thread would have to wait for the
+scheduler. Benchmark: `blocking-64`.
+"""
 
 
 class Exchange:
     """A request, and the callbacks for its answer.
 
-    on_done gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
-    the connection ends. background=False promises that a thread will `drive` the connection until the answer is there.
-    on_begun gets a large answer before its body is received, if the connection `expects_bulk`; on_done follows in any
-    case. taken: on_done was or will be called, even if the sending thread is interrupted.
+    on_done: gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
+    the connection ends. background: False is a promise that a thread will `drive` the connection until the answer has
+    arrived. on_begun: gets a large answer before its body is received, if the connection `expects_bulk`; on_done is
+    called afterwards in any case. taken: true if on_done was or will be called, even if the sending thread is
+    interrupted.
     """
 
     __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
@@ -53,12 +57,14 @@ class Exchange:
 
 
 class Waiter:
-    """An operation for which a thread blocks. Any thread may call `finish`, once."""
+    """An operation for which a thread blocks. Any thread may call `finish`; it is called once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the thread will drive the connection again, so that nobody need read for it after its deadline."""
+    """Whether the blocked thread will drive the connection again, so that no other thread needs to read for this
+    operation after its deadline.
+    """
 
     def __init__(self) -> None:
         self.done = False
@@ -68,19 +74,21 @@ class Waiter:
         self._gone = False
 
     def finish(self) -> None:
-        # Order matters: a parking thread makes its mailbox before it looks at `done`.
+        # `done` must be set before this looks for a mailbox: a parking thread makes its mailbox before it looks at
+        # `done`.
         self.done = True
         if self.mailbox is not None:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until a message is in the mailbox (that this is finished, or the role of the reader), or `seconds` are
-        over."""
+        """Block until a message is in the mailbox, or `seconds` are over. A message means that this operation is
+        finished, or that the thread gets the role of the reader.
+        """
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
 
     def park_until_done(self, deadline: float, clock: Callable[[], float]) -> None:
-        """Block until another thread finishes this, or the deadline has passed."""
+        """Block until another thread finishes this operation, or the deadline has passed."""
         if self.mailbox is None:
             self.mailbox = Bell()
         try:
@@ -90,8 +98,9 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """Note that the thread no longer blocks, for any reason, and wake the thread that `finish_together` placed
-        after it. May be repeated."""
+        """Note that the thread does not block any more, whatever the reason, and wake the thread that `finish_together`
+        placed after it. May be called again.
+        """
         # order matters: see `finish_together`
         self._gone = True
         if self._following is not None:
@@ -99,10 +108,11 @@ class Waiter:
 
 
 def finish_together(waiters: Sequence[Waiter]) -> None:
-    """Finish waiters whose threads have parked. Wake a few of them now; each of these wakes another one, and so on.
+    """Finish waiters whose threads have parked. This wakes a few of the threads now; each woken thread wakes another
+    one, and so on.
 
-    Threads that run Python take turns anyway, so no thread waits longer than it would otherwise. Any thread, once for
-    each waiter.
+    Threads that run Python take turns anyway, so no thread waits longer than it would if all were woken at once. Any
+    thread may call this, once for each waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following

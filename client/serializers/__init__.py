@@ -1,7 +1,7 @@
 """Convert values to payloads (`typed` producers) and back (a consumer's `message.value`).
 
-Each kind is a Serializer; its library is imported when the first one is made. For your own kind, write a class with the
-three members of Serializer.
+Each format has a Serializer class. Its library is imported when the first serializer of this class is made. For a
+format of your own, write a class with the three members of Serializer.
 """
 
 from .avro import Avro

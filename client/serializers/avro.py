@@ -1,4 +1,4 @@
-"""Avro, by the extra `avro` (fastavro)."""
+"""Serializer for Avro. It needs the extra `avro` (fastavro)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _START = len(_MARK) + _PRINT_BYTES
 
 
 class Avro:
-    """Values of one schema in Avro's single-object encoding: C3 01, the schema's CRC-64-AVRO fingerprint, the value.
+    """Serializer for the values of one schema, in Avro's single-object encoding: the bytes C3 01, the schema's
+    CRC-64-AVRO fingerprint, the value.
 
-    The fingerprint identifies the writer's schema. A reader with the older schemas reads their values as values of the
-    newest one. So a schema can change while old messages and old producers exist.
+    The fingerprint identifies the schema with which the value was written. A reader that knows the older schemas
+    converts their values to the newest schema. So a schema can change while old messages and old producers exist.
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: for writing, and the form in which values are read; Python's form of Avro's JSON. older: schemas of
-        older values.
+        """schema: the schema with which values are written, and to which read values are converted. It is given as the
+        Python form of Avro's JSON. older: schemas of values that were written earlier.
 
         Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """
@@ -40,7 +41,7 @@ class Avro:
             try:
                 parsed = fastavro.parse_schema(each)
                 canonical = schemas.to_parsing_canonical_form(parsed)
-            except Exception as error:  # of many types
+            except Exception as error:  # fastavro raises errors of many types
                 raise ConfigError("schema", repr(each), f"is no Avro schema: {error}") from error
             self._print = _fingerprint(schemas, canonical)
             self._writers[self._print] = parsed
@@ -68,5 +69,5 @@ class Avro:
 
 
 def _fingerprint(schemas: Any, canonical: str) -> bytes:
-    """Return the eight bytes of the fingerprint, lowest first, as the encoding requires."""
+    """Return the eight bytes of the schema's fingerprint, the lowest byte first, as the encoding requires."""
     return bytes.fromhex(schemas.fingerprint(canonical, "CRC-64-AVRO"))

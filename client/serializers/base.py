@@ -1,4 +1,4 @@
-"""The interface of a serializer, and a reader's choice among several."""
+"""The interface of a serializer, and the choice of a reader among several serializers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Serializer(Protocol[T]):
-    """Converter of values of one kind to bytes and back. Called on any thread, also on several at once.
+    """Converts values of one kind to bytes and back. The methods are called on any thread, also on several threads at
+    once.
 
-    content_type: names the kind, in messages and in errors; printable ASCII, such as `application/json`.
+    content_type: the name of this kind in messages and in errors, in printable ASCII, such as `application/json`.
     """
 
     content_type: str
 
     def dumps(self, value: T) -> bytes:
-        """Return the payload. A send propagates this method's exceptions."""
+        """Return the payload for a value. A send passes on the exceptions of this method."""
 
     def loads(self, payload: bytes) -> T:
-        """Return the value. This method's exceptions become the cause of a ValueUnreadable."""
+        """Return the value of a payload. An exception of this method becomes the cause of a ValueUnreadable."""
 
 
 Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
-"""One serializer, or several, chosen by each message's content type."""
+"""One serializer, or several. If there are several, each message's content type determines which one decodes it."""
 
 
 class ReadableMessage(Protocol):
@@ -49,7 +50,7 @@ class ReadableMessage(Protocol):
 
 
 class ValueReader:
-    """Reader of the values of messages. Any thread."""
+    """Decodes the values of messages. Any thread may use it."""
 
     def __init__(self, serializers: Iterable[Serializer[Any]]) -> None:
         """serializers: the first one also reads messages without a content type."""
@@ -57,7 +58,7 @@ class ValueReader:
         self._first = next(iter(self._by_type.values()))
 
     def value_of(self, message: ReadableMessage) -> Any:
-        """Return the message's value. Raises ValueUnreadable, and CorruptRecord as `message.payload`."""
+        """Return the message's value. Raises ValueUnreadable; CorruptRecord as `message.payload` does."""
         kind = message.content_type
         serializer = self._first if kind is None else self._by_type.get(kind)
         where = f"topic {message.topic}, partition {message.partition}, offset {message.offset}"
@@ -77,7 +78,7 @@ class ValueReader:
 
 
 def deserializers(option: str, given: object) -> ValueReader:
-    """Return the reader for `given`. Raises ConfigError unless it is one Serializer or several."""
+    """Return a ValueReader for `given`. Raises ConfigError unless `given` is one Serializer or several."""
     several = [given] if isinstance(given, Serializer) else list(given) if isinstance(given, Iterable) else []
     if not several or not all(isinstance(each, Serializer) and not isinstance(each, type) for each in several):
         remedy = "give it a serializer, such as Json(), or a list of them"

@@ -1,4 +1,4 @@
-"""JSON, by the standard library."""
+"""Serializer for JSON. It uses the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["Json"]
 class Json:
     """Compact JSON in UTF-8. A send raises ValueError for NaN and infinity, which JSON does not have.
 
-    default: converts a value that JSON cannot hold, as in json.dumps: `default=str` for dates.
+    default: a function that converts a value that JSON cannot hold, as in json.dumps, for example `default=str` for
+        dates.
     """
 
     content_type = "application/json"

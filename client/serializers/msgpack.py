@@ -1,4 +1,4 @@
-"""MessagePack, by the extra `msgpack`."""
+"""Serializer for MessagePack. It needs the extra `msgpack`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["MsgPack"]
 
 
 class MsgPack:
-    """MessagePack with text as str and bytes as bytes; aware datetimes become its timestamps, and come back in UTC.
+    """Serializer for MessagePack. Text is read back as str, and bytes as bytes. Aware datetimes are written as
+    MessagePack timestamps, and read back as datetimes in UTC.
 
-    default: converts a value that MessagePack cannot hold, as in msgpack.packb.
+    default: a function that converts a value that MessagePack cannot hold, as in msgpack.packb.
     """
 
     content_type = "application/msgpack"
 
     def __init__(self, *, default: Callable[[Any], Any] | None = None) -> None:
-        """Raises ConfigError if msgpack is not installed."""
+        """Import msgpack. Raises ConfigError if it is not installed."""
         try:
             import msgpack
         except ImportError:

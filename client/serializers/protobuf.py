@@ -1,4 +1,4 @@
-"""Protocol Buffers, by metaq's own dependency `protobuf`."""
+"""Serializer for Protocol Buffers. It uses the package `protobuf`, which is a dependency of metaq itself."""
 
 from __future__ import annotations
 

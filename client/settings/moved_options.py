@@ -19,12 +19,12 @@ class MovedProtocol(TypedDict, total=False):
 
 
 def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
-    """Return `config`, changed by the former arguments `given` in a call of `caller`. They are its settings, or its
-    connection's.
+    """Return `config`, changed by the former arguments `given` in a call of `caller`. Each former argument is now a
+    setting of `config` or of its connection.
 
-    moved: names of the arguments that the caller once had; None as a value means that the setting stays. Call this
-    function directly in the method that the user's code called, so that the warning names the user's line. Raises
-    TypeError for an argument that never existed, as Python does; ConfigError for a wrong value.
+    moved: names of the arguments that `caller` once had. An argument with the value None leaves the setting unchanged.
+    Call this function directly in the method that the user's code called, so that the warning names the user's line.
+    Raises TypeError for an argument that never existed, as Python does; ConfigError for a wrong value.
     """
     changed: Any = config
     kind = type(config).__name__

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["PROFILE", "TlsConfig", "profile_tls"]
 
 PROFILE = "METAQ_PROFILE"
-"""The environment variable with the path of the profile file."""
+"""The name of the environment variable that holds the path of the profile file."""
 
 _KEYS = ("ca", "certificate", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS to all brokers; a client that has it never speaks without TLS.
+    """The TLS settings for the connections to all brokers. A client with these settings never communicates without TLS.
 
-    The broker's certificate must be signed by a CA in the PEM file `ca` and have the host name or address by which the
-    broker is registered. Without `ca`, the system's CAs count. certificate, key: PEM files by which this client shows
-    who it is; both or none.
+    The broker's certificate must be signed by a CA in the PEM file `ca`, and must contain the host name or address
+    under which the broker is registered. Without `ca`, the system's CAs are used. certificate, key: PEM files with
+    which this client authenticates itself to brokers; give both or none.
     """
 
     ca: str = ""
@@ -48,9 +48,10 @@ class TlsConfig:
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings of the profile that METAQ_PROFILE names; None without that variable. Raises ConfigError.
+    """Return the TLS settings of the profile file that METAQ_PROFILE names. Return None if this variable is not set.
+    Raises ConfigError.
 
-    Paths in the file are relative to it:
+    Paths in the file are relative to the file's directory:
 
         [tls]
         ca = ca.pem

@@ -1,5 +1,6 @@
-"""Shared consumers: many members take messages of the same partitions, and each message is leased to one member at a
-time."""
+"""Shared consumers: many members of a group take messages of the same partitions, and each message is leased to one
+member at a time.
+"""
 
 from .consumer import SharedConsumer
 from .message import SharedMessage

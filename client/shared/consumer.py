@@ -66,17 +66,17 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
     "no broker for the dead letter, as its log says"
 )
-"""The cause recorded in a dead letter whose last attempt ended with its lease."""
+"""The cause that is recorded in a dead letter if its last attempt ended because the lease ended."""
 
 _RETRY = Retry()
 
 
 class SharedConsumer(Closing):
-    """A member of a shared group: each message of any partition is leased to one member, and is done when the member
-    acknowledges it. At least once: a message whose lease ends is leased again.
+    """A member of a shared group. Each message of each partition is leased to one member, and is done when the member
+    acknowledges it. Delivery is at least once: a message whose lease ends is leased again.
 
     Members join and leave without communicating with each other. Any thread may call any method. A forked process must
-    create its own.
+    create a SharedConsumer of its own.
     """
 
     def __init__(
@@ -96,18 +96,21 @@ class SharedConsumer(Closing):
         metadata: Metadata | None = None,
         **moved: Unpack[MovedLease],
     ) -> None:
-        """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
+        """connect: ZooKeeper's `host:port,host:port/chroot`. root: the znode below the chroot under which metaq keeps
+        its znodes.
 
-        group: shared groups have their own names; a Consumer's group of the same name is unrelated. start: where the
-        group begins on a partition that no member has requested yet: "earliest" or "latest". ordered_by_key: messages
-        sent with the same key are leased one at a time, in their order. tags: only messages with one of these. where:
-        only messages whose properties match (docs/filters.md). The broker applies both filters, and the consumer checks
-        again; filtered messages count as acknowledged for the whole group. So ordered_by_key, tags and where belong to
-        the group: the first member sets them, and poll() and run() of a member with other values raise SharedRefused.
-        on_lost: called with a message that was acknowledged or extended too late, so another member may have it. It
-        runs on a thread of the consumer, and must not block. deserializer: decodes `message.value`. Several are chosen
-        by the message's content type; the first one also decodes messages without one. metadata: the source of topics,
-        instead of ZooKeeper.
+        group: the name of the shared group; a Consumer's group of the same name is unrelated. start: where the group
+        begins on a partition from which no member has requested messages yet: "earliest" or "latest". ordered_by_key:
+        messages sent with the same key are leased one at a time, in their order. tags: deliver only messages with one
+        of these tags. where: deliver only messages whose properties match this filter (docs/filters.md). The broker
+        applies both filters, and the consumer checks them again. Messages that are filtered out count as acknowledged
+        for the whole group. So ordered_by_key, tags and where belong to the group: the first member sets them, and
+        poll() and run() of a member with other values raise SharedRefused.
+        on_lost: a function that is called with a message that was acknowledged or extended too late, so that another
+        member may have it. The function runs on a thread of the consumer, and must not block. deserializer: decodes
+        `message.value`. If several are given, the message's content type determines which one is used; the first one
+        also decodes messages without a content type. metadata: a source of topics and brokers that is used instead of
+        ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
@@ -129,12 +132,12 @@ class SharedConsumer(Closing):
         self._clock = time.monotonic
         self._guard = ForkGuard("SharedConsumer")
         self._closed = self._stopped = False
-        self._ending = Bells()  # rung when run() must end
+        self._ending = Bells()  # is rung when run() must end
         self._aside = Aside("metaq-shared-close")
         self._pool = ConnectionPool(config.connection)
         own: ZooKeeperMetadata | None = None
         if metadata is None:
-            from ..questions.zookeeper_metadata import ZooKeeperMetadata  # kazoo is only imported with a ZooKeeper
+            from ..questions.zookeeper_metadata import ZooKeeperMetadata  # imports kazoo: only with a ZooKeeper
 
             metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
         self._metadata = metadata
@@ -173,7 +176,7 @@ class SharedConsumer(Closing):
             raise
 
     def _abandon(self) -> None:
-        """Clean up after a failed or interrupted constructor. May be repeated."""
+        """Clean up after the constructor has failed or was interrupted. May be called again."""
         self._driver.end(0.0)
         self._pool.close()
         self._metadata.close()
@@ -181,18 +184,20 @@ class SharedConsumer(Closing):
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: Duration = 1.0, max_messages: int = 1) -> list[SharedMessage]:
-        """Return at most `max_messages` messages, the most urgent first, as soon as there is one; [] after `timeout`
-        seconds.
+        """Return at most `max_messages` messages, the most urgent first. The call returns as soon as there is a
+        message, or with [] after `timeout` seconds.
 
-        Settle each message in time: ack, release, or extend. Raises RequestRefused (the broker leases nothing),
-        SharedRefused, ClientError (closed).
+        Settle each message before its lease ends, by `ack` or `release`; `extend` gives you more time. Raises
+        RequestRefused (the broker cannot lease messages), SharedRefused, ClientError (this consumer is closed).
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        """Take messages. If an interrupt keeps some from the caller, they are delivered again when their leases end."""
+        """Take messages. If an interrupt prevents taken messages from reaching the caller, they are delivered again
+        when their leases end.
+        """
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
 
@@ -201,7 +206,7 @@ class SharedConsumer(Closing):
             with driver.lock:
                 self._check_open()
                 if driver.failure is not None:
-                    raise copy(driver.failure)  # the driver would keep the raising thread's frames
+                    raise copy(driver.failure)  # a copy, so that the driver does not keep the raising thread's frames
                 taken = core.take(most, self._clock(), keep=keep)
                 if not taken and not self._stopped:
                     core.waiting[waiting] = most
@@ -223,8 +228,9 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge `done`, and return the next message, for a thread of run(). This locks the core once for each
-        message. None: no message came for a second."""
+        """Acknowledge `done`, and return the next message for a thread of run(). The core is locked only once for each
+        message. Return None if no message came for a second.
+        """
         driver, core = self._driver, self._core
         with driver.lock:
             if self._closed:
@@ -244,21 +250,22 @@ class SharedConsumer(Closing):
         return next(iter(self._take(1, now + 1.0, keep=keep)), None)
 
     def ack(self, *messages: SharedMessage) -> None:
-        """Acknowledge messages. The broker is told within some milliseconds; `flush` waits for that.
+        """Acknowledge messages. The broker gets the acknowledgement within some milliseconds; `flush` waits for this.
 
-        Ignored for a message that is already settled. Raises ClientError (closed), TypeError for a message that did not
-        come from poll().
+        Messages that are already settled are ignored. Raises ClientError if this consumer is closed, TypeError for an
+        object that did not come from poll().
         """
         self._settle(messages, self._core.ack)
 
     def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
-        """Let any member lease the messages again in `delay` seconds. Raises as `ack`; ConfigError for a wrong
-        delay."""
+        """Let any member lease the messages again after `delay` seconds. Raises the errors of `ack`; ConfigError for a
+        wrong delay.
+        """
         seconds = _at_most("delay", delay, MAX_RELEASE_MS)
         self._settle(messages, lambda message, now: self._core.release(message, seconds, now))
 
     def extend(self, message: SharedMessage, seconds: Duration | None = None) -> None:
-        """Let the lease end `seconds` from now; None: lease_seconds from now. Raises as `release`."""
+        """Make the lease end `seconds` from now; None means lease_seconds from now. Raises the errors of `release`."""
         longer = self._config.lease_seconds if seconds is None else _at_most("seconds", seconds, MAX_LEASE_MS)
         self._settle((message,), lambda message, now: self._core.extend(message, longer, now))
 
@@ -293,8 +300,7 @@ class SharedConsumer(Closing):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return the number of acknowledged messages that brokers have confirmed, and of messages whose lease was
-        lost."""
+        """Two numbers: acknowledged messages that brokers have confirmed, and messages whose lease was lost."""
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
@@ -313,13 +319,15 @@ class SharedConsumer(Closing):
     ) -> None:
         """Call `handler` with each message, on `threads` threads (1 … 1024), until stop() or close().
 
-        When the handler returns, the message is acknowledged. If it raises an Exception, the message is delivered again
-        after a pause, to any member. Any other exception ends run(), which raises it.
+        When the handler returns, the message is acknowledged. If the handler raises an Exception, the message is
+        delivered again after a pause, to any member. An exception of another kind, such as KeyboardInterrupt, ends
+        run(), which raises it.
 
-        keep_leases: extend a lease while its handler works. False: a handler that hangs loses its message. retry: the
-        pauses, and the number of attempts after which a message becomes a dead letter of the group (DeadLetters).
-        Letters redriven to the group are delivered here, too. Raises as `poll`; ConfigError for Retry(ordered=True),
-        and for pauses above a week; InvalidName if the group's name is too long for its dead letters.
+        keep_leases: True extends a message's lease while its handler works. With False, a handler that hangs loses its
+        message. retry: the pauses between attempts, and the number of attempts after which a message becomes a dead
+        letter of the group (DeadLetters). Dead letters that were redriven to the group are delivered here, too. Raises
+        the errors of `poll`; ConfigError for Retry(ordered=True), and for pauses above a week; InvalidName if the
+        group's name is too long for the name of its dead-letter topic.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -357,14 +365,16 @@ class SharedConsumer(Closing):
             raise run.failure
 
     def stop(self) -> None:
-        """Make run() and waiting polls return. Any thread; a handler may call it, too."""
+        """Make run() and waiting poll() calls return. Any thread may call this, also a handler."""
         self._stopped = True
         self._driver.wake()
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Give back messages that were not taken, send all settlements to the brokers, and end, within `timeout`
-        seconds. Messages that were taken and not settled are leased to others when their leases end. Idempotent."""
+        """Return messages that were not taken to the brokers, send all settlements to the brokers, and end, within
+        `timeout` seconds. Messages that were taken but not settled are leased to other members when their leases end.
+        Idempotent.
+        """
         seconds = check_wait("timeout", timeout)
         self._closes()
         self._closed = self._stopped = True
@@ -374,7 +384,7 @@ class SharedConsumer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Close, on a thread where no interrupt comes."""
+        """Close the consumer. This runs on a thread that no interrupt reaches."""
         left = TimeLeft(timeout)
         self._driver.wake()
         self._ending.ring()
@@ -409,7 +419,7 @@ class SharedConsumer(Closing):
 
 
 class _Run:
-    """One run of a handler."""
+    """One call of run(): the loop of its worker threads."""
 
     def __init__(
         self,
@@ -424,8 +434,9 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """Why messages failed whose dead letters no broker has stored. They are leased again, perhaps to another
-        member, which does not know the reason."""
+        """The failures of messages whose dead letters no broker has stored yet. Such a message is leased again. It may
+        go to another member, which does not know the failure.
+        """
 
     def work(self) -> None:
         """Run the loop of a worker thread."""
@@ -440,7 +451,7 @@ class _Run:
         except ClientError as error:
             if not consumer._closed:
                 self._fail(error)
-        except BaseException as error:  # also an exception of a handler: run() raises it
+        except BaseException as error:  # also a handler's exception, which run() raises
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -448,9 +459,9 @@ class _Run:
         self._consumer._ending.ring()
 
     def _handle(self, message: SharedMessage) -> bool:
-        """Handle a message; return whether to acknowledge it."""
+        """Call the handler with a message, and return whether to acknowledge the message."""
         consumer, most = self._consumer, self._failed.retry.attempts
-        if message.attempts > most:  # its lease ended with its members, or its dead letter was not stored
+        if message.attempts > most:  # its last lease ended unsettled, or its dead letter was not stored
             known = self._unburied.pop((message.leased_from, message.leased_at), None)
             failure = known or self._failed.failure(message, TimeoutError(_NO_WORD), message.attempts - 1)
             return self._bury(message, failure)
@@ -485,8 +496,9 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Store the message as a dead letter, and return whether to acknowledge it. If storing fails, the message is
-        delivered again. error: the handler's exception, if it has just raised one."""
+        """Store the message as a dead letter, and return whether to acknowledge the message. If storing fails, the
+        message is delivered again. error: the exception that the handler has just raised, or None.
+        """
         consumer = self._consumer
         try:
             self._failed.send(message, failure).future.result()

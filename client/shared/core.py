@@ -1,6 +1,7 @@
-"""Decide what a shared consumer requests of each partition, and when: no I/O, no thread, no clock.
+"""Decide what a shared consumer requests of each partition, and when. This module has no I/O, threads or clock.
 
-Its driver (driver.py) calls it with a lock held, executes its `actions` and reports the results.
+The driver (driver.py) calls the core with a lock held, executes the core's `actions`, and reports their results to the
+core.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ __all__ = ["Acquiring", "Settle", "SharedCore"]
 
 _ACK, _RELEASE, _RETURN, _EXTEND = SettleAction.ACK, SettleAction.RELEASE, SettleAction.RETURN, SettleAction.EXTEND
 _DONE = SettleOutcome.DONE
-_IS_ALONE = 2  # AcquireReply.suspect: must be the only message of this member
+_IS_ALONE = 2  # AcquireReply.suspect: this must be the only message of this member
 
 
 class Acquiring(NamedTuple):
-    """Request to lease at most `records` messages of this partition; the broker may wait for them. 0 records: withdraw,
-    so that the broker answers waiting requests at once."""
+    """Action: request to lease at most `records` messages of this partition. The broker may wait `wait_ms` for them. 0
+    records withdraw earlier requests, so that the broker answers waiting requests at once.
+    """
 
     partition: TopicPartition
     records: int
@@ -43,26 +45,29 @@ class Acquiring(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Request to send these settlements to the broker."""
+    """Action: send these settlements to the partition's broker."""
 
     partition: TopicPartition
     settlements: tuple[Settlement, ...]
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""A message, its action, the action's milliseconds, and the number of unanswered tries."""
+"""A settlement: the message, the action, the action's milliseconds, and the number of earlier tries without an
+answer.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
     """State of one partition.
 
-    asked: records of the request in flight, 0 = none. is_parked: the request waits at the broker for a message.
-    has_more: the last answer said that there is more, or there was none yet. early_until: an empty answer before this
-    time is too early, because the broker was asked to wait. due: unsent settlements; sent: settlements in flight.
-    settle_at: when `due` is sent; retry_at: `due` is not sent before, because the last settlements have failed.
-    acknowledged: offsets of messages that were acknowledged late, with the token of that lease: this member may get
-    them again. withdraw_at: when a closing member next withdraws its request.
+    asked: number of messages that the request in flight asks for, 0 = no request. is_parked: whether the request waits
+    at the broker for a message. has_more: whether the last answer said that there are more messages, or there was no
+    answer yet. ask_at: no request is sent before this time. early_until: an empty answer before this time is too early,
+    because the broker was asked to wait. due: unsent settlements. sent: settlements in flight. settle_at: when `due` is
+    sent. retry_at: `due` is not sent before this time, because the last settlements have failed. acknowledged: offsets
+    of messages that were acknowledged late, each with the token of its lease; this member may get these messages again.
+    withdraw_at: when a closing member next withdraws its request.
     """
 
     partition: TopicPartition
@@ -81,11 +86,12 @@ class _Partition:
 
 
 class SharedCore:
-    """The decisions of one shared consumer. One thread at a time.
+    """The decisions of one shared consumer. Only one thread at a time may use it.
 
-    waiting: the waiters without messages, and the number of messages for which each waits; a waiter that stops waiting
-    removes itself. workers: number of threads that work on messages: run()'s threads, or 1. wakes_at: when the driver
-    looks again without an event; the driver sets it. is_due: the driver must look earlier; the driver resets it.
+    waiting: the waiters that have no messages, and the number of messages for which each waits; a waiter that stops
+    waiting removes itself. workers: the number of threads that work on messages, which are run()'s threads, or 1.
+    wakes_at: the time at which the driver calls `actions` again even without an event; the driver sets it. is_due:
+    whether the driver must call `actions` earlier; the driver resets it.
     """
 
     def __init__(
@@ -99,16 +105,19 @@ class SharedCore:
         reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
-        """on_lost: called with a message whose settlement came too late: another member has it, or had it. ordered:
-        whether the next message of a key waits for the acknowledgement of the previous one. where: messages that do not
-        match are acknowledged and not delivered. tags: messages without one of these are treated likewise. reader:
-        makes `value`."""
+        """on_lost: called with a message whose settlement came too late, because another member has or had the message.
+        ordered: whether the next message of a key waits for the acknowledgement of the previous message. where:
+        messages that do not match this filter are acknowledged and not delivered. tags: messages without one of these
+        tags are also acknowledged and not delivered. reader: decodes a message's `value`.
+        """
         self.waiting: dict[object, int] = {}
         self.workers = 1
         self.wakes_at = math.inf
         self.is_due = False
         self.acknowledged = self.lost = self.damaged = 0
-        """Numbers of messages since the start; the acknowledged ones include filtered and expired ones."""
+        """Numbers of acknowledged, lost and damaged messages since the start. The acknowledged messages include
+        messages that were filtered out or had expired.
+        """
         self._config = config
         self._on_lost = on_lost
         self._linger = 0.0 if ordered else config.settle_linger_ms / 1000
@@ -123,20 +132,23 @@ class SharedCore:
         self._top = 0  # no buffer with a priority above this has messages
         self._buffered = 0
         self._stale_at = math.inf  # when the first buffered message has waited too long, or earlier
-        # some messages have waited too long: lease nothing ahead until somebody takes messages again
+        # Whether buffered messages have waited too long: then nothing is leased ahead until somebody takes messages
+        # again.
         self._rests = False
-        self._low = -1  # request more at this number of buffered messages; -1 = never: a request is in flight
+        self._low = -1  # request more at this number of buffered messages, or fewer; -1 = never
         self._stale_seconds = config.lease_seconds * tuning.STALE_PART
         self._keep_seconds = config.lease_seconds * tuning.KEEP_PART
         self._kept: dict[int, SharedMessage] = {}  # messages on which handlers work, by id()
-        self._alone: SharedMessage | None = None  # the broker gives this member no other message besides this one
-        self._seconds: float | None = None  # seconds that a worker needs per message
+        self._alone: SharedMessage | None = None  # while it is set, the broker gives this member no other message
+        self._seconds: float | None = None  # mean time in which a worker handles a message
         self._closing = False
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def use(self, partitions: Iterable[TopicPartition]) -> None:
-        """Use these partitions from now on. Messages already leased from other partitions may still be settled."""
+        """Request messages from these partitions from now on. Messages that were leased from other partitions may still
+        be settled.
+        """
         there = set(partitions)
         for each in there - self._partitions.keys():
             found = _Partition(each, Backoff(self._config.error_min_seconds, self._config.error_max_seconds))
@@ -148,19 +160,20 @@ class SharedCore:
 
     @property
     def buffered(self) -> int:
-        """Number of messages that nobody has taken yet."""
+        """Number of leased messages that nobody has taken yet."""
         return self._buffered
 
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
-        """Take at most `most` of the most urgent buffered messages. keep: extend their leases until they are
-        settled."""
+        """Take at most `most` buffered messages, the most urgent first. keep: extend their leases until they are
+        settled.
+        """
         taken: list[SharedMessage] = []
         while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
             taken.append(message)
         return taken
 
     def take_one(self, now: float, *, keep: bool = False) -> SharedMessage | None:
-        """Take the most urgent buffered message, as `take`."""
+        """Take the most urgent buffered message, as `take` does."""
         if self._rests:
             self._rests = False
             self._note_low()
@@ -169,7 +182,8 @@ class SharedCore:
             if not buffer:
                 self._top -= 1
                 continue
-            # first: an interrupt after the call then costs one message until its lease ends, and the count stays right
+            # Count before taking: then an interrupt after popleft() only delays one message until its lease ends, and
+            # the count stays right.
             self._buffered -= 1
             message = buffer.popleft()
             if message.lease_until - now < self._stale_seconds:
@@ -192,8 +206,9 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """Take the answer to an Acquiring. waiting: the number of further messages that the broker could have given, or
-        fewer. suspect: as in AcquireReply."""
+        """Process the answer to an Acquiring. waiting: the number of further messages that the broker could have
+        leased, or a lower number. suspect: as in AcquireReply.
+        """
         found = self._partitions[partition]
         found.has_more = waiting > 0
         if found.asked and not messages and (found.has_more or now < found.early_until):
@@ -202,13 +217,13 @@ class SharedCore:
             found.backoff.reset()
         found.asked = 0
         known, wants_none = found.acknowledged, self._closing or self._rests
-        noted = self._stale_at + self._stale_seconds  # longer leases are checked at the same time
+        noted = self._stale_at + self._stale_seconds  # a lease that ends later than this need not be noted
         for message in messages:
             if wants_none:
                 self._settle(message, _RETURN, 0, now)
             elif known and message.leased_at in known:
-                continue  # it was leased again before the broker knew that it was acknowledged
-            elif suspect and self._holds_one_alone(now):  # a suspect of another broker, while one is held alone
+                continue  # it was leased again before the broker got the acknowledgement
+            elif suspect and self._holds_one_alone(now):  # a second suspect, while another is held alone
                 self._settle(message, _RETURN, 0, now)
             elif self._filters and self._leaves_out(message):
                 self._settle(message, _ACK, 0, now)
@@ -230,7 +245,7 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """Note a buffered message that nobody has taken."""
+        """Note when this buffered message must go back to the broker if nobody has taken it."""
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
             self._stale_at = when
@@ -240,7 +255,8 @@ class SharedCore:
         return self._alone is not None and now < self._alone.lease_until
 
     def _leaves_out(self, message: SharedMessage) -> bool:
-        """Whether the group's filters reject the message. The broker leases nothing to a member with another filter.
+        """Return whether the group's filters reject the message. All members have the same filters, because the broker
+        leases nothing to a member with other filters.
 
         A message from the group's own topic has already passed the filter.
         """
@@ -251,13 +267,14 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Release a message with a wrong checksum: the broker may read it again, or find the damage."""
+        """Release a message with a wrong checksum, so that the broker reads it again and may find the damage."""
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """Note that an Acquiring has failed, or its withdrawal, which earlier brokers refuse: its answer is no longer
-        awaited. pause: seconds before the next try; None: a growing pause."""
+        """Note that an Acquiring or its withdrawal has failed, and stop waiting for the answer. (Earlier broker
+        versions refuse withdrawals.) pause: seconds before the next try; None: a growing pause.
+        """
         found = self._partitions[partition]
         found.asked = 0
         found.ask_at = now + (found.backoff.next() if pause is None else pause)
@@ -266,7 +283,7 @@ class SharedCore:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def ack(self, message: SharedMessage, now: float) -> None:
-        """Note that the message is done."""
+        """Acknowledge the message, because it is done."""
         seconds = now - message.handed_at
         if self._seconds is not None:
             seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
@@ -280,14 +297,15 @@ class SharedCore:
         self._settle(message, _ACK, 0, now)
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
-        """Let the message be leased again in `delay` seconds."""
+        """Release the message, so that it can be leased again after `delay` seconds."""
         if now > message.lease_until - self._stale_seconds:
             self._drop_copy(message)
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Drop another copy of the message. The old lease may have ended, and the message may be buffered again under a
-        new lease; settlements then apply to the new one."""
+        """Drop another buffered copy of the message. If the old lease has ended, the message may be buffered again
+        under a new lease; then this message takes over the new lease, and its settlement applies to the new lease.
+        """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
                 if copy.leased_at == message.leased_at and copy.leased_from == message.leased_from:
@@ -299,7 +317,7 @@ class SharedCore:
                     return
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
-        """Let the message's lease end in `seconds`."""
+        """Extend the message's lease, so that it ends in `seconds`."""
         message.lease_until = now + seconds
         self._say(message, _EXTEND, round(seconds * 1000), now)
 
@@ -328,30 +346,30 @@ class SharedCore:
                 self._look_by(when)
 
     def _look_by(self, when: float) -> None:
-        """Make the driver look at this time at the latest."""
+        """Make the driver call `actions` at this time at the latest."""
         if when < self.wakes_at:
             self.wakes_at = when
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
-        """Send settlements at once, because somebody waits for it."""
+        """Make all unsent settlements due now, because somebody waits for them."""
         for each in self._partitions.values():
             if each.due:
                 self._settle_by(each, now)
 
     def settled(self, partition: TopicPartition, outcomes: Sequence[SettleOutcome]) -> None:
-        """Take the answer to a Settle."""
+        """Process the answer to a Settle."""
         found = self._partitions[partition]
         sent, found.sent = found.sent, []
         found.backoff.reset()
         for (message, action, _, tries), outcome in zip(sent, outcomes, strict=True):
             if action is _ACK and (outcome is _DONE or (outcome is SettleOutcome.GONE and tries)):
-                self.acknowledged += 1  # GONE: an earlier answer was lost, and the message is done
+                self.acknowledged += 1  # GONE: the answer to an earlier try was lost; the message is done
             elif outcome is not _DONE and action is not _RETURN and not _is_outdated(message, action):
                 done_by = found.acknowledged.get(message.leased_at, message.token)
                 if (
                     outcome is not SettleOutcome.GONE or done_by == message.token
-                ):  # otherwise this member has it by another lease
+                ):  # otherwise another lease of this member holds it
                     self._lose(message)
         if found.due:
             self._look_by(found.settle_at)
@@ -369,8 +387,9 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """Repeat settlements that failed, while the leases may still matter. sent: the broker may have received
-        them."""
+        """Repeat settlements that failed, as long as their leases may still be valid. sent: whether the broker may have
+        received them.
+        """
         found = self._partitions[partition]
         pause = found.backoff.next() if pause is None else pause
         again, found.sent = found.sent, []
@@ -393,13 +412,13 @@ class SharedCore:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this was closed, and all earlier requests and settlements are answered."""
+        """Whether `close` was called, and all earlier requests and settlements are answered."""
         return self._closing and not (self.unsettled_count or any(each.asked for each in self._partitions.values()))
 
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request nothing more, and give back untaken messages, including messages that still arrive."""
+        """Request nothing more, and return untaken messages to their brokers, including messages that still arrive."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -410,7 +429,7 @@ class SharedCore:
             each.settle_at = min(each.settle_at, now)
 
     def actions(self, now: float) -> list[Acquiring | Settle]:
-        """Return the due actions, which count as in flight from now on."""
+        """Return the actions that are due now. They count as in flight from now on."""
         self._keep(now)
         self._return_stale(now)
         self._end_alone(now)
@@ -427,8 +446,10 @@ class SharedCore:
         return actions + asks
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
-        """Withdraw requests that may wait at brokers: otherwise their messages would be leased to a member that has
-        ended. This is repeated, because another thread may send the request after its withdrawal."""
+        """Return withdrawals of requests that may wait at brokers. Without them, brokers would lease messages to a
+        member that has ended. Withdrawals are repeated, because another thread may send a request after its
+        withdrawal.
+        """
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
             each.withdraw_at = now + tuning.WITHDRAW_SECONDS
@@ -438,8 +459,9 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Whether the partition's settlements are sent together with a request for more messages, which saves a round
-        trip."""
+        """Return whether to send the partition's settlements together with a request for more messages, which saves a
+        round trip.
+        """
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
     def _settlements(self, found: _Partition, now: float) -> Settle:
@@ -454,8 +476,10 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Return untaken messages to the broker before their leases end: an ended lease would make suspects of them, or
-        count as an attempt. Then lease nothing ahead until somebody takes messages here again."""
+        """Return untaken messages to the broker before their leases end, because an ended lease would make them
+        suspects, or count as an attempt. If this happens while nobody waits for messages, lease nothing ahead until
+        somebody takes messages again.
+        """
         if now < self._stale_at:
             return
         self._stale_at = math.inf
@@ -474,7 +498,9 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """Forget the message that was held alone when its lease has ended: nothing waits for it any more."""
+        """When the lease of the message that was held alone has ended, forget this message, so that others can be
+        requested.
+        """
         if self._alone is not None and now >= self._alone.lease_until:
             self._alone = None
             self._note_low()
@@ -511,7 +537,7 @@ class SharedCore:
             full.asked, full.is_parked, full.early_until = want, False, now
             return [Acquiring(full.partition, want, 0)]
         asks = []
-        for each in free:  # either all of them wait for messages, or there is only one
+        for each in free:  # each request may wait at its broker, or there is only one partition
             each.asked = max(1, want // len(self._turn))
             each.is_parked = not each.has_more
             each.early_until = now + self._config.long_poll_ms / 1000 * WAITED_SHARE
@@ -520,16 +546,16 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Number of untaken messages, including requested messages that will come at once."""
+        """Number of untaken messages, including the messages of requests that do not wait at a broker."""
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
     @property
     def is_low(self) -> bool:
-        """Whether `actions` requests more messages, now that some were taken."""
+        """Whether so many messages were taken that `actions` would request more."""
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Update the threshold that `is_low` compares for each message."""
+        """Update the threshold with which `is_low` compares the number of buffered messages."""
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -537,7 +563,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """Return when `actions` may have work without another event."""
+        """Return the next time at which `actions` may return something even without another event."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -551,6 +577,7 @@ class SharedCore:
 
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
-    """Whether the result of this extension no longer matters, because the message was settled or lost later. Only the
-    settlement's answer tells whether it came too late."""
+    """Return whether the result of an extension no longer matters, because the message was settled or lost afterwards.
+    Then only the answer to the settlement tells whether it came too late.
+    """
     return action is _EXTEND and message.is_settled

@@ -1,8 +1,9 @@
-"""Execute the decisions of a shared consumer's core.
+"""Execute the actions that a shared consumer's core decides on.
 
-A thread that finds work does it: a thread of run() that has taken all but a few messages requests more itself, and a
-connection's thread takes the answers. The driver's own thread does timed work. It also sends requests found by a user's
-thread if an interrupt (interrupts.py) could come between a decision and its request.
+A thread that finds work does this work itself: a thread of run() that has taken all but a few messages requests more
+messages, and a connection's thread processes the answers. The driver's own thread does timed work. It also sends the
+requests that a user's thread has found due if an interrupt (interrupts.py) could come between the decision and the
+request.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ __all__ = ["SharedDriver"]
 log = get_log(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""Pause after a failed step."""
+"""Pause in seconds after a failed step."""
 
 
 class SharedDriver:
-    """The driver of one shared consumer. `lock` guards the core; the driver's threads are daemons.
+    """The driver of one shared consumer. `lock` guards the core. The driver's threads are daemon threads.
 
-    came: rung when messages have come, or a failure. settling: rung when answers to settlements have come. failure: why
-    no message will come any more; waiting calls raise it. Messages taken before may still be settled.
+    came: rung when messages or a failure have come. settling: rung when answers to settlements have come. failure: the
+    error because of which no message will come any more; waiting calls raise it. Messages that were taken before may
+    still be settled.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class SharedDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
-        self.lock = threading.RLock()  # on_lost, and a signal handler, may call methods that take it
+        self.lock = threading.RLock()  # reentrant: on_lost and signal handlers may call methods that take it
         self.came = Bells()
         self.settling = Bells()
         self.failure: MetaqError | None = None
@@ -94,7 +96,7 @@ class SharedDriver:
         self._thread = BackgroundThread(self._run, "metaq-shared")
 
     def also_take(self, topic: str) -> None:
-        """Lease messages of this topic, too. Any thread."""
+        """Lease messages of this topic, too. Any thread may call this."""
         if topic not in self._topics:
             self._topics = (*self._topics, topic)
             self._topics_changed()
@@ -110,7 +112,7 @@ class SharedDriver:
             return self.core.unsettled_count
 
     def has_settled(self) -> bool:
-        """Whether all settlements are answered."""
+        """Return whether all settlements are answered."""
         return not self.unsettled
 
     def _has_closed(self) -> bool:
@@ -118,21 +120,23 @@ class SharedDriver:
             return self.core.is_closed
 
     def wake(self) -> None:
-        """Make all waiters look again. Any thread."""
+        """Make all waiters check their conditions again. Any thread may call this."""
         self.came.ring()
         self.settling.ring()
 
     def look_anew(self) -> None:
-        """Report pending losses, and check everything again, after an interrupted call (interrupts.py). Any thread; may
-        be repeated."""
+        """Send unsent settlements, and check everything again, for example after an interrupted call (interrupts.py).
+        Any thread may call this, any number of times.
+        """
         with self.lock:
             self.core.settle_now(self._clock())
         self.ring()
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Give back untaken messages, including messages that still arrive, and wait until all is settled. Return
-        whether it is."""
+        """Return untaken messages to the brokers, including messages that still arrive, and wait at most `timeout`
+        seconds until everything is settled. Return whether everything is settled.
+        """
         deadline = self._clock() + timeout
         with self.lock:
             self.core.close(self._clock())
@@ -146,7 +150,7 @@ class SharedDriver:
         return is_closed
 
     def go_on(self) -> None:
-        """Begin due actions. Any thread where no interrupt comes."""
+        """Begin the actions that are due. Any thread that no interrupt reaches may call this."""
         with self.lock:
             actions = self.core.actions(self._clock())
         if actions:
@@ -159,14 +163,14 @@ class SharedDriver:
             try:
                 self._look_if_needed()
                 self.go_on()
-            except Exception:  # a bug must not end it silently: log it, pause, go on
+            except Exception:  # a bug must not end the thread silently: log it, pause, go on
                 log.exception("shared group %s: a step failed", self._terms.group)
                 self._bell.wait(_PAUSE_SECONDS)
                 continue
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the seconds until the driver must look again; None: not before it is rung."""
+        """Return the seconds until the driver must look for due actions again; None: not before the bell is rung."""
         with self.lock:
             core, now = self.core, self._clock()
             core.is_due = False
@@ -188,7 +192,7 @@ class SharedDriver:
             self.core.use(found)
 
     def _begin(self, actions: Sequence[Acquiring | Settle]) -> None:
-        """Begin actions; those for one broker are sent together."""
+        """Begin actions. Actions for the same broker are sent together."""
         sending: dict[Connection, list[Acquiring | Settle]] = {}
         for action in actions:
             connection = self._connection(action)
@@ -198,7 +202,7 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return a connection for the action. None: there is none now, and the action is handled."""
+        """Return a connection for the action. Return None if there is none now; then the action is already handled."""
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -254,7 +258,7 @@ class SharedDriver:
         connection.send(requests, buffers)
 
     def _acquire_request(self, action: Acquiring) -> AcquireRequest:
-        passed = is_own_topic(action.partition.topic)  # messages of the group's own topic have passed its filters
+        passed = is_own_topic(action.partition.topic)  # messages in the group's own topic were filtered already
         return AcquireRequest(
             action.partition.topic,
             action.partition.partition,
@@ -305,18 +309,18 @@ class SharedDriver:
             for each in damaged:
                 self.core.damaged_here(each, now)
         self.came.ring(len(good))
-        self.settling.ring()  # close() waits for this
+        self.settling.ring()  # `end` waits for this
         if damaged:
             log.error("%d messages of %s %s came with wrong checksums", len(damaged), partition.topic, partition)
         self._follow_up()
 
     def _withdrawn(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
-        """Take the answer to a withdrawal; the request itself is answered separately."""
+        """Process the answer to a withdrawal. The withdrawn request gets an answer of its own."""
         try:
             if reply is None:
                 raise error or BrokerUnavailable("no answer")
             accepted(reply, connection, ask.partition, (ResponseCode.PULL_NOT_FOUND,))
-        except MetaqError:  # a broker of an earlier version: do not wait longer
+        except MetaqError:  # for example from an earlier broker version: do not wait longer
             with self.lock:
                 self.core.refused(ask.partition, self._clock(), None)
             self.settling.ring()
@@ -336,7 +340,7 @@ class SharedDriver:
         self._follow_up()
 
     def _follow_up(self) -> None:
-        """Continue after an answer."""
+        """After an answer, begin the actions that are due now."""
         self.go_on()
         if self.core.is_due:
             self.ring()
@@ -344,8 +348,9 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Handle a failed action. error: None = there is a connection now, so try again. sent: the broker may have
-        received it."""
+        """Handle a failed action. error: None means that there is a connection now, so that the action can be tried
+        again at once. sent: whether the broker may have received the request.
+        """
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
         if pause is None:
@@ -363,7 +368,7 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        """Request nothing more, and give back untaken messages."""
+        """Request nothing more, and return untaken messages to the brokers, because of this error."""
         with self.lock:
             if self.failure is None:
                 self.failure = error

@@ -1,4 +1,4 @@
-"""A message leased to this member."""
+"""A message that is leased to this member of a shared group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["SharedMessage"]
 
 
 class SharedMessage(Message):
-    """A Message that this member has for a limited time. A dead letter that was redriven to the group has the
+    """A Message that is leased to this member for a limited time. A dead letter that was redriven to the group has the
     partition, offset and id of the original message.
 
-    attempts: the number of attempts by any member, including this one. A failed handler counts. So does a member that
-    ended, or let the lease expire, while it had only this message (docs/messages.md). lease_until: when the lease ends,
-    by time.monotonic(), as known to this member. leased_from, leased_at: the partition and byte position of the leased
-    record.
+    attempts: the number of attempts by all members, including the current attempt. A failed handler counts as an
+    attempt. A member that ended, or let the lease expire, while it had only this message counts, too
+    (docs/messages.md). lease_until: the time.monotonic() time at which the lease ends, as far as this member knows.
+    leased_from, leased_at: the partition and byte position of the leased record.
     """
 
     leased_from: TopicPartition
@@ -32,18 +32,20 @@ class SharedMessage(Message):
     attempts: int = 1
     lease_until: float = 0.0
     token: int = 0
-    """Token of this lease, for the broker."""
+    """The token by which the broker recognizes this lease."""
     is_settled: bool = False
-    """Whether it was acknowledged, released or lost, so that it cannot be settled any more."""
+    """Whether the message was acknowledged, released or lost, so that it cannot be settled any more."""
     is_suspect: bool = False
-    """Whether an earlier lease of the message ended without a settlement: the message may have killed its worker."""
+    """Whether an earlier lease of the message ended without a settlement, so that the message may have killed its
+    worker.
+    """
     handed_at: float = math.inf
     reader: ValueReader | None = None
-    """The reader with the consumer's deserializer; it is not pickled."""
+    """The ValueReader with the consumer's deserializer; it is not pickled."""
 
     @property
     def value(self) -> Any:
-        """The decoded payload, as Message.value."""
+        """The decoded payload, as in Message.value."""
         if self.reader is None:
             raise ClientError(
                 "this message's consumer has no deserializer: write SharedConsumer(deserializer=…), or "

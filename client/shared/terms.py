@@ -1,4 +1,4 @@
-"""The part of a shared group member's requests that is the same for all partitions."""
+"""The fields of a shared group member's requests that are the same for all partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SharedTerms"]
 
 
 class SharedTerms(NamedTuple):
-    """Terms of a member; the fields are those of AcquireRequest (protocol/shared.py)."""
+    """A member's terms. The fields have the same meaning as in AcquireRequest (protocol/shared.py)."""
 
     group: str
     member: str

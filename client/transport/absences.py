@@ -1,4 +1,6 @@
-"""Keep partitions of broker sets that are temporarily unregistered because the set is changing its leader."""
+"""Keep the partitions of a broker set in a client's view while they are unregistered for a short time because the set
+is changing its leader.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,31 @@ from ..records.results import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""Seconds within which a set's next leader is elected and has registered its topics, unless no node may lead."""
+"""Within this number of seconds, a set's next leader is elected and has registered its topics, unless no node may
+lead.
+"""
 
 
 class Absences:
-    """A client's partitions of broker sets that are changing their leaders. No I/O. One thread at a time.
+    """The partitions in a client's view whose broker sets are changing their leaders. This class does no I/O. Only one
+    thread at a time may use it.
 
-    Without this a leader's end would move the keys of its partitions to other brokers for a moment, and a group would
-    hand over partitions that come back at once.
+    Without this class, the end of a leader would send the keys of its partitions to other brokers for a moment, and a
+    group would hand over partitions that come back at once.
     """
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Seconds until a partition that the last call kept is no longer kept; None: the call kept none."""
+        """Seconds after which the first of the partitions kept by the last call is no longer kept. None: the call kept
+        no partition.
+        """
         self._since: dict[tuple[str, int], float] = {}
 
     def missing(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions of `former`, of any topics, whose broker has not registered the topic now. If there are
-        any, call `kept`. found: the registered partitions of these topics."""
+        """Return the partitions in `former` whose topic their broker does not register now. `former` may contain
+        partitions of several topics. If the result is not empty, call `kept`. found: the registered partitions of these
+        topics.
+        """
         there = {(each.topic, each.broker) for each in found}
         for name in there & self._since.keys():
             del self._since[name]

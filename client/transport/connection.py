@@ -1,15 +1,17 @@
 """One TCP connection to a broker, shared by any number of threads.
 
-Requests are pipelined and matched to their answers by opaque (protocol/client_stream.py). wire.py has the socket, and
-reading_role.py says which thread reads. The `on_done` of every request is called exactly once: with an answer, at its
-deadline, or when the connection ends.
+Requests are pipelined, and answers are matched to requests by their opaque (protocol/client_stream.py). wire.py
+contains the socket, and reading_role.py decides which thread reads. The `on_done` of every request is called exactly
+once: with an answer, at its deadline, or when the connection ends.
 
-**Interrupts.** A foreign exception may come at any line of a user's thread: KeyboardInterrupt, or an exception of a
-SIGALRM handler. So:
-- the stream keeps ended requests, and partly received data (`torn`: the connection ends), for the next reader;
-- steps that must follow in any case begin on a thread without further interrupts, by one call of a C function;
-- a request whose handler was interrupted gets a second call of `on_done`, with an error, from the next reader;
-- a request whose sender was interrupted ends soon, unless its answer comes first;
+**Interrupts.** An exception from outside may come at any line of a user's thread: KeyboardInterrupt, or an exception
+raised by a SIGALRM handler. Therefore:
+- the stream keeps ended requests for the next reader, and notes whether data was only partly taken (`torn`), in which
+  case the connection ends;
+- steps that must follow in any case are begun by one call of a C function, and run on a thread that no interrupt
+  reaches;
+- if the handler of a request was interrupted, the next reader calls the request's `on_done` again, with an error;
+- if the sender of a request was interrupted, the request ends soon, unless its answer comes first;
 - the background thread, which no signal reaches, ends a failed connection.
 """
 
@@ -41,17 +43,18 @@ __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Rep
 log = get_log(__name__)
 
 Build = Callable[[int], Sequence[Buffer]]
-"""Makes a request's bytes for a given opaque."""
+"""Function that makes a request's bytes for a given opaque."""
 
 _CUT_SHORT = -math.inf
-"""The deadline of a request whose sender was interrupted."""
+"""The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""Seconds after which a reader that has not checked deadlines may not do so soon."""
+"""If a reader has not checked deadlines for this number of seconds, it may not check them soon."""
 _JUST_NOW_SECONDS = 0.001
-"""Age in seconds up to which an answer proves that the broker has not closed the connection. A check would cost a
-caller that blocks for each send one system call. `blocking-1`."""
+"""An answer that is at most this number of seconds old proves that the broker has not closed the connection. Checking
+the socket would cost one more system call for each send of a caller that blocks. `blocking-1`.
+"""
 _CLOSE_SECONDS = 5.0
-"""Longest wait in seconds of close() for the handlers of requests in flight."""
+"""Longest time in seconds for which close() waits for the handlers of requests in flight."""
 
 
 class Call(Waiter):
@@ -71,13 +74,14 @@ class Call(Waiter):
 
 
 class Connection:
-    """An open connection; the module's docstring says which thread reads. All methods may be called on any thread.
+    """An open connection. reading_role.py decides which thread reads it. All methods may be called on any thread.
 
-    speaks_frames: the framed protocol was agreed on; otherwise only text commands may be sent. The broker supports:
-    takes_many: SEND_MANY. takes_sequences: numbers of a producer's sends. takes_delays: delayed messages. takes_halves:
-    half messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
-    takes_shared: requests of shared consumers. half_check_seconds: as in ClientStream. expects_bulk: answers are large,
-    so each is received whole; this costs a second system call for a small one. The code that pulls sets it.
+    speaks_frames: true if both sides agreed on the framed protocol; otherwise only text commands may be sent. The
+    following attributes say what the broker supports. takes_many: SEND_MANY. takes_sequences: sequence numbers of a
+    producer's sends. takes_delays: delayed messages. takes_halves: half messages. knows_compressed: compressed
+    messages, in both protocols. takes_where: pulls filtered by content. takes_shared: requests of shared consumers.
+    half_check_seconds has the same meaning as in ClientStream. expects_bulk: answers are large, so each answer is
+    received whole; this costs a second system call for a small answer. The code that pulls sets expects_bulk.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Connection:
         self.takes_halves = stream.takes_halves
         self.half_check_seconds = stream.half_check_seconds
         self.new_opaque = stream.new_opaque
-        """Returns an opaque for an Exchange."""
+        """Function that returns a new opaque for an Exchange."""
         self.expects_bulk = False
         self.on_closed: Callable[[Connection], None] | None = None
         self._stream = stream
@@ -109,7 +113,7 @@ class Connection:
         self._clock = clock
         name = f"metaq-reader-{endpoint.host}:{endpoint.port}"
         self._role = ReadingRole(name, self._wire, stream, self._read, self._end, clock)
-        self._closers: list[Waiter] = []  # no Event: an interrupted wait may leave its lock locked permanently
+        self._closers: list[Waiter] = []  # not Events: an interrupted wait may leave an Event's lock locked permanently
         self._told = False  # whether on_closed was called
         self._heartbeat_under_way = False
         self._seen: tuple[object, float, float] = (None, 0.0, 0.0)  # for `beat`: the leader and its last action
@@ -124,15 +128,17 @@ class Connection:
 
     @property
     def failure(self) -> MetaqError | None:
-        """Why the connection ended; None while it is open."""
+        """The error with which the connection ended; None while it is open."""
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
-        """Return the `failure`, also if the broker has closed the connection unnoticed because no thread was reading.
-        Requests that were not sent are then known not to be stored. Just after an answer the socket is not checked."""
+        """Return the `failure`. If no thread was reading, first check whether the broker has closed the connection.
+        Requests that were not sent yet are then known not to be stored. Just after an answer the socket is not
+        checked.
+        """
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
-        # checked on both sides: readable data may be the answer to a request of another thread
+        # `pending` is checked before and after, because readable data may be the answer to a request of another thread.
         if (
             now - before >= _JUST_NOW_SECONDS
             and not pending
@@ -157,15 +163,16 @@ class Connection:
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """Send one request, as `send`. Also raises LocalProtocolError (from `build`)."""
+        """Send one request, as `send` does. Also raises LocalProtocolError (from `build`)."""
         request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))
 
     def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
-        """Send requests, pipelined; their bytes contain their opaques. All have the same deadline and `background`.
+        """Send requests, pipelined. buffers: the bytes of the requests, which contain the opaques. All requests have
+        the same deadline and `background`.
 
-        Raises only ClientError, in a forked process: then nothing was sent and on_done is not called. After an
-        interrupt, `taken` of the first request is valid for all of them.
+        Raises only ClientError, in a forked process; then nothing was sent, and on_done is not called. After an
+        interrupt, `taken` of the first request is valid for all requests.
         """
         self._guard.check()
         pending, first, entered = self._stream.pending, requests[0], 0
@@ -186,8 +193,9 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """End these requests, because their sending thread was interrupted after it had entered `entered` of them: the
-        next reader ends them. On a thread of its own."""
+        """Make the next reader end these requests, because their sending thread was interrupted. That thread had
+        entered only the first `entered` requests in the stream. This runs on a thread of its own.
+        """
         for request in requests:
             request.deadline = _CUT_SHORT
         for request in requests[entered:]:
@@ -202,7 +210,7 @@ class Connection:
             raise self._wire.failure
 
     def call(self, build: Build, timeout: float | None = None) -> Reply:
-        """Send a request and wait for its answer, at most `timeout` seconds (default: the request timeout).
+        """Send a request and wait at most `timeout` seconds for its answer (default: the request timeout).
 
         Raises RequestTimedOut, BrokerUnavailable, LocalProtocolError. An error answer is returned, not raised.
         """
@@ -212,15 +220,16 @@ class Connection:
     def begin(self, build: Build, deadline: float = math.inf) -> Call:
         """Send a small request. The caller must `finish` it, or close the connection.
 
-        Until then the answer waits in the socket, or at the broker. Raises LocalProtocolError.
+        Until `finish`, the answer waits in the socket or at the broker. Raises LocalProtocolError.
         """
         call = Call(self.new_opaque())
         self.send((Exchange(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
         return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
-        """Wait for the answer to a begun request, at most `timeout` seconds from now on. Returns and raises as
-        `call`."""
+        """Wait at most `timeout` seconds, from now on, for the answer to a begun request. Returns the answer and raises
+        errors as `call` does.
+        """
         self._guard.check()
         deadline = self._deadline(timeout)
         if (request := self._stream.pending.get(call.opaque)) is not None:
@@ -240,7 +249,8 @@ class Connection:
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
-        if no other thread does. Only in the process that made the connection, which the caller has checked."""
+        if no other thread reads. The caller must have checked that this is the process that made the connection.
+        """
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
@@ -248,14 +258,16 @@ class Connection:
         self._role.read_in_background()
 
     def fail(self, failure: MetaqError) -> None:
-        """Fail the connection: requests in flight get `failure`, on its background thread. Not on a thread that an
-        interrupt may reach."""
+        """Fail the connection: its background thread reports `failure` to the requests in flight. Do not call this on a
+        thread that an interrupt may reach.
+        """
         self._wire.fail(failure)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """End the connection; requests in flight get BrokerUnavailable. Waits at most `timeout` seconds until they have
-        got it, because a callback may block this. May be repeated. A forked process only closes its copy of the socket;
-        the connection is the parent's."""
+        """End the connection; requests in flight get BrokerUnavailable. This waits until their callbacks have been
+        called, but at most `timeout` seconds, because a callback may block. May be called again. A forked process only
+        closes its copy of the socket, because the connection belongs to the parent.
+        """
         if self._guard.is_elsewhere:
             self._wire.close()
             return
@@ -267,17 +279,18 @@ class Connection:
             raise
         if not (self._role.has_thread or self._role.has_ended):
             self._end()  # the interpreter is about to exit
-        if not self._role.is_background:  # otherwise a handler has called this
+        if not self._role.is_background:  # if it is the background thread, a handler has called this
             closer = Waiter()
             self._closers.append(closer)
-            if not self._role.has_ended:  # checked after the line above, as `_end` checks after setting it
+            if not self._role.has_ended:  # order matters: `_end` sets it before it looks at `_closers`
                 closer.park_until_done(time.monotonic() + timeout, time.monotonic)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
-        """Receive once, for at most min(patience, one tick) seconds, and call the handlers of ended requests. Only on
-        the thread that has the reading role."""
+        """Receive once, for at most min(patience, one tick) seconds, and call the handlers of ended requests. Only the
+        thread that has the reading role may call this.
+        """
         stream = self._stream
         if stream.torn:
             self._wire.fail(BrokerUnavailable(f"reading an answer of {self.endpoint} was interrupted"))
@@ -288,30 +301,32 @@ class Connection:
         outcomes = stream.outcomes
         while outcomes:
             request, reply, error = outcomes[0]
-            if request.told:  # and its handler was interrupted
+            if request.told:  # its handler was called, but interrupted
                 reply, error = None, BrokerUnavailable(f"taking an answer of {self.endpoint} was interrupted")
             elif error is not None and request.deadline == _CUT_SHORT:
                 error = BrokerUnavailable(f"sending a request to {self.endpoint} was interrupted")
             request.told = True
             _call(request.on_done, reply, error)
             outcomes.popleft()
-            request.on_done = _nothing  # it may refer to the request: then only the garbage collector would free both
+            request.on_done = _nothing  # breaks a reference cycle with the request
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """Note that the wire has failed. May be repeated."""
+        """Note that the wire has failed. May be called again."""
         if not self._role.has_ended:
             self._role.wake_background()
 
     def _end(self) -> None:
-        """End all requests, and wake waiters; on the background thread, without the reading role."""
+        """End all requests, and wake the threads that wait. This runs on the background thread, without the reading
+        role.
+        """
         pending = self._stream.pending
         while pending:
             try:
                 _, request = pending.popitem()
             except KeyError:
-                break  # the leader took the last one
+                break  # the leader has removed the last request
             try:
                 request.on_done(None, self._wire.failure)
             except BaseException:  # as in `_lead_in_background`
@@ -328,7 +343,7 @@ class Connection:
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Send a heartbeat if there was no traffic for the idle time. Called by the pool's housekeeping."""
+        """Send a heartbeat if there was no traffic for the idle time. The pool's housekeeping thread calls this."""
         now, wire = self._clock(), self._wire
         if self.closed:
             return
@@ -355,11 +370,11 @@ class Connection:
 
 
 def _nothing(_reply: Reply | None, _error: MetaqError | None) -> None:
-    """Do nothing; the on_done of a request whose handler was called."""
+    """Do nothing. This replaces the on_done of a request whose handler was called."""
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """Call a handler; a bug in it must not stop the reading for all other requests."""
+    """Call a handler, and log its exceptions: a bug in a handler must not stop the reading for all other requests."""
     try:
         handler(*arguments)
     except Exception as failure:
@@ -374,7 +389,7 @@ def open_connection(
     timeout: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
-    """Connect and agree on the protocol, within `timeout` seconds (at most the connect timeout).
+    """Connect, and agree on the protocol with the broker, within `timeout` seconds (at most the connect timeout).
 
     Raises BrokerUnavailable, and ConfigError if the files of `config.tls` cannot be used.
     """

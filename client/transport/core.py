@@ -1,16 +1,17 @@
-"""Decide which address of a broker a client uses now, when it tries again to reach one, and which node of a broker set
-leads: a core without I/O, threads, locks and clocks.
+"""Decide which address of a broker a client uses now, when the client tries again to reach a broker, and which node of
+a broker set leads. This core has no I/O, threads, locks or clocks.
 
 | event | method | what comes out |
 |---|---|---|
-| a caller needs a broker | `found` | its link; None: `link` makes one, and the driver connects |
-| a connection was made, or not, or has ended | `connected`, `failed` | whether it is wanted; whether this was unknown |
-| a request has ended with an error | `follow` | the seconds after which another node is asked |
-| ZooKeeper shows these brokers | `listed` | the links to close, and whether to look earlier |
-| the time of `look_at` has come | `due` of each link | what to do with it |
-| no caller needs a broker any more, or any | `drop`, `close` | the links to close |
+| a caller needs a broker | `found` | the broker's link; if None, `link` makes one, and the driver connects |
+| a connection was made, has failed or ended | `connected`, `failed` | whether it is still wanted; whether this is news
+|
+| a request has ended with an error | `follow` | the seconds to wait before another node is asked |
+| ZooKeeper shows these brokers | `listed` | the links to close, and whether a check is due earlier |
+| the time of `look_at` has come | `due` of each link | what to do with the link |
+| no caller needs one broker, or any broker, any more | `drop`, `close` | the links to close |
 
-The threads of pool.py are one driver. now: monotonic seconds.
+The threads of pool.py together are the driver. now: monotonic seconds.
 """
 
 from __future__ import annotations
@@ -33,19 +34,23 @@ _LOOK_SECONDS = 0.5
 """Seconds between two checks of idle connections."""
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""Seconds below which a failed connection attempt proves nothing about the broker: other callers have more time for
-it."""
+"""A connection attempt with less time than this number of seconds proves nothing about the broker if it fails, because
+other callers allow more time.
+"""
 
 LAST_ANSWERS_SECONDS = 0.2
-"""Seconds within which a running former leader has refused its waiting requests; a hanging one answers nothing."""
+"""Within this number of seconds, a former leader that runs has refused its waiting requests. A former leader that hangs
+answers nothing.
+"""
 
 C = TypeVar("C")
 
 
 class Link(Generic[C]):
-    """The state of one broker. connection: the driver's last one, which may have ended. cause: why there is no
-    connection; "" = none was tried yet, or there is one. ends_at: when the connection is given up because another node
-    leads the broker set."""
+    """The state of one broker address. connection: the last connection that the driver made; it may have ended. cause:
+    the reason why there is no connection; "" = no connection was tried yet, or there is one. retry_at: the time of the
+    next try to connect. ends_at: the time when the connection is given up because another node leads the broker set.
+    """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
         self.endpoint = endpoint
@@ -64,17 +69,18 @@ class Due(Enum):
 
     NOTHING = auto()
     BEAT = auto()
-    """Check the connection, if there is one."""
+    """Send a heartbeat on the connection if necessary, if there is a connection."""
     CONNECT = auto()
     GIVE_UP = auto()
     """`drop` the link, and fail its connection with LeaderMoved."""
 
 
 class PoolCore(Generic[L]):
-    """The links by endpoint. One thread at a time; any thread may call `found`, `follow`, `look_at` and `due`, and read
-    the attributes.
+    """The links by endpoint. Only one thread at a time may call the methods, except that any thread may call `found`,
+    `follow`, `look_at` and `due`, and read the attributes.
 
-    down: brokers that cannot be reached now; usually empty. closed: no connection is wanted any more.
+    down: addresses of brokers that cannot be reached now; usually empty. closed: true if no connection is wanted any
+        more.
     """
 
     def __init__(
@@ -93,12 +99,15 @@ class PoolCore(Generic[L]):
         self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
 
     def found(self, endpoint: Endpoint, now: float) -> L | None:
-        """Return the link to `endpoint`, or to the leader that this node has named (`follow`); None if there is no
-        link."""
+        """Return the link to `endpoint`, or to the leader that the node at this address has named (see `follow`).
+        Return None if there is no link.
+        """
         return self.links.get(self._redirects.target(endpoint, self.down, now))
 
     def link(self, endpoint: Endpoint, now: float) -> L:
-        """Return as `found`, but make the link if there is none. Raises BrokerUnavailable if this is closed."""
+        """Return the same link as `found`, but make the link if there is none. Raises BrokerUnavailable if the pool is
+        closed.
+        """
         endpoint = self._redirects.target(endpoint, self.down, now)
         if self.closed:
             raise BrokerUnavailable(f"no connection to {endpoint}: this client is closed")
@@ -115,14 +124,14 @@ class PoolCore(Generic[L]):
             self.down -= {link.endpoint}
 
     def close(self) -> list[L]:
-        """Remove all links, because no caller needs any broker any more, and return them; the driver closes them."""
+        """Remove all links, because no caller needs any broker any more. Return the links; the driver closes them."""
         self.closed = True
         links = list(self.links.values())
         self.links.clear()
         return links
 
     def connected(self, link: L, connection: object) -> bool:
-        """Note that a connection was made. Return whether it is still wanted."""
+        """Note that a connection was made. Return whether the connection is still wanted."""
         if not self._is_wanted(link):
             return False
         link.connection, link.cause = connection, ""
@@ -131,8 +140,10 @@ class PoolCore(Generic[L]):
         return True
 
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
-        """Note that this connection of a broker has ended; None: no connection could be made. May be repeated. Return
-        False if this was known; otherwise the connection is tried again at `retry_at`."""
+        """Note that this connection to a broker has ended, or (None) that no connection could be made. May be called
+        again. Return False if this was known already, or the link is not wanted any more. Otherwise return True; then
+        another try to connect follows at `retry_at`.
+        """
         if not self._is_wanted(link):
             return False
         if connection is not None and (link.cause or connection is not link.connection):
@@ -148,14 +159,15 @@ class PoolCore(Generic[L]):
     # --- who leads a broker set -------------------------------------------------------------------------------------
 
     def follow(self, error: MetaqError, now: float) -> float | None:
-        """Take the end of a request, as ConnectionPool.follow."""
+        """Process the error of a request; ConnectionPool.follow describes the result."""
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
         return 0.0 if isinstance(error, LeaderMoved) else None
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint], now: float) -> tuple[list[L], bool]:
-        """Take the registered brokers, as ConnectionPool.listed. Return the links to close, and whether something is
-        due earlier than before."""
+        """Process the list of registered brokers; ConnectionPool.listed describes the arguments. Return the links to
+        close, and whether something is due earlier than before.
+        """
         wanted = {*masters.values(), *others}
         gone = [link for each in self.down - wanted if (link := self.links.get(each)) is not None]
         for link in gone:
@@ -176,12 +188,12 @@ class PoolCore(Generic[L]):
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def look_at(self, now: float) -> float:
-        """Return when to check all links again, if nothing happens before."""
+        """Return the time at which to check all links again if nothing happens before."""
         times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
         return min([now + _LOOK_SECONDS, *times])
 
     def due(self, link: L, now: float) -> Due:
-        """Return what to do with a link now."""
+        """Return what the driver must do with a link now."""
         if link.ends_at <= now:
             return Due.GIVE_UP
         if not link.cause:
@@ -190,6 +202,7 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Whether a connection attempt failed only because its time was over. seconds: its time limit; left: the time that
-    remains."""
+    """Return whether a failed connection attempt proves nothing about the broker, because the attempt had little time
+    and used it up. seconds: the attempt's time limit. left: the time that remains.
+    """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

@@ -1,5 +1,6 @@
-"""A topic's partitions and their brokers' addresses: a producer's view of a cluster, or of one broker without
-ZooKeeper."""
+"""A producer's view of a cluster, or of one broker without ZooKeeper: the partitions of topics, and the addresses of
+their brokers.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""As a partition's number: the broker chooses one. As a broker's: its id is unknown."""
+"""As a partition number: the broker chooses the partition. As a broker id: the id is unknown."""
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
 
 
 class TopicView(NamedTuple):
-    """A topic at one moment: its partitions, ordered by the numbers (broker, partition), and the brokers' addresses."""
+    """A topic at one moment: its partitions, ordered by broker id and partition number, and the addresses of the
+    brokers by id.
+    """
 
     partitions: tuple[TopicPartition, ...]
     endpoints: Mapping[int, Endpoint]
@@ -33,10 +36,10 @@ class TopicView(NamedTuple):
 def with_own_partitions(
     topic: str, partitions: Iterable[TopicPartition], endpoints: Mapping[int, Endpoint]
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions of `topic` that accept messages, ordered. partitions: the registered ones.
+    """Return the partitions of `topic` that accept messages, sorted. partitions: the registered partitions.
 
-    Every broker accepts messages of metaq's own topics (own_topics.py), and registers such a topic with the first
-    message. A broker that has not done so has partition 0.
+    Every broker accepts messages of metaq's own topics (own_topics.py), and registers such a topic with its first
+    message. For a broker that has not registered the topic yet, partition 0 is returned.
     """
     if not is_own_topic(topic):
         return tuple(partitions)
@@ -46,48 +49,53 @@ def with_own_partitions(
 
 
 class Metadata(Protocol):
-    """The information that a producer needs. Implementations: ZooKeeperMetadata, DirectMetadata,
-    testing.FakeCluster."""
+    """The information about a cluster that a producer needs. Implementations: ZooKeeperMetadata, DirectMetadata,
+    testing.FakeCluster.
+    """
 
     def view(self, topic: str) -> TopicView:
-        """Return the topic's partitions that accept messages, kept current from the first call on. Any thread.
+        """Return the topic's partitions that accept messages. From the first call on, the view of the topic is kept up
+        to date. Any thread may call this.
 
-        Raises CoordinationUnavailable if it was never read and ZooKeeper does not answer.
+        Raises CoordinationUnavailable if the topic was never read before and ZooKeeper does not answer.
         """
 
     def topics(self) -> Collection[str]:
-        """Return the names of the topics that accept messages now, for the words of an error. Any thread; may ask
-        ZooKeeper.
+        """Return the names of the topics that accept messages now; error messages need them. Any thread may call this.
+        It may ask ZooKeeper.
 
         Raises CoordinationError.
         """
 
     def is_set(self, broker_id: int) -> bool:
-        """Whether the broker is a broker set, so that another node may take over. Any thread; may ask ZooKeeper.
+        """Return whether the broker is a broker set, so that another node may take over. Any thread may call this. It
+        may ask ZooKeeper.
 
         Raises CoordinationError.
         """
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(topic)` when the view of a topic is first read, and after each change. It is called on any
-        thread and must not block."""
+        """Call `listener(topic)` when the view of a topic is read for the first time, and after each change of the
+        view. The listener is called on any thread and must not block.
+        """
 
     def close(self, timeout: float = 10.0) -> None:
         """End the session, within `timeout` seconds. Idempotent."""
 
 
 class LentMetadata:
-    """Metadata that belongs to another object, which closes it."""
+    """A view of a Metadata object that has another owner. The owner closes the Metadata object."""
 
     def __init__(self, owner: Metadata) -> None:
         self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
 
     def close(self, timeout: float = 10.0) -> None:
-        """Do nothing; the owner closes it."""
+        """Do nothing, because the owner closes the Metadata object."""
 
 
 def parse_address(address: str) -> Endpoint:
-    """Parse `host`, `host:port`, `[IPv6]:port`, or these after 1.x's `meta://`; the default port is 8123.
+    """Parse `host`, `host:port` or `[IPv6]:port`, each with or without 1.x's `meta://` before it. The default port is
+    8123.
 
     Raises ConfigError.
     """
@@ -99,10 +107,11 @@ def parse_address(address: str) -> Endpoint:
 
 
 class DirectMetadata:
-    """Metadata of one broker, by its address, as in metaq 1.x's direct mode.
+    """Metadata of one broker that is known by its address, as in metaq 1.x's direct mode.
 
-    A topic has the given number of partitions, or one partition, "the broker chooses"; a topic of metaq's own has its
-    first partition.
+    A topic has the given number of partitions. If no number is given, the topic has one partition with the number
+    UNKNOWN, and the broker chooses the partition. For one of metaq's own topics, the view has the partitions that every
+    broker has.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
@@ -129,7 +138,7 @@ class DirectMetadata:
         return self._views.keys()
 
     def is_set(self, broker_id: int) -> bool:
-        """Return False: without ZooKeeper the producer cannot find the next leader."""
+        """Return False, because without ZooKeeper the producer cannot find the next leader."""
         return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:

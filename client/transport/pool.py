@@ -1,4 +1,5 @@
-"""Connections by broker, shared by all parts of one client: the threads, locks and sockets around the core (core.py).
+"""The connections of one client, one for each broker, shared by all parts of the client. This module adds threads,
+locks and sockets to the core (core.py).
 
 One housekeeping thread keeps connections alive and reconnects.
 """
@@ -34,7 +35,7 @@ Open = Callable[[Endpoint, ConnectionConfig, float], Connection]
 
 
 class _Link(Link[Connection]):
-    """A link with its lock, which a thread holds while it connects for all."""
+    """A link with a lock, which a thread holds while it connects on behalf of all threads."""
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
         super().__init__(endpoint, backoff)
@@ -42,10 +43,10 @@ class _Link(Link[Connection]):
 
 
 class ConnectionPool:
-    """Connections by endpoint. All methods may be called on any thread.
+    """The connections by endpoint. All methods may be called on any thread.
 
-    The thread that needs a broker first connects to it. Only the housekeeping thread reconnects after a failure, so no
-    caller waits for a dead broker again: until then `connection` raises at once.
+    The first thread that needs a broker connects to it. After a failure, only the housekeeping thread reconnects, so
+    that no caller waits for a dead broker again: until there is a new connection, `connection` raises at once.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class ConnectionPool:
         random: Callable[[], float] = random,
         open: Open = open_connection,  # noqa: A002
     ) -> None:
-        """Raises ClientError if gevent or eventlet has patched modules that the pool waits with."""
+        """Make an empty pool. Raises ClientError if gevent or eventlet has patched modules that the pool uses for
+        waiting.
+        """
         refuse_patched()
         self._config = config
         self._clock = clock
@@ -69,23 +72,23 @@ class ConnectionPool:
 
     @property
     def down(self) -> frozenset[Endpoint]:
-        """Brokers that cannot be reached now; usually empty."""
+        """Addresses of brokers that cannot be reached now; usually empty."""
         return self._core.down
 
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
-        """Return the open connection to `endpoint`, or to the leader that this node has named (`follow`); connect
-        within `timeout` seconds if there is none.
+        """Return the open connection to `endpoint`, or to the leader that the node at this address has named (see
+        `follow`). If there is no connection, connect within `timeout` seconds.
 
-        Raises BrokerUnavailable: the broker cannot be reached, or could not be reached just before; ClientError in a
+        Raises BrokerUnavailable if the broker cannot be reached, or could not be reached just before; ClientError in a
         forked process.
         """
         link = self._core.found(endpoint, self._clock())
         connection = None if link is None else link.connection
         if connection is not None and not connection.closed:
-            return connection  # in a forked process the connection itself refuses
+            return connection  # in a forked process, the connection itself refuses requests
         self._guard.check()
         link = link or self._link(endpoint)
-        # without the lock, which the housekeeping thread may hold while it connects
+        # This check does not take the lock, because the housekeeping thread may hold the lock while it connects.
         if connection is not None or link.cause:
             raise self._is_down(link)
         deadline = self._clock() + timeout
@@ -100,9 +103,10 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """Return the connection as `connection`, but never block; None if `connection` would have to connect.
+        """Return the same connection as `connection`, but never block. Return None if `connection` would have to
+        connect.
 
-        Raises BrokerUnavailable as `connection`.
+        Raises BrokerUnavailable as `connection` does.
         """
         link = self._core.found(endpoint, self._clock())
         return None if link is None else self._there(link)
@@ -115,14 +119,16 @@ class ConnectionPool:
             _close(link)
 
     def follow(self, error: MetaqError) -> float | None:
-        """Take the error of a request. If the only reason is that another node leads the broker set, return the seconds
-        to wait before the request is sent again. None: it failed for another reason."""
+        """Process the error of a request. If the request failed only because another node leads the broker set, return
+        the seconds to wait before the request is sent again. Return None if it failed for another reason.
+        """
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """Take the brokers that are registered in ZooKeeper now, and stop reconnecting to others that are down.
+        """Process the list of brokers that are registered in ZooKeeper now: stop reconnecting to brokers that are down
+        and not in the list.
 
-        If a broker id has moved to another node, requests in flight to the former node end soon, with LeaderMoved.
+        If a broker id has moved to another node, requests in flight to the former node end soon with LeaderMoved.
         """
         with self._mutex:
             gone, is_earlier = self._core.listed(masters, others, self._clock())
@@ -133,7 +139,7 @@ class ConnectionPool:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
-        if self._guard.is_elsewhere:  # the locks may be held permanently, and the thread is the parent's
+        if self._guard.is_elsewhere:  # locks may stay locked for ever, and the thread is the parent's
             for link in list(self._core.links.values()):
                 _close(link)
             return
@@ -141,7 +147,7 @@ class ConnectionPool:
         with self._mutex:
             links = self._core.close()
         self._wake.ring()
-        for link in links:  # stop all of them first: each may then use the whole time
+        for link in links:  # stop all connections first, so that they end at the same time
             _close(link, 0.0)
         for link in links:
             _close(link, max(0.0, deadline - time.monotonic()))
@@ -158,8 +164,9 @@ class ConnectionPool:
             return link
 
     def _there(self, link: _Link) -> Connection | None:
-        """Return the open connection; None if no connection was tried. Raises BrokerUnavailable if the broker is
-        down."""
+        """Return the link's open connection, or None if no connection was tried yet. Raises BrokerUnavailable if the
+        broker is down.
+        """
         connection = link.connection
         if connection is not None and not connection.closed:
             return connection
@@ -185,8 +192,9 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error for a broker without a connection. A caller may see the end of a connection before the pool
-        is told."""
+        """Return the error for a broker without a connection. If a caller sees the end of a connection before the pool
+        knows it, this also tells the pool.
+        """
         connection = link.connection
         if connection is None or not connection.closed:
             return BrokerUnavailable(f"{link.cause} (trying again in the background)")
@@ -194,7 +202,7 @@ class ConnectionPool:
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
     def _broken(self, link: _Link, connection: Connection) -> None:
-        """Note that a connection has broken. Any thread, any number of times."""
+        """Note that a connection has broken. Any thread may call this, any number of times."""
         self._mark_down(link, str(connection.failure), connection)
 
     def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:
@@ -230,7 +238,7 @@ class ConnectionPool:
                 with link.lock:
                     self._connect(link, self._config.connect_timeout_seconds)
             except MetaqError:
-                return  # marked down again, with its cause logged
+                return  # the broker is marked as down again, and the cause is logged
             log.info("%s can be reached again", link.endpoint)
 
 

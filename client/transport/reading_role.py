@@ -1,16 +1,16 @@
-"""Decide which of the threads that share a connection reads it.
+"""Decide which of the threads that share a connection reads from it.
 
-No thread only reads: **a blocked caller reads for all callers** (the leader). It completes the answers of others as
-they come, and hands the role to another blocked caller (a follower) when its own answer is there. So a single thread
-that sends and waits never switches threads. A background thread has the role only while requests without a blocked
-caller are in flight (futures, long polls).
+There is no thread that does nothing but read: **a blocked caller reads for all callers** (the leader). The leader
+completes the requests of the other callers when their answers come. When its own answer has come, it hands the role to
+another blocked caller (a follower). So if only one thread sends and waits, no thread switch is needed. A background
+thread has the role only while requests without a blocked caller are in flight (futures, long polls).
 
 Invariants (`_mutex` guards the role):
-- `leader` has the role: it reads, or has been handed the role and is about to;
-- a request is entered in the stream before the role is checked, and a thread that gives the role up checks the stream
-  after that: so a request that needs a background reader always gets one;
-- if an interrupt (interrupts.py) drives a thread out of `drive`, another thread gives up that thread's role by
-  `_leave`.
+- `leader` has the role: it reads, or it was handed the role and will read soon;
+- a sender enters its request in the stream before it checks the role, and a thread that gives the role up checks the
+  stream afterwards. So a request that needs a background reader always gets one;
+- if an interrupt (interrupts.py) makes a thread leave `drive`, another thread calls `_leave`, which gives up the first
+  thread's role.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["HANDLER_FAILED", "ReadingRole"]
 log = get_log(__name__)
 
 HANDLER_FAILED = "a handler of an answer failed"
-"""Log line for a bug in one request's handler, which must not stop the reading for all other requests."""
+"""The log line for a bug in the handler of one request. Such a bug must not stop the reading for all other requests."""
 
 
 class _Background:
-    """Marks the role as held by the background thread."""
+    """As `leader`, this means that the background thread has the role."""
 
 
 _BACKGROUND = _Background()
@@ -53,12 +53,13 @@ class ReadingRole:
         end: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """name: of the background thread. read(patience): receives once, for at most `patience` seconds, and calls the
-        handlers of ended requests; only called on the thread that has the role. end: finishes a failed connection;
-        called on the background thread, maybe several times."""
+        """name: the name of the background thread. read(patience): receives once, for at most `patience` seconds, and
+        calls the handlers of ended requests; it is called only on the thread that has the role. end: finishes a failed
+        connection; it is called on the background thread, maybe several times.
+        """
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
-        """Set by `end`: the connection has failed, and no request is in flight any more."""
+        """True if the connection has failed and no request is in flight any more. `end` sets this."""
         self._name = name
         self._wire = wire
         self._stream = stream
@@ -67,7 +68,7 @@ class ReadingRole:
         self._clock = clock
         self._mutex = threading.Lock()
         self._followers: dict[Waiter, None] = {}
-        self._orphans = False  # a caller gave up waiting; its request is still in flight, or is sent just after
+        self._orphans = False  # a caller gave up waiting, but its request is or will be in flight
         self._background: SimpleQueue[None] | None = None  # wakes the background thread; None: there is none
         self._thread: BackgroundThread | None = None
 
@@ -82,8 +83,9 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """Make sure that this sent request has a reader if no caller will read, or end it if the connection has
-        failed."""
+        """Make sure that a thread reads the answer to this sent request even if no caller reads. If the connection has
+        failed, end the request.
+        """
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()
 
@@ -98,12 +100,13 @@ class ReadingRole:
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
-        if no other thread does. Only in the process that made the connection, which the caller has checked."""
+        if no other thread reads. The caller must have checked that this is the process that made the connection.
+        """
         following = False
         try:
             while not waiter.done:
                 if waiter.answered:
-                    self._hand_over(waiter)  # it may have received the role meanwhile
+                    self._hand_over(waiter)  # the waiter may have received the role meanwhile
                     self.read_in_background()  # this thread may have promised to read for others
                     waiter.park_until_done(deadline, self._clock)
                     break
@@ -129,7 +132,9 @@ class ReadingRole:
         self.look_again()
 
     def _take_role(self, waiter: Waiter) -> bool:
-        """Take the role. True: the caller reads now. False: it has become a follower and must park."""
+        """Try to take the role. Return True if the caller has the role and must read now. Return False if it has become
+        a follower and must park.
+        """
         with self._mutex:
             if self.leader is waiter:  # the role was handed over while the thread was parked
                 return True
@@ -146,8 +151,9 @@ class ReadingRole:
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """Remove a waiter whose thread goes away from the followers, and pass its role on. May be repeated, on any
-        thread."""
+        """Remove a waiter whose thread leaves from the followers, and pass on its role if it has the role. Any thread
+        may call this, any number of times.
+        """
         waiter.go()
         if not waiter.done and not waiter.returns:
             self._orphans = True
@@ -161,38 +167,43 @@ class ReadingRole:
             self._read(remaining)
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
-        """Pass the role, if the giver has it, to a follower; otherwise to the background thread if a request needs it;
-        otherwise to nobody. May be repeated."""
+        """If the giver has the role, pass it to a follower, or to the background thread if there is no follower and a
+        request needs a reader, or to nobody. May be called again.
+        """
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
                 self._followers.pop(giver, None)
             if self.leader is giver:
                 self.leader = self._wake_heir() if self._followers and self._wire.failure is None else None
-        # Checked only now: a request that was entered meanwhile saw a leader and relies on this check.
+        # This check comes last: the sender of a request that was entered meanwhile saw a leader, and relies on this
+        # check.
         if self.leader is None and (self._stream.pending or self._has_unfinished or self._wire.failure is not None):
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Wake the next leader. It is woken before it has the role, and finds the mutex taken: an unneeded wake-up
-        would make it park again."""
+        """Wake a follower as the next leader, and return it. It is woken before it has the role, and waits for the
+        mutex, which this thread holds. A follower that was woken although it does not get the role parks again.
+        """
         while self._followers:
             heir = next(iter(self._followers))
-            if not heir.done:  # otherwise it is about to be woken, and would only pass the role on
+            if not heir.done:  # a waiter that is done would only pass the role on
                 assert heir.mailbox is not None
                 heir.mailbox.ring()
-                return heir  # it leaves the followers when it hands the role over
+                return heir  # it is removed from the followers when it takes or passes on the role
             self._followers.pop(heir, None)
         return None
 
     def look_again(self) -> None:
-        """Make the background thread do the work that no other thread will do. May be repeated, on any thread."""
+        """If there is work that no other thread will do, make the background thread do it. Any thread may call this,
+        any number of times.
+        """
         if self.leader is not None:
             return
         if self._wire.failure is not None:
             if self._stream.pending or self._stream.outcomes or not self.has_ended:
                 self.wake_background()
             else:
-                # not earlier: the reader may have been in recv, and the file descriptor may be reused
+                # Not earlier: a reader may have been inside recv, and the file descriptor may be reused.
                 self._wire.close()
             return
         if self._has_unfinished or (self._stream.pending and self._needs_background()):
@@ -207,7 +218,9 @@ class ReadingRole:
         return self._orphans or any(request.background for request in list(self._stream.pending.values()))
 
     def wake_background(self) -> None:
-        """Make the background thread read if no other thread does, and end the connection if it has failed."""
+        """Make the background thread read if no other thread reads, and end the connection if the connection has
+        failed.
+        """
         with self._mutex:
             if self.leader is not None and self._wire.failure is None:
                 return
@@ -219,14 +232,14 @@ class ReadingRole:
                     log.debug("no %s: %s", self._name, error)
                     return
                 self._background, self._thread = wake, thread
-            self._background.put(None)  # first, as in `_wake_heir`
+            self._background.put(None)  # before it has the role, as in `_wake_heir`
             if self.leader is None and (self._stream.outcomes or self._wire.failure is None):
                 self.leader = _BACKGROUND
 
     def _background_loop(self, wake: SimpleQueue[None]) -> None:
         with self._mutex:
             if self._background is not wake:
-                return  # this thread's start was interrupted, and another thread took its place
+                return  # the start of this thread was interrupted, and another thread has replaced it
         while True:
             wake.get()
             with self._mutex:
@@ -245,7 +258,7 @@ class ReadingRole:
         while self._wire.failure is None or stream.outcomes:
             try:
                 self._read(TICK)
-            except BaseException:  # for example SystemExit of a user's callback: it must not end the reading
+            except BaseException:  # for example a callback's SystemExit, which must not end the reading
                 log.exception(HANDLER_FAILED)
             if not stream.pending and not stream.outcomes:
                 self._orphans = False

@@ -1,5 +1,6 @@
-"""Remember which node leads a broker set according to the other nodes. They know it earlier than ZooKeeper's view,
-which is decisive."""
+"""Remember which node leads a broker set according to the answers of the other nodes. These answers come earlier than
+the change in ZooKeeper's view, but ZooKeeper's view is decisive.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""Longest time in seconds for which a node's answer is used, while the node can be asked again."""
+"""Longest time in seconds for which a node's answer is used if the node can be reached and asked again."""
 
 _JUMPS = 3
-"""Number of redirects followed at once, one after the other; nodes that point at each other are asked after pauses."""
+"""Number of redirects that are followed one after the other without a pause. After that, nodes that name each other are
+asked with pauses.
+"""
 
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
@@ -25,7 +28,7 @@ _PAUSE_SHARE = 0.25
 """Pause before a node is asked again, as a share of the time that the set has been without a leader."""
 
 _QUIET_SECONDS = 1.0
-"""Seconds without a refusal after which the next one begins a new search for the leader."""
+"""If there was no refusal for this number of seconds, the next refusal begins a new search for the leader."""
 
 
 class _Redirect(NamedTuple):
@@ -34,7 +37,9 @@ class _Redirect(NamedTuple):
 
 
 class _Trouble:
-    """A set that has no leader, or whose leader is being looked for."""
+    """The search for the leader of one broker set. since: time of the first refusal. last: time of the last refusal.
+    jumps: redirects followed.
+    """
 
     def __init__(self, now: float) -> None:
         self.since = self.last = now
@@ -42,18 +47,20 @@ class _Trouble:
 
 
 class Redirects:
-    """The node to ask instead, by the node that was asked. No I/O. Any thread; each change is a single assignment. now:
-    monotonic seconds."""
+    """For each node that was asked and refused, the node to ask instead. It does no I/O. Any thread may use it, because
+    each change is a single assignment. now: monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
-        # former leaders, and until when nodes that still name them are not believed
+        # Former leaders, each with the time until which answers that name it are ignored.
         self._deposed: dict[Endpoint, float] = {}
 
     def target(self, endpoint: Endpoint, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return the node to ask instead of the node at `endpoint`, which may be the same. down: nodes that cannot be
-        reached."""
+        """Return the node to ask instead of the node at `endpoint`; it may be this node itself. down: nodes that cannot
+        be reached.
+        """
         found = self._targets.get(endpoint)
         if found is None:
             return endpoint
@@ -64,7 +71,7 @@ class Redirects:
         return found.target
 
     def learn(self, error: NotLeader, now: float) -> float:
-        """Take the answer `error` of a node. Return the seconds to wait before the request is sent again."""
+        """Process a node's answer `error`. Return the seconds to wait before the request is sent again."""
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
             trouble = self._troubles[error.broker_id] = _Trouble(now)
@@ -77,18 +84,19 @@ class Redirects:
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
         self._targets.pop(target, None)  # the target's earlier answer is older
         if known is not None and known.target == target:
-            return 0.0  # other requests were in flight, too: the next one goes to the target
+            return 0.0  # another request in flight got the same answer: go to the target at once
         trouble.jumps += 1
         return 0.0 if trouble.jumps <= _JUMPS else pause
 
     def leader(self, error: NotLeader) -> Endpoint | None:
-        """Return the address of the leader that the node has named; None if the node does not know it."""
+        """Return the address of the leader that the node has named in its answer; None if it has named none."""
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """Note that ZooKeeper shows another leader than before. This is newer than the nodes' earlier answers. For a
-        while it also overrides their next ones: a newly elected node may still name the former leader, which may
-        hang."""
+        while it also overrides the nodes' next answers, because a newly elected node may still name the former leader,
+        which may hang.
+        """
         for endpoint in former:
             self._forget(endpoint)
             self._deposed[endpoint] = now + TRUSTED_SECONDS
@@ -103,7 +111,7 @@ class Redirects:
 
 
 def _endpoint(address: str) -> Endpoint | None:
-    """Return the address; None if it is empty, or if no client could use it."""
+    """Parse an address; return None if it is empty, or if no client could use it."""
     try:
         return parse_address(address) if address else None
     except ConfigError:

@@ -1,4 +1,4 @@
-"""A connected socket whose bytes pass TLS, with the methods of a socket that `Wire` uses."""
+"""A connected socket that encrypts its data by TLS. It has the socket methods that `Wire` uses."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from metaq.protocol.tls import TlsStream
 __all__ = ["TlsSocket"]
 
 _CHUNK_BYTES = 64 << 10
-"""Plaintext that one `send` encrypts."""
+"""Largest number of plaintext bytes that one `send` encrypts."""
 _RECEIVE_BYTES = 256 << 10
 _TORN = "an interrupt has torn the TLS connection"
 
 
 class TlsSocket:
-    """One thread at a time receives, one at a time sends; a receive and a send may run at once.
+    """A TLS connection. Only one thread at a time may receive, and only one thread at a time may send. A receive and a
+    send may run at the same time.
 
-    All methods raise OSError as a socket's do, and TlsFailed is one of its causes: a connection that has failed is of
-    no use.
+    All methods raise OSError, as the methods of a socket do. A TlsFailed may be its cause. After an error the
+    connection cannot be used any more.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str, peer: str) -> None:
-        """sock: connected, with a timeout for the handshake. host: the name or address that the certificate must have.
-        Raises OSError."""
+        """sock: a connected socket with a timeout for the handshake. host: the host name or address that the broker's
+        certificate must contain. Raises OSError.
+        """
         self._sock = sock
         self._stream = TlsStream(context, peer, server_hostname=host)
-        self._lock = threading.Lock()  # held while the stream works
+        self._lock = threading.Lock()  # held while a thread uses the stream
         self._plaintext = b""
-        self._unsent = memoryview(b"")  # records of the chunk that is being sent
-        self._chunk = 0  # its plaintext bytes
+        self._unsent = memoryview(b"")  # unsent TLS records of the current chunk
+        self._chunk = 0  # plaintext bytes of the current chunk
         self._torn_in = self._torn_out = False  # an interrupt has left `recv` or `send` between two of its steps
         self.fileno = sock.fileno
         self.settimeout, self.gettimeout, self.setsockopt = sock.settimeout, sock.gettimeout, sock.setsockopt
@@ -61,11 +63,13 @@ class TlsSocket:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is plaintext that no receive has returned."""
+        """Whether there is decrypted data that `recv` has not returned yet."""
         return bool(self._plaintext)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to `size` bytes, b"" at the end. flags: ignored; a caller that waits for all bytes calls again."""
+        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored; a caller that waits for more
+        bytes calls again.
+        """
         while not self._plaintext:
             if self._torn_in:
                 raise ConnectionAbortedError(_TORN)
@@ -89,8 +93,9 @@ class TlsSocket:
         return found
 
     def send(self, data: Buffer) -> int:
-        """Send a first part of the data, and return its length. Raises BlockingIOError if the socket did not take all
-        of it: the next call must have the same data, and goes on with it."""
+        """Send the first part of the data, and return the length of this part. Raises BlockingIOError if the socket did
+        not take the whole part. The next call must then have the same data, and continues to send it.
+        """
         if self._torn_out:
             raise ConnectionAbortedError(_TORN)
         if not self._unsent:
@@ -106,7 +111,7 @@ class TlsSocket:
         return self._chunk
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """As `send`, for the buffers one behind the other."""
+        """Send as `send` does; the data is the concatenation of the buffers."""
         first: list[Buffer] = []
         size = 0
         for data in buffers:

@@ -1,8 +1,8 @@
-"""The socket of one connection, and its ClientStream: bytes in and out, on any thread.
+"""The socket of one connection, and its ClientStream. They receive and send bytes on any thread.
 
-**Interrupts** (interrupts.py). One call of a C function (`extend` of a map) stores received bytes, and a signal handler
-cannot divide it, so bytes that left the socket are never only in a variable. If a sending thread is interrupted, the
-connection ends, because it is unknown how much has been sent (`_sending`).
+**Interrupts** (interrupts.py). Received bytes are taken from the socket and stored by one call of a C function
+(`extend` of a map), which a signal handler cannot split. So received bytes cannot get lost in a local variable. If a
+sending thread is interrupted, the connection ends, because it is unknown how much has been sent (`_sending`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""Seconds that a system call may block before deadlines are checked; requests without a waiter end at most this much
-late."""
+"""Longest time in seconds for which a system call blocks before deadlines are checked. Requests without a waiting
+thread end at most this number of seconds too late.
+"""
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""Size up to which joining buffers costs less than a scatter list."""
+"""Up to this total size in bytes, joining buffers costs less than a sendmsg with several buffers."""
 _MAX_IOV = 1000
-"""Most buffers of one sendmsg (Linux allows 1,024)."""
+"""Largest number of buffers in one sendmsg (Linux allows 1,024)."""
 _FIRST_RECEIVE_BYTES = 16 * 1024
 
 
@@ -55,7 +56,9 @@ class Endpoint(NamedTuple):
 
 
 class Wire:
-    """A connected socket, and its stream. One thread at a time calls `read`; any thread may call the other methods."""
+    """A connected socket, and its stream. Only one thread at a time may call `read`. Any thread may call the other
+    methods.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Wire:
         clock: Callable[[], float],
         on_failure: Callable[[], None],
     ) -> None:
-        """on_failure: called when `failure` is set, on any thread, maybe several times."""
+        """on_failure: called on any thread after `failure` was set, maybe several times."""
         self.failure: MetaqError | None = None
         self.last_traffic = clock()
         self.next_expiry = 0.0
@@ -78,18 +81,18 @@ class Wire:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._sending = False
-        self._backlog: deque[tuple[memoryview, float]] = deque()  # data for the writer thread, and their deadlines
-        self._received: list[bytes] = []  # at most one; the stream has not taken it yet
+        self._backlog: deque[tuple[memoryview, float]] = deque()  # data for the writer thread, with deadlines
+        self._received: list[bytes] = []  # at most one element, which the stream has not taken yet
         self._receive_bytes = min(_FIRST_RECEIVE_BYTES, config.max_receive_bytes)
-        self._polls = False  # because signals keep a receive from ending at its tick
+        self._polls = False  # set if signals prevent receives from ending after a tick
 
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def read(self, patience: float, bulk: bool) -> bool:
-        """Receive once, for at most min(patience, one tick) seconds, and pass the data to the stream; return whether
+        """Receive once, for at most min(patience, one tick) seconds, and pass the data to the stream. Return whether
         any data came.
 
-        bulk: answers are large, so each is received whole, into its own buffer.
+        bulk: answers are large, so each answer is received whole into a buffer of its own.
         """
         try:
             came = self._receive(patience, self._stream.wanted_bytes if bulk and not self._polls else None)
@@ -106,7 +109,7 @@ class Wire:
             if not data:
                 self.fail(BrokerUnavailable(f"{self._stream.peer} closed the connection"))
                 return False
-            self.last_traffic = now  # while the answered requests still count as pending: see Connection.notice_end
+            self.last_traffic = now  # set while the requests still count as pending: see Connection.notice_end
             try:
                 self._stream.receive(data)
             except RemoteProtocolError as error:
@@ -119,19 +122,19 @@ class Wire:
         return came
 
     def _receive(self, patience: float, exactly: int | None) -> bool:
-        """Receive into `_received`; return whether it has data. Raises OSError."""
+        """Receive into `_received`. Return whether `_received` has data. Raises OSError."""
         if self._received:
-            return True  # the thread that received it was interrupted
+            return True  # the thread that received this data was interrupted
         if self._polls and self._sock.gettimeout() is not None:
-            self._sock.settimeout(None)  # for senders
+            self._sock.settimeout(None)  # senders may block
         if (patience < TICK or self._polls) and not self._is_readable(min(patience, TICK)):
             return False
-        if exactly:  # in one system call, without the interpreter's lock in between
+        if exactly:  # one system call, so the interpreter's lock is taken only once
             self._received.extend(map(self._sock.recv, (exactly,), (socket.MSG_WAITALL,)))
             return True
         self._received.extend(map(self._sock.recv, (self._receive_bytes,)))
         received = len(self._received[0])
-        if received == self._receive_bytes:  # few system calls for large answers, and no large buffer for small ones
+        if received == self._receive_bytes:  # large answers need few system calls, small ones no large buffer
             self._receive_bytes = min(received * 4, self._config.max_receive_bytes)
         elif received < self._receive_bytes >> 4 > _FIRST_RECEIVE_BYTES >> 4:
             self._receive_bytes >>= 1
@@ -139,7 +142,7 @@ class Wire:
 
     @property
     def is_readable(self) -> bool:
-        """Whether data have come, or the broker has closed the connection."""
+        """Whether data has come, or the broker has closed the connection."""
         return self._is_readable(0)
 
     def _is_readable(self, seconds: float) -> bool:
@@ -150,10 +153,11 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Make later receives wait by poll(), which costs a second system call for each.
+        """Make later receives wait by poll(), which costs a second system call for each receive.
 
-        Signals whose handlers raise nothing, such as a profiler's, may come more often than a tick ends. Python then
-        repeats a blocking receive for each, with its whole tick; poll() ends in time.
+        Signals whose handlers raise nothing, such as a profiler's, may come at shorter intervals than a tick. Python
+        then restarts a blocking receive after each signal, with a whole tick, so that the receive never ends; poll()
+        ends in time.
         """
         self._polls = True
         try:
@@ -164,10 +168,10 @@ class Wire:
     # --- bytes out --------------------------------------------------------------------------------------------------
 
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        """Send these bytes, or nothing if the connection has failed. The calling thread writes for at most one tick.
+        """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most one tick.
 
-        A writer thread sends the rest, and then later data unless their deadline comes first. So no caller waits past
-        its deadline until the broker takes other callers' requests.
+        A writer thread sends the rest, and then data of later calls whose deadline has not passed. So no caller waits
+        beyond its deadline because the broker is slow to take other callers' requests.
         """
         broken: OSError | None = None
         with self._lock:
@@ -176,7 +180,7 @@ class Wire:
             if self._backlog:
                 self._backlog.append((memoryview(b"".join(buffers)), deadline))
                 return
-            if not self._sending:  # otherwise the last sender was interrupted
+            if not self._sending:  # if it is set, the last sender was interrupted
                 try:
                     self._sending = True
                     if rest := self._send_now(buffers):
@@ -192,7 +196,7 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Return the data that the socket did not take within a tick."""
+        """Send data for at most one tick. Return the data that the socket did not take."""
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             sent = self._try_send(self._sock.send, data)
@@ -212,14 +216,14 @@ class Wire:
 
     @staticmethod
     def _try_send(send: Callable[[Any], int], data: object) -> int:
-        """Return the number of bytes that the socket took within a tick."""
+        """Send data once. Return the number of bytes that the socket took within a tick."""
         try:
             return send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def _send_backlog(self) -> None:
-        """Send the backlog; the writer thread's work. While there is a backlog, no other thread writes."""
+        """Send the backlog. The writer thread runs this; while there is a backlog, no other thread writes."""
         while (rest := self._next_of_backlog()) is not None:
             patience = self._clock() + self._config.request_timeout_seconds
             while rest:
@@ -246,14 +250,16 @@ class Wire:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def fail(self, failure: MetaqError) -> None:
-        """Fail the connection: wake the threads inside recv and send. Later failures are ignored."""
+        """Fail the connection, and wake the threads inside recv and send. The first failure is kept, later ones are
+        ignored.
+        """
         self.failure = self.failure or failure
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             if is_interrupt(error):
                 raise
-            log.debug("shutting down the connection to %s: %s", self._stream.peer, error)  # the peer was faster
+            log.debug("shutting down the connection to %s: %s", self._stream.peer, error)  # closed already
         self._on_failure()
 
     def _fail_broken(self, error: OSError) -> None:
@@ -281,8 +287,9 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
 def connect(
     endpoint: Endpoint, seconds: float, clock: Callable[[], float], tls: TlsConfig | None = None
 ) -> tuple[socket.socket | TlsSocket, str]:
-    """Return a socket to the broker, and the broker's version, within `seconds`. Raises BrokerUnavailable, and
-    ConfigError if the files of `tls` cannot be used."""
+    """Connect to the broker within `seconds`. Return the socket and the broker's version. Raises BrokerUnavailable;
+    ConfigError if the files of `tls` cannot be used.
+    """
     deadline = clock() + seconds
     context = None if tls is None else tls.context()
     try:
@@ -296,7 +303,7 @@ def connect(
         opening, version = Opening(), None
         asked: socket.socket | TlsSocket = sock
         if context is not None:
-            from .tls_socket import TlsSocket  # imports ssl: only for a client with TLS
+            from .tls_socket import TlsSocket  # imports ssl: only clients with TLS need it
 
             sock.settimeout(max(0.001, deadline - clock()))
             asked = TlsSocket(sock, context, endpoint.host, str(endpoint))
@@ -304,7 +311,7 @@ def connect(
         while version is None:
             sock.settimeout(max(0.001, deadline - clock()))
             version = opening.receive(asked.recv(4096))
-        # block in the kernel for at most one tick: one system call per receive; a Python timeout needs two
+        # Let the kernel limit blocking to one tick. Then a receive needs one system call; a Python timeout needs two.
         sock.settimeout(None)
         tick = _TIMEVAL.pack(0, int(TICK * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)

@@ -1,4 +1,4 @@
-"""The brokers and topics of a cluster in ZooKeeper, read-only. registration.py writes them."""
+"""Read the brokers and topics of a cluster in ZooKeeper. registration.py writes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BrokerNodes:
-    """The live processes of one broker id: a master, slaves, or both (never neither)."""
+    """The live processes of one broker id: a master, slaves, or both. There is at least one process."""
 
     master: BrokerAddress | None
     slaves: tuple[BrokerAddress, ...] = ()
@@ -53,11 +53,11 @@ class TopicReplica:
 
 
 class ClusterView:
-    """Reads the cluster. Any thread but kazoo's; each call makes requests to ZooKeeper and may raise
-    CoordinationUnavailable.
+    """Reads the cluster's state. Any thread except kazoo's may call the methods. Each call makes requests to ZooKeeper
+    and may raise CoordinationUnavailable.
 
-    A single damaged entry is logged and left out, as in Java clients, so that it stops nobody and all members of a
-    group still see the same partitions.
+    A single damaged entry is logged and left out, as Java clients do. So it stops no client, and all members of a group
+    still see the same partitions.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -69,22 +69,25 @@ class ClusterView:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def broker_ids(self) -> list[int]:
-        """Return the ids of all brokers that were ever registered, in order: their nodes stay when they leave."""
+        """Return the ids of all brokers that were ever registered, sorted. The znode of a broker id stays when the
+        broker leaves.
+        """
         parent = self._paths.broker_ids()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
     def set_ids(self) -> list[int]:
-        """Return the ids of all broker sets that ever existed, in order."""
+        """Return the ids of all broker sets that ever existed, sorted."""
         parent = self._paths.broker_sets()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
         return sorted(each for each in ids if each is not None)
 
     def set_leaders(self) -> dict[int, int | None]:
-        """Return by the id of each broker set that has a node: the ZooKeeper session of its leader, None while there is
-        no leader, or one that has not yet registered all its topics.
+        """Return the ZooKeeper session of the leader of each broker set that has a node, by broker id. The value is
+        None while there is no leader, or the leader has not registered all its topics yet.
 
-        Data read between two calls with the same result, without None, has all topics of all sets.
+        If two calls return the same result without a None, the data that was read between the calls contains all topics
+        of all sets.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -97,8 +100,9 @@ class ClusterView:
         }
 
     def absent_brokers(self, registered: Container[int]) -> list[int]:
-        """Return the ids, in order, of brokers that were once registered and are not in `registered`, the current
-        ones."""
+        """Return the ids of brokers that were registered once, but are not in `registered`, the currently registered
+        brokers; sorted.
+        """
         return [each for each in self.broker_ids() if each not in registered]
 
     def brokers(self) -> dict[int, BrokerNodes]:
@@ -125,7 +129,9 @@ class ClusterView:
         return {int(name): zone for name, zone in found.items() if name.isdecimal()}
 
     def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
-        """Return the CRC-32 of each master's server.ini as registered, in order; None where there is none."""
+        """Return the registered CRC-32 of each master's server.ini, in the order of `broker_ids`. The value is None if
+        none is registered.
+        """
         paths = [self._paths.master_config_checksum(each) for each in broker_ids]
         nodes = self._nodes.get_many(paths)
         return [
@@ -136,13 +142,16 @@ class ClusterView:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Return the names of all topics ever published or subscribed, sorted; they may have no broker now."""
+        """Return the names of all topics that brokers have ever offered to producers or consumers, sorted. A topic may
+        have no broker now.
+        """
         names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
         return sorted({name for each in names for name in each})
 
     def live_topics(self) -> list[str]:
-        """Return the names of the topics that a live master publishes now, sorted; by pipelined reads of all topics
-        ever known."""
+        """Return the names of the topics that a live master publishes now, sorted. This reads the entries of all topics
+        that were ever known, pipelined.
+        """
         names = self.topics()
         replicas = self.replicas_many(names)
         return [
@@ -152,13 +161,14 @@ class ClusterView:
         ]
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
-        """Return the brokers that offer `topic` to producers (publish) or consumers, by broker and slave id, masters
-        first."""
+        """Return the brokers that offer `topic` to producers (if `publish`) or to consumers, sorted by broker id. For
+        each broker id, the master comes first and then the slaves by slave id.
+        """
         (found,) = self.replicas_many([topic], publish)
         return found
 
     def replicas_many(self, topics: Sequence[str], publish: bool = True) -> list[list[TopicReplica]]:
-        """As replicas(), for each topic in order, in two round trips altogether."""
+        """Return the result of replicas() for each topic, in order. This takes two round trips altogether."""
         parent, child = (
             (self._paths.topic_pub, self._paths.topic_pub_broker)
             if publish
@@ -173,13 +183,14 @@ class ClusterView:
         ]
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
-        """Return (broker id, partition) in numeric order. publish: only those of masters, where messages can be
-        sent."""
+        """Return the topic's partitions as (broker id, partition), in numeric order. publish: return only partitions of
+        masters, to which messages can be sent.
+        """
         (found,) = self.topic_partitions_many([topic], publish)
         return found
 
     def topic_partitions_many(self, topics: Sequence[str], publish: bool = True) -> list[list[tuple[int, int]]]:
-        """As topic_partitions(), for each topic in order, in two round trips altogether."""
+        """Return the result of topic_partitions() for each topic, in order. This takes two round trips altogether."""
         found = []
         for replicas in self.replicas_many(topics, publish):
             counts = _counts(each for each in replicas if each.slave_id is None or not publish)
@@ -187,8 +198,9 @@ class ClusterView:
         return found
 
     def consumer_partitions(self, topic: str) -> list[str]:
-        """Return `<broker>-<partition>` of masters and slaves, in Java's string order: the partitions that a group
-        shares out."""
+        """Return the names `<broker>-<partition>` of the partitions that the members of a group share among themselves,
+        in Java's string order. These are partitions of masters and slaves.
+        """
         return partition_names(self.replicas(topic, publish=False))
 
     # --- groups -----------------------------------------------------------------------------------------------------
@@ -198,26 +210,30 @@ class ClusterView:
         return sorted(self._nodes.children(self._paths.groups()))
 
     def consumers(self, group: str) -> dict[str, list[str]]:
-        """Return the topics of the live consumers by consumer id."""
+        """Return the topics of each live consumer of the group, by consumer id."""
         names = self._nodes.children(self._paths.group_ids(group))
         paths = [self._paths.consumer(group, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
         return {name: consumer_topics(path, node) for name, path, node in nodes if node}
 
     def owners(self, group: str, topic: str) -> dict[str, str]:
-        """Return the owned partitions: consumer id by partition (`<broker>-<partition>`)."""
+        """Return the owners of the topic's owned partitions: the consumer id by partition name
+        (`<broker>-<partition>`).
+        """
         parent = self._paths.owners(group, topic)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
 
     def consumer_zones(self, group: str) -> dict[str, str]:
-        """Return the zones, by consumer id, of the live consumers that assign by zones."""
+        """Return the zones of the group's live consumers that assign partitions by zones, by consumer id."""
         parent = self._paths.group_zones(group)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)
 
     def _texts(
         self, parent: str, names: Sequence[str], parse: Callable[[str, bytes | None], str | None]
     ) -> dict[str, str]:
-        """Return the children of `parent`, parsed by `parse`; empty ones are left out."""
+        """Return the data of the children of `parent`, by name, parsed by `parse`. Children without data are left
+        out.
+        """
         paths = [child_of(parent, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
         texts = {name: read_entry(parse, path, node.data) for name, path, node in nodes if node}
@@ -232,10 +248,10 @@ class ClusterView:
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """Return the groups by (topic, `<broker>-<partition>`) that have an offset or a begun message there, of the
-        wanted topics.
+        """For each partition (topic, `<broker>-<partition>`) of the wanted topics, return the groups that have an
+        offset or a mark of a begun message there.
 
-        Three round trips altogether.
+        This takes three round trips altogether.
         """
         places = [
             (group, above(group), path)
@@ -264,8 +280,9 @@ class ClusterView:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` on the event thread now, more than once, and when a broker's master or slave comes, goes,
-        or becomes another process. One watch per broker id that ever existed."""
+        """Call `callback()` on the event thread now (more than once), and whenever a broker's master or slave comes,
+        goes, or becomes another process. This sets one watch for each broker id that ever existed.
+        """
 
         def ids_changed(_path: str, names: list[str]) -> None:
             for name in names:
@@ -275,9 +292,10 @@ class ClusterView:
         self._watchers.watch(self._paths.broker_ids(), ids_changed)
 
     def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback(topic)` on the event thread now and whenever a broker begins or ends to publish `topic`.
+        """Call `callback(topic)` on the event thread now, and whenever a broker begins or stops to publish `topic`.
 
-        Creates the topic's node below topics-pub, as 1.x producers do, so that it can be watched. One watch per topic.
+        This creates the topic's znode below topics-pub, as 1.x producers do, so that the znode can be watched. Each
+        topic has one watch.
         """
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])
@@ -285,23 +303,25 @@ class ClusterView:
 
 
 def is_process(name: str) -> bool:
-    """Whether the node `name` below a broker id stands for a process: its master, or a slave."""
+    """Return whether the znode `name` below a broker id stands for a process: the master or a slave."""
     return name == "master" or parse_slave_name(name) is not None
 
 
 def process_address(broker_id: int, name: str, path: str, node: Znode) -> BrokerAddress | None:
-    """Return where the process listens that registered `node` as `name`; None for a damaged entry."""
+    """Return the address of the process that registered the znode `node` with this `name`. Return None for a damaged
+    entry.
+    """
     url = read_entry(parse_broker_url, path, node.data)
     return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
 
 
 def consumer_topics(path: str, node: Znode) -> list[str]:
-    """Return the topics of the consumer that registered `node`; none for a damaged entry."""
+    """Return the topics of the consumer that registered the znode `node`, or an empty list for a damaged entry."""
     return read_entry(parse_topics, path, node.data) or []
 
 
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
-    """Return the union of the replicas' partitions, in Java's string order."""
+    """Return the names of all partitions of the replicas, each once, in Java's string order."""
     counts = _counts(replicas)
     return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
 
@@ -326,8 +346,9 @@ def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
 
 
 def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
-    """Return the replicas in the nodes below a topic's node, given as (path, node) by name, in the order of
-    ClusterView.replicas()."""
+    """Return the replicas that are registered below a topic's znode, in the order of ClusterView.replicas(). entries:
+    the path and the content of each child, by name.
+    """
     found = []
     for name, (path, node) in entries.items():
         identity = read_entry(parse_replica_name, parent, name)
@@ -341,7 +362,7 @@ _A = TypeVar("_A")
 
 
 def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
-    """Return the parsed data; None, with a line in the log, for a damaged entry."""
+    """Parse the data of a znode and return the result. For a damaged entry, log an error and return None."""
     try:
         return parse(path, data)
     except CoordinationError as error:

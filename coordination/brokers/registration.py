@@ -1,4 +1,4 @@
-"""A broker's own nodes in ZooKeeper (zookeeper.md §3)."""
+"""Register a broker in ZooKeeper: the znodes that a broker owns there (zookeeper.md §3)."""
 
 from __future__ import annotations
 
@@ -34,22 +34,29 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""Interval between checks of all nodes. The broker's own is watched; a watch on each node of each topic would cost
-three requests per topic at every reconnection."""
+"""Interval in seconds between checks of all the broker's znodes. The broker's own znode is also watched. A watch on
+each znode of each topic would cost three requests per topic at every reconnection.
+"""
 
 SUCCESSOR_SECONDS = 2.0
-"""How long an elected broker's topics stay registered until its successor has taken them over."""
+"""Longest time in seconds for which an elected broker that leaves keeps its topics registered, until its successor has
+taken them over.
+"""
 
 _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
-"""Seconds between a change below the broker's id and the check of its nodes: the deletion of a whole tree ends first,
-and the rate of registrations is bounded whoever deletes them."""
+"""Seconds between a change below the broker's id and the check of the broker's znodes. During this pause, somebody who
+deletes a whole tree can finish. The pause also limits how often a broker registers if somebody deletes its znodes again
+and again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """One broker process. slave_id: None for the master of broker_id. host: an IPv6 address without brackets."""
+    """One broker process. slave_id: None for the master of broker_id. host: a name or an address; an IPv6 address has
+    no brackets.
+    """
 
     broker_id: int
     slave_id: int | None
@@ -58,15 +65,17 @@ class BrokerAddress:
 
     @property
     def replica(self) -> str:
-        """Name of this process's nodes below topics."""
+        """The name of this process's znodes below topics."""
         return replica_name(self.broker_id, self.slave_id)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """partitions: of this broker. publish, subscribe: whether it takes and serves messages.
+    """A topic that a broker registers. partitions: number of this broker's partitions of the topic. publish: whether
+    the broker accepts messages. subscribe: whether it serves messages to consumers.
 
-    readable: number of partitions offered to consumers; None: `partitions`. A number of 0 is not registered.
+    readable: number of partitions that are offered to consumers; None means `partitions`. If a number is 0, its znode
+        is not created.
     """
 
     name: str
@@ -77,18 +86,21 @@ class TopicRegistration:
 
 
 class BrokerRegistration:
-    """Keeps a broker registered: from register() to unregister(), across expired sessions.
+    """Keeps a broker registered from register() to unregister(), even if its ZooKeeper session expires.
 
-    A node that somebody else has deleted is created again, unless another process has taken the broker's own meanwhile.
+    If somebody else deletes a znode of the broker, the znode is created again, unless another process has taken the
+    broker's own znode meanwhile.
 
-    The broker's own node is created first and its topics afterwards, so no client ever sees a topic without its broker.
-    Methods block on ZooKeeper: call them on a worker thread, never on a reactor. They may be called from any thread.
-    config_checksum: CRC-32 of the bytes of server.ini. zone: of the broker, "" for none. A slave registers neither.
+    The broker's own znode is created first and its topics afterwards, so no client ever sees a topic without its
+    broker. The methods block on ZooKeeper: call them on worker threads, never on a reactor. Any thread may call them.
+    config_checksum: CRC-32 of the bytes of server.ini. zone: the broker's zone, "" for none. A slave registers neither
+    the checksum nor the zone.
 
-    elected: the broker leads a broker set, whose elections make and delete the broker's own node (BrokerSet.take_over,
-    release). It is never made, replaced or deleted here. While another process or session has it, or nobody, nothing is
-    registered; once this session has it again, everything is. Its checksum is registered after all topics and removed
-    before them: while one session has both, all topics of the set are there (ClusterView.set_leaders).
+    elected: true if the broker leads a broker set. The elections of the set make and delete the broker's own znode
+    (BrokerSet.take_over, release), and this class never makes, replaces or deletes it. While this session does not have
+    the own znode, nothing is registered; when this session has it again, everything is registered. The checksum is
+    registered after all topics and removed before them. So while one session has both the own znode and the checksum,
+    all topics of the set are registered (ClusterView.set_leaders).
     """
 
     def __init__(
@@ -111,10 +123,10 @@ class BrokerRegistration:
         self._zone = zone
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
-        self._session_id = 0  # the session that holds the nodes
+        self._session_id = 0  # the session that holds the znodes
         self._behind = False  # a change could not be registered
-        self._intact = False  # all nodes were there at the last check
-        self._deposed = False  # another process has the broker's own node
+        self._intact = False  # all znodes existed at the last check
+        self._deposed = False  # another process has the broker's own znode
         self._look_is_due = False
         self._watcher = ChildrenWatcher(session, session.paths.broker(address.broker_id), self._changed)
         self._lock = threading.RLock()
@@ -123,19 +135,21 @@ class BrokerRegistration:
     # --- public -----------------------------------------------------------------------------------------------------
 
     def register(self, topics: Iterable[TopicRegistration] = ()) -> None:
-        """Register the broker with `topics` and those of add_topic(); stay registered until unregister().
+        """Register the broker with `topics` and the topics of earlier add_topic() calls, and keep it registered until
+        unregister().
 
-        A node that an earlier life of this broker left behind (same URL) is replaced. If another broker has the node,
-        this waits for as long as its session may live without a connection; then ConfigError names the broker that has
-        the id. An elected broker must have been elected before: CoordinationError if its own node does not belong to
-        this session. Raises CoordinationUnavailable, SessionLost; then nothing is maintained and register() may be
-        called again. After unregister() it cannot.
+        If an earlier process of this broker has left the own znode behind (same URL), the znode is replaced. If another
+        broker has the own znode, this method waits as long as that broker's session may live without a connection. Then
+        it raises ConfigError, which names the broker that has the id. An elected broker must have been elected before:
+        raises CoordinationError if the own znode does not belong to this session. Raises CoordinationUnavailable,
+        SessionLost; then the broker is not kept registered, and register() may be called again. It cannot be called
+        after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
             if self._registered:
                 return
-            with self._presence.begun():  # before: one of the two sees a session that expires meanwhile
+            with self._presence.begun():  # first: if the session expires meanwhile, this or the presence sees it
                 self._register_all()
             self._registered = True
         self._watcher.start()
@@ -143,14 +157,16 @@ class BrokerRegistration:
 
     @property
     def registered(self) -> bool:
-        """Whether clients see the broker, as far as is known locally. Any thread; makes no request."""
+        """Whether clients see the broker, as far as this process knows. Any thread may read this; it makes no
+        request.
+        """
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def offer(self, topic: TopicRegistration) -> None:
-        """Register a topic in its current state: clients see it when this returns.
+        """Register a topic in its current state. Clients see the topic when this method returns.
 
-        Raises CoordinationError, also if the broker is not registered now; then the topic is registered in the
-        background.
+        Raises CoordinationError, among other reasons if the broker is not registered now. Then the topic is registered
+        in the background.
         """
         with self._lock:
             self._topics[topic.name] = topic
@@ -163,7 +179,7 @@ class BrokerRegistration:
     def add_topic(
         self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True, readable: int | None = None
     ) -> None:
-        """Register a topic, or change its registration. Before register() it is only remembered.
+        """Register a topic, or change its registration. Before register(), the topic is only remembered.
 
         Raises CoordinationUnavailable, SessionLost; then the topic is registered in the background.
         """
@@ -176,9 +192,9 @@ class BrokerRegistration:
                     self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
-        """Publish the checksum of a reloaded server.ini, which slaves watch, and then its changes.
+        """Publish the checksum of a reloaded server.ini, which slaves watch, and then the changed topics.
 
-        Raises CoordinationUnavailable, SessionLost; then all of it is published in the background.
+        Raises CoordinationUnavailable, SessionLost; then the checksum and the topics are published in the background.
         """
         with self._lock:
             self._checksum = config_checksum
@@ -195,16 +211,18 @@ class BrokerRegistration:
                     self._register_topics(self._session_id, changed)
 
     def unregister(self) -> None:
-        """Remove all nodes of this broker, and keep them removed. Does nothing if it is not registered.
+        """Remove all znodes of this broker, and do not register them again. Does nothing if the broker is not
+        registered.
 
-        An elected broker's own node stays until BrokerSet.release() or the end of the session. If another broker has
-        been elected, the topics stay until it has taken them over, so that no client misses them meanwhile: this takes
-        at most 2 s.
+        An elected broker's own znode stays until BrokerSet.release() or the end of the session. If another node has
+        been elected, the topics stay until that node has taken them over, so that they are never missing for clients.
+        This takes at most 2 s.
 
-        Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
+        Without a connection or the session, this method only logs, because the znodes are ephemeral and end with the
+        session.
         """
         self._watcher.close()
-        self._presence.stop()  # it also ends the wait for another broker's node
+        self._presence.stop()  # this also ends the wait for another broker's znode
         if self._registered and self._elected:
             self._presence.leave(self._wait_for_successor)
         with self._lock:
@@ -242,12 +260,12 @@ class BrokerRegistration:
             log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
     def _restore(self) -> None:
-        """Register anew if nodes are missing, unless another process has the broker's own."""
+        """Register again if znodes are missing or changed, unless another process has the broker's own znode."""
         session_id, own = self._session_id, self._own_path()
         wanted = self._registered_nodes()
         nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
         deposed_before, self._deposed = self._deposed, (holder := nodes[own]) is not None and holder.owner != session_id
-        # an older copy of ZooKeeper that has the session may have the nodes' former data
+        # If ZooKeeper was restored from an older copy that has the session, the znodes may have former data.
         deleted = [path for path, node in nodes.items() if node is None or (path != own and node.data != wanted[path])]
         self._intact = not (deleted or self._deposed)
         if self._deposed and not deposed_before:
@@ -290,11 +308,13 @@ class BrokerRegistration:
         self._intact, self._deposed = True, False
 
     def _checksum_node(self) -> dict[str, bytes]:
-        """Return the payload by path."""
+        """Return the path of the checksum's znode and its payload."""
         return {self._paths.master_config_checksum(self.address.broker_id): format_checksum(self._checksum)}
 
     def _zone_node(self, session_id: int) -> dict[str, bytes]:
-        """Return the payload by path. A former leader of the set may have had a zone although this one has none."""
+        """Return the path of the zone's znode and its payload. If this broker has no zone, return nothing, and remove
+        the zone that a former leader of the set may have registered.
+        """
         path = self._paths.broker_zone(self.address.broker_id)
         if self._zone:
             self._nodes.ensure([self._paths.broker_zones()])
@@ -306,7 +326,7 @@ class BrokerRegistration:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _changed(self, path: str, children: list[str]) -> None:
-        """Handle a node below the broker's id that came, went or was made anew."""
+        """React to a znode below the broker's id that was created, deleted or replaced."""
         if self._own_path() not in [child_of(path, name) for name in children]:
             self._intact = False
         if not self._look_is_due:
@@ -331,7 +351,7 @@ class BrokerRegistration:
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
 
     def _leads(self, session_id: int) -> bool:
-        """Whether an election made the own node on this session."""
+        """Return whether the own znode belongs to this session, because this node has won the election."""
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
         if self._registered and led and not leads:
             log.warning("broker %s no longer leads its set: it registers nothing until it is elected again", self._name)
@@ -340,13 +360,16 @@ class BrokerRegistration:
         return leads
 
     def _require_election(self, session_id: int) -> None:
-        """Prevent a former leader from taking the topics from the present one."""
+        """Raise CoordinationError if this elected broker does not lead now, so that a former leader does not take the
+        topics from the present leader.
+        """
         if self._elected and not self._leads(session_id):
             raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
-        """Take the own node; None on success. A node with our URL on another session is from our earlier life:
-        replaced."""
+        """Create the broker's own znode; return None on success, otherwise the error. A znode with our URL that belongs
+        to another session was left by an earlier process of this broker, and is replaced.
+        """
         creation = create_ephemeral(path, self._url)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
@@ -363,7 +386,7 @@ class BrokerRegistration:
         return CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
 
     def _other_user(self, path: str, node: Znode) -> ConfigError:
-        """Return an error that names the other owner of our node."""
+        """Return the error that names the process that has the broker's own znode."""
         url = parse_broker_url(path, node.data)
         user = f"{url[0]}:{url[1]}" if url else "another process"
         remedy = "stop that broker or choose another id"
@@ -374,7 +397,7 @@ class BrokerRegistration:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def _topic_nodes(self, topic: TopicRegistration) -> dict[str, bytes | None]:
-        """Return the payload by path; None: this broker must have no such node."""
+        """Return the payloads of the topic's znodes by path. None means that this broker must not have this znode."""
         published = topic.partitions
         readable = published if topic.readable is None else topic.readable
         return {
@@ -388,7 +411,7 @@ class BrokerRegistration:
         }
 
     def _registered_nodes(self) -> dict[str, bytes]:
-        """Return the payload of all nodes of this process by path, its own first."""
+        """Return the payloads of all znodes of this process by path; the own znode comes first."""
         master = self.address.slave_id is None
         checksum = self._checksum_node() if master else {}
         zone = {self._paths.broker_zone(self.address.broker_id): format_zone(self._zone)} if self._zone else {}
@@ -401,7 +424,7 @@ class BrokerRegistration:
         return {self._own_path(): self._url, **checksum, **(zone if master else {}), **offered}
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
-        """Register topics. Some round trips altogether, however many topics there are."""
+        """Register topics. The number of round trips does not depend on the number of topics."""
         self._ensure_parents(topics)
         wanted = {path: data for topic in topics for path, data in self._topic_nodes(topic).items()}
         unwanted = [delete(path) for path, data in wanted.items() if data is None]
@@ -424,10 +447,11 @@ class BrokerRegistration:
         self._nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create the nodes; one with another payload or session is made anew.
+        """Create these znodes. If a znode exists with another payload or session, delete it and create it anew.
 
-        Made anew, not set: clients see a changed partition count because the child was replaced (zookeeper.md §5). Both
-        are in one transaction, so that no client sees the topic without its broker in between.
+        The data is not just set, because clients notice a changed partition count only if the child was replaced
+        (zookeeper.md §5). Deletion and creation are in one transaction, so that no client sees the topic without its
+        broker in between.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
         failures = self._nodes.write(session_id, creations, NodeExistsError)
@@ -435,7 +459,7 @@ class BrokerRegistration:
         nodes = zip(existing, self._nodes.get_many(existing), strict=True)
         stale = [path for path, node in nodes if not node or node.owner != session_id or node.data != wanted[path]]
         anew = [write for path in stale for write in (delete(path), create_ephemeral(path, wanted[path]))]
-        self._nodes.write(session_id, anew, NoNodeError)  # one may end with its session at this moment
+        self._nodes.write(session_id, anew, NoNodeError)  # one may have ended with its session just now
 
     # --- unregistering ----------------------------------------------------------------------------------------------
 
@@ -446,14 +470,15 @@ class BrokerRegistration:
             elected, registered = self._nodes.get_many([own, last])
             if registered is None or registered.owner != self._session_id:
                 return
-            if elected is None or elected.owner == self._session_id:  # nobody is about to register the topics
+            if elected is None or elected.owner == self._session_id:  # nobody will take the topics over
                 return
             time.sleep(_SUCCESSOR_POLL_SECONDS)
         log.warning("broker %s: its successor has not registered the topics within %g s", self._name, SUCCESSOR_SECONDS)
 
     def _unregister_all(self) -> None:
-        """Remove the broker's own node last, or in one transaction: no client sees a topic without its broker in
-        between."""
+        """Remove all znodes, the broker's own znode last, so that no client sees a topic without its broker in
+        between.
+        """
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
             self._nodes.delete_owned(session_id, list(self._registered_nodes())[1:])
@@ -464,13 +489,15 @@ class BrokerRegistration:
             self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
-        """Delete the persistent node of the broker id, or empty it while slaves are registered below it."""
+        """Delete the persistent znode of the broker id. If slaves are registered below it, only delete its data."""
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
             self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)
 
     def _empty_legacy_node(self, session_id: int) -> None:
-        """Empty it unless the next leader already has it."""
+        """Delete the data of the broker id's persistent znode, unless the next leader has written its URL there
+        already.
+        """
         path = self._paths.broker(self.address.broker_id)
         found = self._nodes.get_versioned(path)
         if found is not None and found[0] == self._url:

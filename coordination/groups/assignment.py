@@ -1,7 +1,8 @@
-"""Assignment of partitions to the consumers of a group: pure functions.
+"""Assign partitions to the consumers of a group. The functions are pure.
 
-All members of a group must use the same strategy. ZooKeeper does not record 1.x's two, which are equal to the Java
-classes (golden/assignment.json); members that assign by zones record this beside their zone.
+All members of a group must use the same strategy. ZooKeeper does not record the two strategies of 1.x; their results
+are the same as those of the Java classes (golden/assignment.json). Members that assign by zones record this in
+ZooKeeper together with their zone.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ __all__ = [
 ]
 
 Strategy = Callable[[str, Sequence[str], Sequence[str]], list[str]]
-"""(my consumer id, all consumer ids, all partitions "b-p") -> my partitions. The order within the arguments is
-irrelevant."""
+"""Function (my consumer id, all consumer ids, all partitions "b-p") -> my partitions. The order of the ids and of the
+partitions does not matter.
+"""
 
 _VIRTUAL_NODES = 40
 _RING_POINTS = struct.Struct("<4I")
 
 
 def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """1.x's DEFAULT: a contiguous share of the string-sorted partitions; the first consumers get one more.
+    """1.x's strategy DEFAULT: each consumer gets a contiguous share of the string-sorted partitions. If they cannot be
+    divided evenly, the first consumers get one partition more.
 
     A consumer that is not in the list gets nothing. Source: DefaultLoadBalanceStrategy, metaq 1.4.6.2.
     """
@@ -46,10 +49,11 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
 
 
 def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """1.x's CONSIST: a hash ring with 160 points per consumer, so that a change moves few partitions; sorted as
-    strings.
+    """1.x's strategy CONSIST: a hash ring with 160 points per consumer, so that a change of the consumers moves few
+    partitions. The result is sorted as strings.
 
-    On a collision the later consumer in sorted order keeps the point. Source: ConsisHashStrategy, metaq 1.4.6.2.
+    If two consumers have the same point, the later consumer in sorted order gets it. Source: ConsisHashStrategy, metaq
+    1.4.6.2.
     """
     ring = {
         point: member
@@ -75,12 +79,14 @@ def zone_assignment(
     consumer_zones: Mapping[str, str],
     broker_zones: Mapping[int, str],
 ) -> list[str]:
-    """Assign each partition to a consumer in the zone of its broker, if there is one; string-sorted.
+    """Assign each partition to a consumer in the zone of the partition's broker, if there is such a consumer. The
+    result is sorted as strings.
 
     The consumers of a zone share the zone's partitions as in range_assignment(). A partition whose broker has no zone,
-    or whose zone has no consumers, goes to a consumer with the fewest partitions. consumer_zones: of all `consumers`.
-    broker_zones: by broker id. A consumer that is not in the list gets nothing. Model: RocketMQ's
-    AllocateMachineRoomNearby, which ignores the partitions that consumers already have when it shares out the rest.
+    or whose zone has no consumers, goes to a consumer with the fewest partitions. consumer_zones: the zones of all
+    `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. The model is
+    RocketMQ's AllocateMachineRoomNearby. But when RocketMQ assigns the remaining partitions, it ignores how many
+    partitions the consumers already have.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -107,8 +113,9 @@ def zone_assignment(
 
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
-    """Return how many of `count` each gets if the next one always goes to the one with the fewest, the first among
-    equals."""
+    """Distribute `count` further partitions: each goes to the member that has the fewest partitions at that moment, and
+    among equals to the first. sizes: how many partitions each member has before. Return how many each member gets.
+    """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))
     for _ in range(count):
@@ -123,4 +130,4 @@ def _md5(text: str) -> bytes:
 
 
 STRATEGIES: Mapping[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
-"""1.x's strategies, by their names in a consumer's configuration."""
+"""The strategies of 1.x by their names in a consumer's configuration."""

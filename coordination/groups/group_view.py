@@ -1,7 +1,8 @@
-"""A member's view of its group: the consumers, its topics and the brokers.
+"""A member's view of its group: the group's consumers, the member's topics, and the brokers.
 
-Watches keep it current. Its cost for ZooKeeper is proportional to the changes: the names come with the watches, and
-only the data of new nodes is read, all in one request. A consumer's nodes never change while it lives.
+ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the changes: the names of children
+come with the watches, and only the data of new znodes is read, all in one request. The znodes of a consumer never
+change while the consumer lives.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ _SMALL_GROUP = 16
 
 
 def settle_seconds(members: int) -> float:
-    """Return how long a group of `members` must be quiet before a change of its members counts; small groups do not
-    wait.
+    """Return for how many seconds the members of a group with `members` members must stay unchanged before a change is
+    processed. Small groups do not wait.
 
-    Each change costs the group requests in proportion to its members, and consumers come and go together.
+    Each processed change costs requests in proportion to the number of members, and many consumers usually come or go
+    at the same time.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -50,9 +52,10 @@ def settle_seconds(members: int) -> float:
 class GroupZones:
     """The zones in a group whose members assign by zones.
 
-    members: by consumer id, regardless of the consumer's topics; members with another strategy are missing. agreed: by
-    broker id, the zones with which the group plans. version: of the znode with the agreed zones, for compare-and-set;
-    -1 if it is missing. brokers: by broker id, as the brokers are registered now; those without a zone are missing.
+    members: zones by consumer id, regardless of the consumer's topics; members with another strategy are missing.
+    agreed: by broker id, the zones of brokers with which the group plans its assignment. version: the version of the
+    znode that holds the agreed zones, for compare-and-set; -1 if there is no such znode. brokers: by broker id, the
+    zones that brokers register now; brokers without a zone are missing.
     """
 
     members: Mapping[str, str]
@@ -63,11 +66,12 @@ class GroupZones:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The basis of a rebalance, as the watches have shown it. Every list is in Java's string order.
+    """The data on which a rebalance is based, as the watches have shown it. Every list is in Java's string order.
 
-    consumers: ids of the live consumers by topic, of this member's topics. partitions: `<broker>-<partition>` of
-    masters and slaves by topic. brokers: the live processes by broker id. zones: None unless requested. filters: by
-    consumer id and topic, which messages it takes; those that take all, or do not say, are missing.
+    consumers: for each of this member's topics, the ids of the live consumers. partitions: for each topic, the names
+    `<broker>-<partition>` of partitions of masters and slaves. brokers: the live processes by broker id. zones: None
+    unless zones were requested. filters: each consumer's filter, by consumer id and topic; consumers that take all
+    messages, or do not register a filter, are missing.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
@@ -83,17 +87,18 @@ class _Listing:
 
     names: frozenset[str]
     born: int
-    """zxid that created the parent."""
+    """The zxid of the parent's creation."""
     changes: int
-    """Number of arrivals plus departures of children under this parent."""
+    """How many children were created and deleted under this parent so far, together."""
 
     @classmethod
     def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:
         return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
-        """Return the names in both that stand for the same node: none if one may have gone and come again in
-        between."""
+        """Return the names that stand for the same znode in both listings. Return no name if a znode may have been
+        deleted and created again in between.
+        """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
 
@@ -102,11 +107,12 @@ _NONE: frozenset[str] = frozenset()
 
 
 class GroupView:
-    """Call start(), then wait(), then snapshot() as often as you like; close() ends it.
+    """A member's view of its group. Call start(), then wait(), then snapshot() as often as you like, and finally
+    close().
 
     on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
-    methods, but wait() not on the event thread. `_lock` protects the state that watches and snapshot() share;
-    `_reading` allows one read at a time.
+    methods, except that the event thread must not call wait(). `_lock` protects the state that watches and snapshot()
+    share. `_reading` ensures that only one thread reads at a time.
     """
 
     def __init__(
@@ -128,13 +134,13 @@ class GroupView:
         self._reading = threading.Lock()
         self._watchers = ChildrenWatchers(session)
         self._all_seen = threading.Event()
-        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; the one to which `_subscriptions` belongs
+        self._listing = self._read_listing = _Listing(_NONE, 0, 0)  # as seen; as `_subscriptions` has it
         self._subscriptions: dict[str, list[str]] = {}
         self._consumers: dict[str, tuple[str, ...]] = {}
         self._topics_at = {self._paths.topic_sub(topic): topic for topic in topics}
         self._brokers_at: dict[str, int] = {}
-        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched nodes not yet seen
-        self._unread: dict[str, list[str]] = {}  # names below topics and brokers that changed, by path
+        self._awaited = {self._ids, self._broker_ids, *self._topics_at}  # watched, but not yet seen
+        self._unread: dict[str, list[str]] = {}  # children of changed topics and brokers, by path
         self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
         self._addresses: dict[int, list[BrokerAddress]] = {}
         self._with_zones = with_zones
@@ -144,7 +150,7 @@ class GroupView:
         self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
         self._follows_zones = False
         self._agreed: tuple[Mapping[int, str], ZnodeStat | None] = ({}, None)
-        self._agreed_on = 0  # the connection on which that was read
+        self._agreed_on = 0  # the connection on which `_agreed` was read
         self._member_zones: dict[str, str] = {}
         self._filters: dict[str, dict[str, ConsumerFilter]] = {}
         self._broker_zones: dict[int, str] = {}
@@ -161,19 +167,20 @@ class GroupView:
             self._watchers.watch(self._zones_of_brokers, self._data_changed)
 
     def add_topic(self, topic: str) -> None:
-        """Follow one more topic. The snapshots have its partitions once its watch was answered; then on_change is
-        called."""
+        """Follow one more topic. When the answer to the topic's watch has come, on_change is called, and snapshots have
+        the topic's partitions.
+        """
         path = self._paths.topic_sub(topic)
         with self._reading:
             self._topics = (*self._topics, topic)
             self._partitions[topic] = ()
-            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # consumers are read anew for it
+            self._read_listing, self._subscriptions = _Listing(_NONE, 0, 0), {}  # so consumers are read again
         with self._lock:
             self._topics_at[path] = topic
         self._watchers.watch(path, self._data_changed)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything has been seen once; False if that takes longer."""
+        """Wait until everything has been seen once. Return False if this takes longer than `seconds`."""
         return self._all_seen.wait(seconds)
 
     def close(self) -> None:
@@ -188,13 +195,17 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Nodes that were made anew may also have other data."""
+        """Note that the children of this znode must be read again. Even children whose names are the same may have been
+        replaced, and have other data.
+        """
         with self._lock:
             self._unread[path] = names
         self._seen(path)
 
     def _brokers_changed(self, path: str, names: list[str]) -> None:
-        """The ids of brokers are persistent: the nodes below each show which of them live."""
+        """Watch each broker id. The znodes of broker ids are persistent; the znodes below each id show which brokers
+        live.
+        """
         for name in names:
             if name.isdecimal():
                 broker = self._paths.broker(int(name))
@@ -217,8 +228,9 @@ class GroupView:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Return the group. At most one request, none if nothing has changed since the last one. Raises
-        CoordinationUnavailable."""
+        """Return a snapshot of the group. This makes at most one request, and none if nothing has changed since the
+        last snapshot. Raises CoordinationUnavailable.
+        """
         with self._reading:
             self._read_changes()
             addresses = (address for each in self._addresses.values() for address in each)
@@ -249,8 +261,10 @@ class GroupView:
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """Keep the newest agreement. The later of two reads may arrive first: the watch and look_at_zones() read on two
-        threads. On another connection ZooKeeper may have come back from an older copy."""
+        """Keep the newest agreement. The watch and look_at_zones() read on two threads, so the result of the later read
+        may arrive first. Only results of the same connection are compared: before another connection, ZooKeeper may
+        have been restored from an older copy.
+        """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections
         with self._lock:
@@ -294,8 +308,9 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """Return the nodes to read for a new member. They are read together at one moment, because they come and go
-        together."""
+        """Return the paths of the znodes to read for a new member. They are read in one request, because they are
+        created and deleted together.
+        """
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
         return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths
 

@@ -1,4 +1,4 @@
-"""An asynchronous slave's view of its master, and its presence as a consumer (zookeeper.md §6)."""
+"""An asynchronous slave's view of its master, and the slave's registration as a consumer (zookeeper.md §6)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from .membership import new_consumer_id
 __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
-"""How often the checksum of the master's server.ini is read: its data changes although no node comes or goes."""
+"""Interval in seconds at which the checksum of the master's server.ini is read. It must be polled, because its data can
+change although no znode comes or goes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
-    """The master of one broker id at one moment. address: None while it is not registered.
+    """The master of one broker id at one moment. address: the master's address, None while it is not registered.
 
-    topics: those offered to consumers, with their numbers of partitions. checksum: of its server.ini, None if unknown.
+    topics: the topics that the master offers to consumers, with their numbers of partitions. checksum: the checksum of
+        the master's server.ini, None if unknown.
     """
 
     address: BrokerAddress | None
@@ -37,11 +40,11 @@ class MasterView:
 
 
 class MasterWatch:
-    """Follows the master of `broker_id`, and keeps the slave registered as a consumer of its topics.
+    """Follows the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
 
-    1.x reads the topics once; here every change is seen, so that new topics are copied without a restart. As in 1.x the
-    consumer owns nothing and commits nothing. on_view: called on a thread of its own, once and after every change; it
-    must not block. Any thread may call the methods; only close() blocks on ZooKeeper.
+    1.x reads the topics once. Here every change is seen, so that new topics are copied without a restart. As in 1.x,
+    the consumer owns no partitions and commits no offsets. on_view: called with the first view and after every change,
+    on a thread of its own; it must not block. Any thread may call the methods. Only close() blocks on ZooKeeper.
     """
 
     def __init__(
@@ -65,21 +68,21 @@ class MasterWatch:
         self._presence = Presence(session, f"consumer {self.consumer_id}", self._look, backoff)
 
     def start(self) -> None:
-        """Begin to watch; on_view follows."""
+        """Begin to watch the master. on_view is called afterwards."""
         with self._presence.begun():
             for path in (self._paths.broker(self.broker_id), self._paths.topics_sub()):
                 self._watchers.watch(path, self._changed)
             self._poll()
 
     def close(self) -> None:
-        """Stop watching, and remove the consumer's node."""
+        """Stop watching, and remove the consumer's znode."""
         self._watchers.close()
         self._presence.stop()
         path = self._paths.consumer(self.group, self.consumer_id)
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [path]))
 
     def again(self) -> None:
-        """Read again, and call on_view even if nothing has changed."""
+        """Read the master's state again, and call on_view even if nothing has changed."""
         self._view = None
         self._presence.again()
 
@@ -120,7 +123,7 @@ class MasterWatch:
         return MasterView(address, topics, checksum.data.decode() if checksum and checksum.data else None)
 
     def _present(self, topics: Iterable[str]) -> None:
-        """Be present as a consumer of `topics`, under the current session."""
+        """Register as a consumer of `topics` on the current session, unless this registration exists already."""
         session_id = self._session.session_id
         path, data = self._paths.consumer(self.group, self.consumer_id), format_topics(sorted(topics))
         node = self._nodes.get(path)
@@ -129,4 +132,4 @@ class MasterWatch:
         self._nodes.ensure([self._paths.group_ids(self.group)])
         writes = [create_ephemeral(path, data)] if node is None else [delete(path), create_ephemeral(path, data)]
         if any(self._nodes.write(session_id, writes, NodeExistsError, NoNodeError)):
-            self._presence.again()  # the old session's node, or the session itself, ended at this moment
+            self._presence.again()  # the old session's znode, or the session, has just ended

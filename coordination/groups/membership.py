@@ -1,9 +1,9 @@
-"""A consumer's place in its group: the primitives on which client/consumer/rebalance.py builds.
+"""A consumer's membership in its group: the basic steps that client/consumer/rebalance.py uses.
 
-Everything is a plain value or one step; the client decides which steps to take, and when. member_state.py, a core
-without I/O, knows what the consumer has registered and claimed; this module reads and writes ZooKeeper. Every write is
-fenced to the session under which the consumer joined (session/fencing.py): after an expiry no old decision reaches
-ZooKeeper.
+Each function returns a plain value or takes one step; the client decides which steps to take, and when.
+membership_state.py, a core without I/O, knows what the consumer has registered and claimed; this module reads and
+writes ZooKeeper. Every write is fenced to the session under which the consumer joined (session/fencing.py). So after
+the session has expired, no old decision reaches ZooKeeper.
 """
 
 from __future__ import annotations
@@ -49,25 +49,28 @@ _counter = itertools.count(1)
 
 
 def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
-    """Return an id in 1.x's form: `<group>_<ip>-<pid>-<millis>-<n>`."""
+    """Return a new consumer id in the format of 1.x: `<group>_<ip>-<pid>-<millis>-<n>`."""
     return f"{group}_{local_address()}-{os.getpid()}-{int(now() * 1000)}-{next(_counter)}"
 
 
 def broadcast_group(group: str, address: str | None = None) -> str:
-    """Return the group that 1.x's broadcast consumers of one host share: `<group>-<ip>`, with `.` and `:` replaced by
-    `-`."""
+    """Return the name of the group that all broadcast consumers of one host share in 1.x: `<group>-<ip>`, with `.` and
+    `:` replaced by `-`.
+    """
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
 
 class GroupMembership:
-    """One consumer in one group, from join() to leave(), across expired sessions.
+    """The membership of one consumer in one group, from join() to leave(), even if its ZooKeeper session expires.
 
-    consumer_id: 1.x's `consumerId`; the node is then `<group>_<consumerId>`; None makes a new one. topics: all topics
-    of the consumer, at least one. on_change: called on the session's event thread when a new rebalance may be due: a
-    consumer, a partition or a broker came or went, a partition that could not be claimed is free, the session expired,
-    or was replaced and joined again. It must not block for long. Bursts are one call. zone: where the consumer runs, if
-    it assigns by zones: then the group sees it, and the snapshots have the others' zones. takes: a filter for messages
-    of its topics, None for all; the group sees it. Methods block on ZooKeeper; any thread but kazoo's.
+    consumer_id: 1.x's `consumerId`; the znode's name is then `<group>_<consumerId>`. None makes a new id. topics: all
+    topics of the consumer, at least one. on_change: called on the session's event thread when a new rebalance may be
+    due. This is the case after these events: a consumer, a partition or a broker came or went; a partition that could
+    not be claimed is free; the session expired; the consumer has joined again on a new session. on_change must not
+    block for long; several changes at the same time lead to one call. zone: the zone in which the consumer runs, if it
+    assigns by zones; then the zone is registered for the group, and the snapshots have the zones of the other members.
+    takes: a filter for messages of the consumer's topics, None for all messages; the filter is registered for the
+    group. The methods block on ZooKeeper. Any thread except kazoo's may call them.
     """
 
     def __init__(
@@ -104,11 +107,13 @@ class GroupMembership:
     # --- membership -------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Register, and read the group for the first time; on_change follows. Later sessions join automatically.
+        """Register the consumer, and read the group for the first time; then on_change is called. If the session is
+        replaced later, the consumer joins again by itself.
 
-        If another session holds the node of a configured consumer id, this waits for as long as a dead session can
-        last; then ConfigError says that the id is in use. (1.x goes on with the other's node, and two own the same
-        partitions.) Not on the session's event thread. Raises CoordinationUnavailable, SessionLost.
+        If another session holds the znode of a configured consumer id, this method waits as long as a dead session can
+        last. Then it raises ConfigError, because the id is in use. (1.x continues with the other consumer's znode, so
+        that two consumers own the same partitions.) Do not call this on the session's event thread. Raises
+        CoordinationUnavailable, SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -120,9 +125,10 @@ class GroupMembership:
                 )
 
     def leave(self) -> None:
-        """Give up all claims and then the membership. Idempotent.
+        """Give up all claimed partitions, and then the membership. Idempotent.
 
-        Without a connection or the session it only logs: the nodes are ephemeral and end with the session.
+        Without a connection or the session, this method only logs, because the znodes are ephemeral and end with the
+        session.
         """
         self._presence.stop()
         self._view.close()
@@ -137,16 +143,19 @@ class GroupMembership:
 
     @property
     def session_id(self) -> int:
-        """The session that holds the consumer's nodes; 0 while it is not registered on the current one.
+        """The session that holds the consumer's znodes; 0 while the consumer is not registered on the current session.
 
-        It is the fence of OffsetStore.commit: read it before a claim, and keep it with the claimed partitions.
+        It is the `fence` argument of OffsetStore.commit. Read it before a claim, and keep it with the claimed
+        partitions.
         """
         joined = self._state.session_id
         return joined if joined is not None and self._session.is_current(joined) else 0
 
     @property
     def session_timeout(self) -> float:
-        """As in ZkSession; so are last_session_id, set_backs, connections and seen_zxid."""
+        """The same as in ZkSession. The properties last_session_id, set_backs, connections and seen_zxid are also those
+        of ZkSession.
+        """
         return self._session.session_timeout
 
     @property
@@ -163,7 +172,7 @@ class GroupMembership:
 
     @property
     def connection(self) -> int | None:
-        """The number of the current connection; None without one."""
+        """The number of the current connection; None while there is no connection."""
         return self._session.connections if self._session.connected else None
 
     @property
@@ -171,11 +180,13 @@ class GroupMembership:
         return self._session.seen_zxid
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe to one more topic, which need not exist yet, until this ends. on_change follows.
+        """Subscribe to one more topic, until the membership ends. The topic need not exist yet. on_change is called
+        afterwards.
 
-        The node of the consumer is deleted and made anew in one step, because members read a node once: every reader
-        sees it with the former topics or with the new ones. Raises as join(), InvalidName, ConfigError; then call it
-        again: it may be half done, or be completed when the consumer registers next.
+        The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
+        So every reader sees the znode with either the former topics or the new topics. Raises the errors of join(),
+        InvalidName, ConfigError. Then call this again: the subscription may be half done, or may be completed when the
+        consumer registers the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
         if not is_unfinished:
@@ -190,7 +201,7 @@ class GroupMembership:
     def _replace_own_node(self, session_id: int) -> None:
         data = format_topics(self.topics)
         failure = self._nodes.write_atomically(session_id, [delete(self._path), create_ephemeral(self._path, data)])
-        if isinstance(failure, NoNodeError):  # somebody has deleted it: the next snapshot shows that
+        if isinstance(failure, NoNodeError):  # somebody has deleted it, and the next snapshot shows this
             log.info("%s registers with its new topics when it joins again", self.consumer_id)
         elif failure is not None:
             raise CoordinationError(
@@ -198,15 +209,16 @@ class GroupMembership:
             ) from failure
 
     def rejoin(self) -> None:
-        """Register on the current session now: after step_out(), or instead of waiting until the membership does so by
-        itself. Raises as join()."""
+        """Register on the current session now. Call this after step_out(), or to avoid waiting until the membership
+        registers by itself. Raises the errors of join().
+        """
         self._state.is_out = False
         self._register()
 
     def step_out(self) -> None:
-        """Give up all claims and the membership until rejoin(), but keep following the group.
+        """Give up all claimed partitions and the membership until rejoin(), but keep following the group.
 
-        Raises CoordinationUnavailable: then it may still be in the group, and this may be called again.
+        Raises CoordinationUnavailable; then the consumer may still be in the group, and this may be called again.
         """
         session_id, held = self._state.step_out()
         if session_id is not None:
@@ -220,12 +232,12 @@ class GroupMembership:
         session_id, topics = self._session.session_id, self.topics
         self._ensure_topics()
         self._presence.take_over(partial(self._create_own_nodes, session_id))
-        if self._state.registered(session_id, topics):  # subscribe() has changed them, and found no node yet
+        if self._state.registered(session_id, topics):  # subscribe() added topics before the znode existed
             self._ensure_topics()
             self._replace_own_node(session_id)
 
     def _ensure_topics(self) -> None:
-        """Create the nodes that members of the group watch, and the parents of owner nodes."""
+        """Create the znodes that members of the group watch, and the parents of owner znodes."""
         topics = self.topics
         self._nodes.ensure(
             [
@@ -239,8 +251,9 @@ class GroupMembership:
         return {self._path: format_topics(self.topics), **self._other_nodes}
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
-        """Create all nodes at once: nobody may see the consumer without its zone or its filter, and take it for one
-        with another strategy, or for one without a filter."""
+        """Create all znodes of the consumer in one transaction. If a member saw the consumer without its zone or its
+        filter, it would assume that the consumer has another strategy or no filter.
+        """
         nodes = self._own_nodes()
         missing = list(nodes)
         for _ in range(2):
@@ -251,7 +264,7 @@ class GroupMembership:
             owned = missing if failure is None else self._nodes.owned(session_id, missing)
             missing = [path for path in missing if path not in owned]
             if not missing:
-                return None  # if some exist, somebody has deleted the others
+                return None  # if only some exist, somebody has deleted the others
             if not owned:
                 break
         return ConfigError(
@@ -260,31 +273,32 @@ class GroupMembership:
 
     def _remove(self, session_id: int, held: Iterable[Partition]) -> None:
         paths = [self._paths.owner(self.group, *each) for each in sorted(held)]
-        # The membership goes last: without it others would claim partitions that are still owned. Its zone goes with it
-        # or later.
+        # The membership is deleted last, because otherwise others would claim partitions that are still owned. The zone
+        # is deleted together with it or later.
         self._nodes.delete_owned(session_id, [*paths, *self._own_nodes()])
 
     # --- what the group looks like ----------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Return the group, its partitions and brokers as the watches have shown them. Call after join().
+        """Return the group, its partitions and brokers, as the watches have shown them. Call this after join().
 
         Raises SessionLost if this member is not registered, CoordinationUnavailable.
         """
         snapshot = self._view.snapshot()
         if self._is_in(snapshot):
             return snapshot
-        self._view.look_again()  # it may have registered after the watch looked
+        self._view.look_again()  # it may have registered after the last answer to the watch
         snapshot = self._view.snapshot()
         if self._is_in(snapshot):
             return snapshot
-        self._state.is_registered = False  # somebody has removed its node; it still owns its partitions
+        self._state.is_registered = False  # somebody has removed its znode, but it owns its partitions
         self._presence.again()
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
     def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
-        """Let the group plan with these zones of brokers, by broker id, unless it has agreed on others since `version`
-        of GroupZones. The next snapshot shows the agreed zones; on_change of all members follows.
+        """Make the group plan its assignment with these zones of brokers, given by broker id, unless the group has
+        agreed on other zones since `version` of GroupZones. The next snapshot shows the agreed zones, and on_change of
+        all members is called.
 
         Raises SessionLost, CoordinationUnavailable.
         """
@@ -292,7 +306,7 @@ class GroupMembership:
         failure: KazooException | None = NoNodeError()
         if version >= 0:  # -1 would replace any version
             failure = self._nodes.write_atomically(self._fence(), [set_data(path, format_group_zones(zones), version)])
-        if isinstance(failure, NoNodeError):  # somebody has deleted it; the watch reports when it is back
+        if isinstance(failure, NoNodeError):  # it was deleted; the watch reports when it exists again
             self._nodes.ensure([path])
         elif failure is not None and not isinstance(failure, BadVersionError):
             raise CoordinationError(f"cannot write ZooKeeper node {path}: {failure!r}") from failure
@@ -305,21 +319,24 @@ class GroupMembership:
 
     @property
     def held(self) -> frozenset[Partition]:
-        """Partitions whose owner node may be ours: claimed, or claimed without an answer."""
+        """Partitions whose owner znode may belong to this consumer: the claim succeeded, or its answer did not come."""
         return self._state.held
 
     def claim(self, topic: str, partition: str) -> bool:
-        """Own `<broker>-<partition>` of `topic`; False while another consumer, or an earlier session of ours, owns it.
+        """Claim the partition `<broker>-<partition>` of `topic`. Return False while another consumer, or an earlier
+        session of this consumer, owns it.
 
-        Raises SessionLost, CoordinationUnavailable (then it may be owned: see `held`; claim or release it again).
+        Raises SessionLost, CoordinationUnavailable. Then this consumer may own the partition (see `held`): claim or
+        release it again.
         """
         return (topic, partition) in self.claim_many([(topic, partition)])
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """As claim(), in about two requests; return those that are ours now. on_change is called when another becomes
-        free.
+        """Claim several partitions, as claim() does, in about two requests. Return the partitions that this consumer
+        owns now. When one of the other partitions becomes free, on_change is called.
 
-        It reads before it writes: every server logs even a refused write.
+        This reads the owner znodes before it writes, because every ZooKeeper server writes even a refused write to its
+        log.
         """
         wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
@@ -333,47 +350,52 @@ class GroupMembership:
         return granted
 
     def _create_owners(self, session_id: int, paths: Sequence[str]) -> set[str]:
-        """Create the owner nodes; return those that are ours."""
+        """Create the owner znodes at these paths. Return the paths of the znodes that belong to this session."""
         data = format_consumer_id(self.consumer_id)
         failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths], NodeExistsError)
         existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
         return set(paths).difference(existing).union(self._nodes.owned(session_id, existing))
 
     def _await_end(self, paths: Iterable[str]) -> None:
-        """Have on_change called when one of these owner nodes ends. After a reconnection it is called anyway."""
+        """Call on_change when one of these owner znodes is deleted. After a reconnection, on_change is called
+        anyway.
+        """
         for path in self._state.await_end(paths):
             answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
             answer.rawlink(partial(self._owner_looked_at, path))
 
     def hold_again(self, partitions: Sequence[Partition]) -> None:
-        """Add to `held` those of these partitions that this session owns. Reads each once.
+        """Read the owner znode of each of these partitions once. Add the partitions that this session owns to `held`.
 
-        An older copy of ZooKeeper may have owner nodes that were deleted since, and nobody else could claim their
-        partitions. Raises SessionLost, CoordinationUnavailable.
+        If ZooKeeper was restored from an older copy, it may have owner znodes that were deleted before, and nobody else
+        could claim these partitions. Raises SessionLost, CoordinationUnavailable.
         """
         owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
         self._state.hold(each for each in partitions if self._paths.owner(self.group, *each) in owned)
 
     def release(self, topic: str, partition: str) -> None:
-        """Give `<broker>-<partition>` up, if it is ours. Raises SessionLost, CoordinationUnavailable."""
+        """Give up the partition `<broker>-<partition>`, if this consumer owns it. Raises SessionLost,
+        CoordinationUnavailable.
+        """
         self.release_many([(topic, partition)])
 
     def release_many(self, partitions: Iterable[Partition]) -> None:
-        """As release(), pipelined."""
+        """Give up several partitions, as release() does; the requests are pipelined."""
         given_up = list(partitions)
         self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
         self._state.drop(given_up)
 
     def owner(self, topic: str, partition: str) -> str | None:
-        """Return the consumer id of the owner of `<broker>-<partition>`; None if nobody owns it."""
+        """Return the consumer id of the owner of the partition `<broker>-<partition>`; None if nobody owns it."""
         path = self._paths.owner(self.group, topic, partition)
         node = self._nodes.get(path)
         return parse_consumer_id(path, node.data) if node else None
 
     def require_owned(self, partitions: Iterable[Partition], session_id: int) -> None:
-        """Ask ZooKeeper whether `session_id` is alive and owns all of these; one round trip.
+        """Ask ZooKeeper whether the session `session_id` is alive and owns all of these partitions. This takes one
+        round trip.
 
-        Raises SessionLost if not, CoordinationUnavailable.
+        Raises SessionLost if this is not the case; CoordinationUnavailable.
         """
         paths = [self._paths.owner(self.group, *each) for each in partitions]
         lost = set(paths).difference(self._nodes.owned(session_id, paths))
@@ -407,7 +429,7 @@ class GroupMembership:
 
     def _owner_looked_at(self, path: str, answer: Any) -> None:
         if answer.exception is not None:
-            self._awaited_ended(path, tell=False)  # the next claim reads it again
+            self._awaited_ended(path, tell=False)  # the next claim reads the znode again
         elif answer.value is None:
             self._awaited_ended(path, tell=True)
 
@@ -421,26 +443,28 @@ class GroupMembership:
     def _join_again(self) -> None:
         if self._presence.stopped or self._session.closed or not self._state.must_register(self.session_id):
             return
-        self._session.ensure_chroot()  # it existed when this joined
+        self._session.ensure_chroot()  # it existed when the consumer joined
         self._register()
-        if self._presence.stopped:  # it began before leave(), which did not wait for its end
+        if self._presence.stopped:  # this call began before leave(), which did not wait for it
             self._remove(self.session_id, [])
             return
-        if self._state.is_out:  # it began before step_out()
+        if self._state.is_out:  # this call began before step_out()
             self.step_out()
             return
         owners = [self._paths.owner(self.group, *each) for each in sorted(self.held)]
-        if owners:  # on the same session; whatever deleted the membership may have deleted these too
+        if owners:  # still the same session: the owners may have been deleted, too
             self._create_owners(self._fence(), owners)
         log.warning("consumer %s has joined its group again", self.consumer_id)
         self._notify_later()
 
 
 def remove_group(session: ZkSession, group: str) -> None:
-    """Delete the group's node and all nodes below it, which 1.x keeps for ever. Blocks; any thread but kazoo's.
+    """Delete the group's znode and all znodes below it, which 1.x keeps for ever. This blocks; any thread except
+    kazoo's may call it.
 
-    Up to a thousand nodes go together or not at all. Above that, a member that joins meanwhile may find some of the
-    offsets. Raises ClientError if the group has members or owners, SessionLost, CoordinationUnavailable.
+    Up to a thousand znodes are deleted in one transaction. If there are more, a member that joins meanwhile may find
+    some of the offsets. Raises ClientError if the group has members or partition owners; SessionLost,
+    CoordinationUnavailable.
     """
     nodes, paths = session.nodes, session.paths
     levels = [[child_of(paths.groups(), group)]]
@@ -454,7 +478,7 @@ def remove_group(session: ZkSession, group: str) -> None:
     ids, owners = paths.group_ids(group), paths.group_owners(group)
     if any(parent_of(path) == ids or parent_of(parent_of(path)) == owners for path in everything):
         raise _in_use(group)  # it has members, and owned partitions
-    if ids in everything:  # first: if a member has joined meanwhile this cannot be deleted, and nothing else is
+    if ids in everything:  # first: if a member has joined meanwhile, this fails before anything is deleted
         everything.remove(ids)
         everything.insert(0, ids)
     for start in range(0, len(everything), ATOMIC_WRITES):
@@ -467,7 +491,8 @@ def remove_group(session: ZkSession, group: str) -> None:
 
 
 def remove_offsets(session: ZkSession, group: str, partitions: Collection[tuple[str, str]]) -> None:
-    """Delete a group's offsets and begun messages of partitions, by topic and name, that no member can own.
+    """Delete a group's offsets and marks of begun messages for partitions that no member can own. partitions: pairs of
+    topic and partition name.
 
     Raises SessionLost, CoordinationUnavailable.
     """

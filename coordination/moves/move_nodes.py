@@ -1,4 +1,4 @@
-"""Moves of partitions from broker to broker in ZooKeeper: read, begun, and changed by compare-and-set."""
+"""Read and begin moves of partitions between brokers in ZooKeeper, and change them by compare-and-set."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ CANCELLABLE = (MoveState.ASKED, MoveState.COPYING, MoveState.CLOSING)
 
 
 class FoundMove(NamedTuple):
-    """A move as it was read. version: of its znode's data. zxid: ZooKeeper's number of its last change, which rises
-    even if the znode was deleted and made anew. changed_ms: time of that change, by ZooKeeper's clock, since 1970."""
+    """A move as it was read. version: version of the znode's data. zxid: ZooKeeper's number of the znode's last change;
+    it increases even if the znode was deleted and created again. changed_ms: time of the last change by ZooKeeper's
+    clock, in milliseconds since 1970.
+    """
 
     move: Move
     version: int
@@ -31,9 +33,10 @@ class FoundMove(NamedTuple):
 
 
 class Moves:
-    """The moves of a cluster. Any thread but kazoo's; each call makes requests to ZooKeeper.
+    """The moves of a cluster. Any thread except kazoo's may call the methods; each call makes requests to ZooKeeper.
 
-    May raise CoordinationUnavailable and SessionLost: then it is unknown whether a change was made, and read() tells.
+    The methods may raise CoordinationUnavailable and SessionLost. Then it is unknown whether a change was made; read()
+    shows it.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -42,9 +45,11 @@ class Moves:
         self._paths = session.paths
 
     def read_all(self) -> list[FoundMove]:
-        """Return all moves, including all writes made before the call, by topic, source and partition.
+        """Return all moves, sorted by topic, source and partition. The result includes all writes that were made before
+        the call.
 
-        Raises CoordinationError for a damaged entry: without it nobody may say which partitions a broker has.
+        Raises CoordinationError for a damaged entry, because without this entry it is unknown which partitions a broker
+        has.
         """
         self._nodes.sync(self._paths.moves())
         topics = sorted(self._nodes.children(self._paths.moves()))
@@ -54,8 +59,9 @@ class Moves:
         return sorted(found, key=lambda each: (each.move.topic, each.move.source, each.move.first))
 
     def read(self, topic: str, name: str) -> FoundMove | None:
-        """Return the move whose znode has this name, including all writes made before the call. Raises as
-        read_all()."""
+        """Return the move whose znode has this name. The result includes all writes that were made before the call.
+        Raises the errors of read_all().
+        """
         self._nodes.sync(self._paths.moves())
         return next(iter(self._read([(topic, name)])), None)
 
@@ -69,7 +75,9 @@ class Moves:
         return found
 
     def begin(self, move: Move, instead_of: FoundMove | None = None) -> bool:
-        """Write a new move, in place of a former one with its name if there was one. False: somebody was faster."""
+        """Write a new move. If there was a former move with the same name (`instead_of`), replace it. Return False if
+        another caller has changed the znode meanwhile.
+        """
         path = self._paths.move(move.topic, move.name)
         self._session.ensure_chroot()
         self._nodes.ensure([self._paths.topic_moves(move.topic)])
@@ -78,16 +86,16 @@ class Moves:
         return self._write(path, [write])
 
     def change(self, found: FoundMove, move: Move, obsolete: Sequence[FoundMove] = ()) -> bool:
-        """Replace the found move by `move`, and delete the obsolete ones with it, or do nothing.
+        """Replace the found move by `move` and delete the obsolete moves, in one transaction.
 
-        False: one of them has changed since.
+        Return False, and change nothing, if one of them has changed since it was read.
         """
         path = self._paths.move(move.topic, move.name)
         gone = [delete(self._paths.move(each.move.topic, each.move.name), each.version) for each in obsolete]
         return self._write(path, [*gone, set_data(path, format_move(move), found.version)])
 
     def forget(self, found: FoundMove) -> bool:
-        """Delete a move's znode. False: it has changed since."""
+        """Delete a move's znode. Return False, and do nothing, if the znode has changed since it was read."""
         path = self._paths.move(found.move.topic, found.move.name)
         return self._write(path, [delete(path, found.version)])
 

@@ -1,7 +1,7 @@
-"""Hand groups' offsets over with moving partitions: from the source's partition to the target's.
+"""When partitions move, hand the consumer groups' offsets over from the source's partitions to the target's partitions.
 
-The partition must have no owner meanwhile, and no member may claim it by an old view of the cluster. So the process
-that hands over claims it, in each group, with an owner node of its own.
+Meanwhile the partition must have no owner, and no member with an old view of the cluster may claim it. So the process
+that hands over claims the partition in each group with an owner znode of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
 
 
 class OffsetHandOver:
-    """The hand-over for one move. Blocks: any thread but kazoo's, one at a time. Every method may raise
-    CoordinationError.
+    """The hand-over of offsets for one move. The methods block; any thread except kazoo's may call them, but only one
+    at a time. Every method may raise CoordinationError.
 
-    Another session may begin it again at any time: each offset is moved in one transaction that deletes it at the
-    source.
+    Another session may begin the hand-over again at any time, because each offset is moved in one transaction that also
+    deletes it at the source.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -41,8 +41,9 @@ class OffsetHandOver:
         self._claimed: set[str] = set()
 
     def step(self) -> list[str]:
-        """Do what can be done now. Return the remaining obstacles in words; empty: every group's offsets have been
-        handed over."""
+        """Hand over all offsets that can be handed over now. Return the remaining obstacles in words; the list is empty
+        when the offsets of all groups have been handed over.
+        """
         waiting = []
         for group in self._view.groups():
             for partition in self._partitions(group):
@@ -51,12 +52,12 @@ class OffsetHandOver:
         return waiting
 
     def finish(self) -> None:
-        """Give up the claims."""
+        """Give up the claimed partitions."""
         self._nodes.delete_owned(self._session.session_id, sorted(self._claimed))
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Yield the partitions of the move that concern the group."""
+        """Yield the source's partitions in this move that the group uses."""
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):
@@ -68,7 +69,9 @@ class OffsetHandOver:
         yield from sorted(mine[name] for name in mine.keys() & {*offsets, *owners})
 
     def _hand_over(self, group: str, partition: int) -> str | None:
-        """Return the obstacle; None if the group's offset has been handed over, or there is none."""
+        """Claim one partition in the group, and hand over the group's offset. Return the obstacle, or None if the
+        offset has been handed over or there is no offset.
+        """
         move, session_id = self._move, self._session.session_id
         name = partition_name(move.source, partition)
         owner = self._paths.owner(group, move.topic, name)
@@ -94,7 +97,7 @@ class OffsetHandOver:
         if offset is None:
             return None
         if offset.offset > (end := move.ends[partition - move.first]):
-            offset = Offset(offset.message_id, end)  # Java's way to say "from the end on"
+            offset = Offset(offset.message_id, end)  # in Java, a larger offset means "from the end on"
         data = format_offset(offset)
         write = create_persistent(new, data) if there is None else set_data(new, data, there[1].version)
         mine = set_data(owner, format_consumer_id(f"metaq-move-to-{move.target}"))

@@ -1,8 +1,8 @@
-"""Records of the work that members of a group have begun, for the successor of a member that died (decision 108).
+"""Marks of the work that members of a group have begun. If a member dies, its successor reads them (decision 108).
 
-There is one persistent node for each partition that a member whose run() sends failed messages back owns, or owned when
-it died. The node is removed when the partition is given up properly. It lies beside the offsets, and in ZooKeeper even
-if the offsets are kept elsewhere.
+Marks are kept by members whose run() sends failed messages back to the broker. There is one persistent znode for each
+partition that such a member owns, or owned when it died. The znode is removed when the partition is given up properly.
+It is stored beside the offsets in ZooKeeper, even if the offsets are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["BegunMarks"]
 
 
 class BegunMarks:
-    """The marks of one group. Any thread but kazoo's. fence: as in OffsetStore.commit.
+    """The marks of one group. Any thread except kazoo's may call the methods. fence: as in OffsetStore.commit.
 
-    Raises SessionLost, CoordinationUnavailable, CoordinationError for damaged data.
+    The methods raise SessionLost, CoordinationUnavailable, and CoordinationError for damaged data.
     """
 
     def __init__(self, session: ZkSession, group: str) -> None:
@@ -31,20 +31,22 @@ class BegunMarks:
         self._group = group
 
     def load(self, partitions: Sequence[TopicPartitionName]) -> list[Begun | None]:
-        """Return each partition's mark in order; None: its last owner gave it up properly, or keeps no marks."""
+        """Return the mark of each partition, in order. The mark is None if the partition's last owner gave it up
+        properly, or keeps no marks.
+        """
         paths = [self._path(each) for each in partitions]
         nodes = self._nodes.get_many(paths)
         return [node and parse_begun(path, node.data) for path, node in zip(paths, nodes, strict=True)]
 
     def make(self, partitions: Iterable[TopicPartitionName], fence: int) -> None:
-        """Record that an owner works on these from now on. An existing mark stays."""
+        """Record that the owner works on these partitions from now on. An existing mark stays unchanged."""
         partitions = list(partitions)
         self._nodes.ensure({self._paths.begun_of_topic(self._group, topic) for topic, _ in partitions})
         data = format_begun(Begun())
         self._nodes.write(fence, [create_persistent(self._path(each), data) for each in partitions], NodeExistsError)
 
     def write(self, partition: TopicPartitionName, begun: Begun, fence: int) -> None:
-        """Record that the owner is about to begin a message."""
+        """Record that the owner begins a message of the partition next."""
         path, data = self._path(partition), format_begun(begun)
         (failure,) = self._nodes.write(fence, [set_data(path, data)], NoNodeError)
         if failure is not None:  # somebody has deleted it
@@ -52,7 +54,7 @@ class BegunMarks:
             self._nodes.write(fence, [create_persistent(path, data)])
 
     def remove(self, partitions: Mapping[TopicPartitionName, int]) -> None:
-        """Remove the marks of partitions that are given up properly. partitions: with the fence of each."""
+        """Remove the marks of partitions that are given up properly. partitions: the fence of each partition."""
         for fence in set(partitions.values()):
             given = [each for each, of in partitions.items() if of == fence]
             self._nodes.write(fence, [delete(self._path(each)) for each in given], NoNodeError)

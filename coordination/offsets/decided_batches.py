@@ -1,4 +1,6 @@
-"""The last decided batch of each Spark query: one node per query, replaced only in the version that was read."""
+"""The last decided batch of each Spark query. Each query has one znode, which is replaced only if it still has the
+version that was read.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,22 @@ from ..session.znodes import FencedWrite, create_persistent, delete, set_data
 __all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
 
 _MAX_NODE_BYTES = 1_000_000
-"""ZooKeeper's default limit (jute.maxbuffer, 1 MiB), minus room for the rest of the request."""
+"""Largest payload in bytes: ZooKeeper's default limit (jute.maxbuffer, 1 MiB), minus room for the rest of the
+request.
+"""
 
 
 class Versioned(NamedTuple):
-    """The content of a query's node, and its version; None and None if there is no node."""
+    """The content of a query's znode, and its version. Both are None if there is no znode."""
 
     decided: DecidedBatch | None
     version: int | None
 
 
 class DecidedBatches:
-    """Any thread. Raises CoordinationUnavailable if ZooKeeper does not answer, CoordinationError for damaged data."""
+    """The decided batches in ZooKeeper. Any thread may call the methods. They raise CoordinationUnavailable if
+    ZooKeeper does not answer, and CoordinationError for damaged data.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -34,7 +40,7 @@ class DecidedBatches:
         self._paths = session.paths
 
     def query_ids(self) -> list[str]:
-        """Return the queries that have a node, sorted."""
+        """Return the ids of the queries that have a znode, sorted."""
         return sorted(self._nodes.children(self._paths.spark_writes()))
 
     def load(self, query_id: str) -> Versioned:
@@ -43,10 +49,11 @@ class DecidedBatches:
         return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
 
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
-        """Replace `found` by `decided` if it is still there. Return the new content, or None if somebody else has
-        changed it.
+        """Replace `found` by `decided` if the znode still contains `found`. Return the new content, or None if somebody
+        else has changed the znode.
 
-        After CoordinationUnavailable it may have been written, or may still be, unless somebody replaces `found`.
+        After CoordinationUnavailable, `decided` may have been written, or may still be written later unless somebody
+        else replaces `found` first.
         """
         path = self._paths.spark_write(query_id)
         data = format_decided_batch(decided)
@@ -66,6 +73,6 @@ class DecidedBatches:
         self._write(delete(self._paths.spark_write(query_id)))
 
     def _write(self, write: FencedWrite) -> bool:
-        """Carry out the write. Return False if the node has changed."""
+        """Execute the write. Return False if the znode has changed since it was read."""
         (failure,) = self._nodes.write(self._session.session_id, [write], BadVersionError, NodeExistsError, NoNodeError)
         return failure is None

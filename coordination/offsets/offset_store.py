@@ -1,4 +1,6 @@
-"""Consumer groups' committed offsets: in ZooKeeper, or, for broadcast consumers, in a local file."""
+"""The committed offsets of consumer groups. They are stored in ZooKeeper or, for broadcast consumers, in a local
+file.
+"""
 
 from __future__ import annotations
 
@@ -26,49 +28,57 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""Number of nodes above which it is cheaper to ask once which of them exist."""
+"""For more znodes than this number, it is cheaper to ask first which of them exist."""
 
 TopicPartitionName = tuple[str, str]
 """(topic, `<broker>-<partition>`)."""
 
 
 class OffsetStore(Protocol):
-    """Any thread. Raises CoordinationUnavailable if it cannot be reached, CoordinationError for damaged data."""
+    """A store of committed offsets. Any thread may call the methods. They raise CoordinationUnavailable if the store
+    cannot be reached, and CoordinationError for damaged data.
+    """
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        """Return the committed offset of `<broker>-<partition>`; None if the group never committed it."""
+        """Return the group's committed offset of the partition `<broker>-<partition>`; None if the group never
+        committed one.
+        """
         return self.load_many(group, [(topic, partition)])[0]
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
-        """As load(), for each in order, in about one round trip."""
+        """Return the result of load() for each partition, in order, in about one round trip."""
 
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
-        """Store the offsets, each by itself.
+        """Store the offsets. Each offset is stored independently of the others.
 
-        fence: the ZooKeeper session that holds the owner nodes (GroupMembership.session_id at the claim). If it is no
-        longer the current session, SessionLost is raised and nothing is written on the later one: a new owner's offsets
-        stay. None, for tools that change a group without members: the current session.
+        fence: the ZooKeeper session that holds the owner znodes (GroupMembership.session_id at the claim). If it is no
+        longer the current session, SessionLost is raised and nothing is written on the later session, so that the
+        offsets of a new owner stay. None means the current session; it is for tools that change a group without
+        members.
         """
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
-        """Whether the transaction that wrote each committed offset is newer than `zxid`: False if it was never
-        committed. True for offsets that are kept outside ZooKeeper: they do not go back when ZooKeeper does."""
+        """Return for each partition whether the transaction that wrote its committed offset is newer than `zxid`; False
+        if none was ever committed. Return True for offsets that are kept outside ZooKeeper, because they do not go back
+        if ZooKeeper is restored from an older copy.
+        """
         return [True] * len(partitions)
 
 
 class ZooKeeperOffsetStore(OffsetStore):
-    """1.x's way: one persistent node per partition, `msgId-offset` (zookeeper.md §2).
+    """Keeps offsets in ZooKeeper as 1.x does: one persistent znode per partition, with the data `msgId-offset`
+    (zookeeper.md §2).
 
-    Reads are pipelined, writes are sent in transactions of many. A failed commit may have stored some of the offsets;
-    committing again is always right.
+    Reads are pipelined, and many writes are sent in one transaction. A failed commit may have stored some of the
+    offsets. It is always safe to commit again.
     """
 
     def __init__(self, session: ZkSession) -> None:
         self._nodes = session.nodes
         self._session = session
         self._paths = session.paths
-        self._known: set[str] = set()  # nodes that have been seen: they are set, others are created
-        self._absent: set[str] = set()  # nodes that were missing when read: they are created
+        self._known: set[str] = set()  # znodes known to exist: their data is set; others are created
+        self._absent: set[str] = set()  # znodes that were missing when read: they are created
 
     def load_many(self, group: str, partitions: Sequence[TopicPartitionName]) -> list[Offset | None]:
         paths = [self._paths.offset(group, *each) for each in partitions]
@@ -122,17 +132,18 @@ class ZooKeeperOffsetStore(OffsetStore):
         wanted: Mapping[str, bytes],
         expected: type[KazooException],
     ) -> dict[str, bytes]:
-        """Write the data; return the writes that failed as `expected`."""
+        """Write the data. Return the paths and data of the writes that failed with the error `expected`."""
         failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
         return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
 
 
 class LocalOffsetStore(OffsetStore):
-    """The file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8), shared by the processes of one user.
+    """Keeps offsets in the file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8). The processes of one
+    user share this file.
 
-    Java rewrites the whole file from memory, so processes lose each other's groups. Here a commit changes only its own
-    entries, under a lock beside the file, and replaces the file by a rename after fsync. `fence` is ignored: the file
-    belongs to this host, and so do the partitions of a broadcast group.
+    Java rewrites the whole file from memory, so that processes lose each other's groups. Here a commit changes only its
+    own entries while it holds a lock file beside the file. It replaces the file by a rename after fsync. `fence` is
+    ignored, because the file belongs to this host, as the partitions of a broadcast group do.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -203,7 +214,7 @@ def _local_entry(topic: str, partition: str, offset: Offset) -> dict[str, Any]:
         "offset": offset.offset,
         "topic": topic,
         "partition": {"partition": number, "brokerId": broker_id},
-        "modified": True,  # as Java writes it; nobody reads it
+        "modified": True,  # written as by Java, but never read
         "messageId": offset.message_id,
     }
 
@@ -216,13 +227,15 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
 
 
 class OwnerCheckedStore(OffsetStore):
-    """Implements OffsetStore around one that does not use ZooKeeper (a file, a database). Any thread.
+    """Wraps an OffsetStore that does not use ZooKeeper (a file, a database), and checks ownership before each commit.
+    Any thread may call the methods.
 
-    Each commit first asks ZooKeeper whether the session `fence` holds the owner nodes of all its partitions, in one
-    round trip. The check and the write are two steps, where ZooKeeperOffsetStore has one: a member whose session ends
-    just between them can still overwrite the next owner's commit of that moment. That may repeat messages but loses
-    none: all messages before the written offset were consumed, or the group had not begun. Only if both owners begin at
-    "latest" in that moment, and nothing is committed afterwards, are the messages between their two ends skipped.
+    Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
+    partitions. The check and the write are two steps, while ZooKeeperOffsetStore needs only one step. So if a member's
+    session ends exactly between the two steps, the member can still overwrite a commit that the next owner makes at
+    that moment. This may repeat messages but loses none, because all messages before the written offset were consumed,
+    or the group had not begun. There is one exception: if both owners begin at "latest" at that moment, and nothing is
+    committed afterwards, the messages between the two start offsets are skipped.
     """
 
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:

@@ -1,6 +1,7 @@
-"""A group's offsets in a table of an SQL database, the table of metaq 1.x's MysqlOffsetStorage (storage.md §8).
+"""Keep the offsets of consumer groups in a table of an SQL database. The table is that of metaq 1.x's
+MysqlOffsetStorage (storage.md §8).
 
-Works with any driver of the DB-API 2.0 (PEP 249); imports none.
+This module works with any DB-API 2.0 driver (PEP 249), and imports none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .offset_store import OffsetStore, TopicPartitionName
 __all__ = ["DEFAULT_TABLE", "SqlOffsetStore"]
 
 DEFAULT_TABLE = "meta_topic_partition_group_offset"
-"""1.x's name."""
+"""The table's name in 1.x."""
 
 _MARKS: dict[str, Callable[[int], str]] = {
     "qmark": lambda _: "?",
@@ -33,18 +34,20 @@ _TABLE_NAME = re.compile(r"\w+(\.\w+)?")
 
 
 class SqlOffsetStore(OffsetStore):
-    """Implements OffsetStore. Any thread; each call is one transaction on a connection of its own, which it closes.
+    """An OffsetStore in an SQL database. Any thread may call the methods. Each call is one transaction on a connection
+    of its own, which the call closes.
 
-    A row is inserted with a group's first commit of a partition, which says where the group begins there, as in 1.x,
-    and updated by later ones. The database does not use ZooKeeper: a consumer wraps this store in OwnerCheckedStore.
+    A group's first commit for a partition inserts a row. As in 1.x, this commit states where the group begins in the
+    partition. Later commits update the row. The store does not use ZooKeeper, so a consumer wraps it in
+    OwnerCheckedStore.
     """
 
     def __init__(
         self, connect: Callable[[], Any], *, paramstyle: str, table: str = DEFAULT_TABLE, quote: str = '"'
     ) -> None:
-        """connect: makes an open DB-API connection, or takes one from a pool. paramstyle: the driver module's value of
-        that name. quote: around column names, because `offset` and `partition` are reserved words in some databases:
-        '"', or '`' for MySQL and MariaDB. Raises ConfigError.
+        """connect: a function that returns an open DB-API connection, new or from a pool. paramstyle: the value of the
+        driver module's attribute `paramstyle`. quote: the quotation mark around column names, '"', or '`' for MySQL and
+        MariaDB. It is needed because `offset` and `partition` are reserved words in some databases. Raises ConfigError.
         """
         if paramstyle not in _MARKS:
             raise ConfigError("paramstyle", paramstyle, f"choose the driver's own, one of {', '.join(_MARKS)}")
@@ -88,7 +91,7 @@ class SqlOffsetStore(OffsetStore):
         with self._transaction() as cursor:
             known = self._rows(cursor, group)
             for (topic, partition), each in offsets.items():
-                if (topic, partition) in known:  # not by rowcount: MySQL's counts changed rows, not found ones
+                if (topic, partition) in known:  # not by rowcount: MySQL counts only changed rows
                     cursor.execute(self._update, self._bound(each.offset, each.message_id, topic, partition, group))
                 else:
                     cursor.execute(self._insert, self._bound(topic, partition, group, each.offset, each.message_id))
@@ -106,7 +109,9 @@ class SqlOffsetStore(OffsetStore):
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """Yield a cursor. Its work is committed at the end, or rolled back by closing the connection (PEP 249)."""
+        """Yield a cursor of a new transaction. At the end the transaction is committed; after an error, closing the
+        connection rolls it back (PEP 249).
+        """
         try:
             with closing(self._connect()) as connection:
                 with closing(connection.cursor()) as cursor:

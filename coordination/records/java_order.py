@@ -1,4 +1,4 @@
-"""The order of Java's strings, in which 1.x sorts partitions, members and brokers."""
+"""Sort texts in the order of Java's strings. 1.x sorts partitions, members and brokers in this order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ __all__ = ["java_sort_key", "java_sorted"]
 
 
 def java_sort_key(text: str) -> bytes:
-    """Return a sort key for the order of Java's String.compareTo: UTF-16 code units, so U+10000 and above precede
-    U+E000."""
+    """Return a sort key for the order of Java's String.compareTo. Java compares UTF-16 code units, so U+10000 and above
+    come before U+E000.
+    """
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def java_sorted(texts: Iterable[str]) -> list[str]:
     """Return `texts` in the order of Java's String.compareTo."""
     listed = list(texts)
-    # for ASCII, Python's own order is the same, and cheaper: each member of a group sorts all its members
+    # For ASCII texts, Python's own order is the same. It is also faster, which matters because each member of a group
+    # sorts all members.
     return sorted(listed) if all(map(str.isascii, listed)) else sorted(listed, key=java_sort_key)

@@ -1,6 +1,6 @@
-"""A move of partitions from one broker to another: the payload of its znode. Pure.
+"""The znode payload of a move of partitions from one broker to another. The functions are pure.
 
-payloads.py has the parts that all payloads share.
+payloads.py has the functions that all payloads use.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class MoveState(Enum):
     """The states of a move, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
 
     ASKED = "asked"
-    """The target has not read it yet."""
+    """The target has not read the move yet."""
     COPYING = "copying"
-    """The target copies data while the source still takes messages."""
+    """The target copies data while the source still accepts messages."""
     CLOSING = "closing"
-    """The source takes no more messages; the target copies the rest."""
+    """The source accepts no more messages, and the target copies the remaining data."""
     PUBLISHING = "publishing"
-    """The target has everything: producers switch to it."""
+    """The target has all data, and producers switch to the target."""
     HANDING_OVER = "handing-over"
-    """Consumers leave the source, and their offsets go to the target."""
+    """Consumers leave the source, and their offsets are handed over to the target."""
     DONE = "done"
     CANCELLED = "cancelled"
 
@@ -43,9 +43,10 @@ class MoveState(Enum):
 class Move:
     """Partitions of a topic that move from one broker to another with their offsets.
 
-    The source's partitions `first` … `first + count - 1` become the target's from `target_first` on, which is -1 until
-    the target has chosen it. rate: bytes per second of copying, from 1 to INT64_MAX. ends: byte offsets where the
-    source's partitions ended, in order; from PUBLISHING on. note: why it was cancelled.
+    The source's partitions `first` … `first + count - 1` become partitions of the target from the number `target_first`
+    on; `target_first` is -1 until the target has chosen it. rate: copying speed in bytes per second, from 1 to
+    INT64_MAX. ends: the byte offsets where the source's partitions ended, in order; set from PUBLISHING on. note: the
+    reason why the move was cancelled.
     """
 
     topic: str
@@ -61,16 +62,16 @@ class Move:
 
     @property
     def active(self) -> bool:
-        """Whether it is neither done nor cancelled."""
+        """Whether the move is neither done nor cancelled."""
         return self.state not in (MoveState.DONE, MoveState.CANCELLED)
 
     @property
     def name(self) -> str:
-        """The name of its znode: the first partition that leaves, `<broker>-<partition>`."""
+        """The name of the move's znode: the first partition that leaves the source, as `<broker>-<partition>`."""
         return f"{self.source}-{self.first}"
 
     def of_target(self, partition: int) -> int:
-        """Return the target's number of one of the source's partitions."""
+        """Return the number that one of the source's moving partitions has at the target."""
         return partition - self.first + self.target_first
 
     def __str__(self) -> str:
@@ -80,8 +81,9 @@ class Move:
 
 
 def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
-    """Return the target's partitions by the source's. They are meaningless until the target has chosen its
-    partitions."""
+    """Return the target's partition for each of the source's moving partitions. The result is meaningless until the
+    target has chosen `target_first`.
+    """
     return {
         TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
         for number in range(move.first, move.first + move.count)
@@ -89,13 +91,15 @@ def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
 
 
 def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
-    """Return the destination of each partition by completed moves: the target's by the source's."""
+    """For each partition that a completed move has moved, return its partition at the target."""
     done = [places_of(move) for move in moves if move.state is MoveState.DONE]
     return {source: target for places in done for source, target in places.items()}
 
 
 def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
-    """Return the partition that has its messages now, after all moves of `moved_places`."""
+    """Return the partition that has this partition's messages now. moved: the result of `moved_places`; several moves
+    are followed one after the other.
+    """
     now, passed = partition, {partition}
     while (after := moved.get(now)) is not None and after not in passed:
         passed.add(after)
@@ -104,7 +108,9 @@ def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPar
 
 
 def format_move(move: Move) -> bytes:
-    """Return a JSON object; the topic, the source and its first partition are in the path."""
+    """Return the move as a JSON object. It omits the topic, the source and its first partition, because the znode's
+    path contains them.
+    """
     to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
     fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}
     if move.ends:
@@ -115,7 +121,7 @@ def format_move(move: Move) -> bytes:
 
 
 def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
-    """Return the move of `topic` whose znode is called `name`. Unknown fields are ignored."""
+    """Parse the payload of the znode `name` of `topic`, and return its move. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None

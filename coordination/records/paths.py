@@ -1,4 +1,6 @@
-"""Every znode path of metaq, and the names of nodes: the only file with "/" in a path. zk_paths.md documents each."""
+"""Every znode path of metaq, and the names of znodes. No other file builds a path with "/". zk_paths.md documents each
+path.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,18 @@ __all__ = [
 ]
 
 ROOT = "/"
-"""The chroot's own node, or the root of the tree without one."""
+"""The path of the chroot's own znode, or without a chroot of the root of the tree."""
 
 DEFAULT_ROOT = "/meta"
 """zk.zkRoot of metaq 1.x (zookeeper.md §1)."""
 
 
 class Paths:
-    """Builds paths below one root. Pure; every method documents its node in zk_paths.md.
+    """Builds paths below one root. The methods are pure. zk_paths.md describes the znode of each method.
 
-    root: as zk.zkRoot of 1.x: a missing leading "/" is added, a trailing one removed; "" and "/" mean the chroot. Names
-    come from users and from the wire: one that would leave its place in the tree raises InvalidName.
+    root: like zk.zkRoot of 1.x. A missing "/" at the beginning is added, and a "/" at the end is removed; "" and "/"
+    mean the chroot. Names come from users and from the wire, so a name that would lead to another place in the tree
+    raises InvalidName.
     """
 
     def __init__(self, root: str = DEFAULT_ROOT) -> None:
@@ -171,27 +174,27 @@ class Paths:
 
 
 def replica_name(broker_id: int, slave_id: int | None = None) -> str:
-    """Return the node of one broker below a topic: `0-m` for a master, `0-s1` for its slave 1."""
+    """Return the name of a broker's znode below a topic: `0-m` for the master of broker 0, `0-s1` for its slave 1."""
     return f"{broker_id}-m" if slave_id is None else f"{broker_id}-s{slave_id}"
 
 
 def partition_name(broker_id: int, partition: int) -> str:
-    """Return the node of one partition below owners and offsets: `<brokerId>-<partition>`."""
+    """Return the name of a partition's znode below owners and offsets: `<brokerId>-<partition>`."""
     return f"{broker_id}-{partition}"
 
 
 def child_of(path: str, name: str) -> str:
-    """Return the node `name` below `path`, as a list of its children gives it."""
+    """Return the path of the child `name` of `path`; `name` comes from a list of children."""
     return _join(path, name)
 
 
 def parent_of(path: str) -> str:
-    """Return the node above `path`; "" for one below the root of the tree."""
+    """Return the path of the parent of `path`; "" if the parent is the root of the tree."""
     return path.rpartition("/")[0]
 
 
 def ancestors(path: str) -> list[str]:
-    """Return the nodes above `path`, topmost first, without the root of the tree."""
+    """Return the paths of all ancestors of `path`, the topmost first, without the root of the tree."""
     parts = path.split("/")[1:-1]
     return [_join("", *parts[: n + 1]) for n in range(len(parts))]
 

@@ -1,9 +1,9 @@
-"""The payloads of znodes. Those of broker sets are in set_payloads.py, those of moves in move_payloads.py, all others
-here; no other file formats or parses them. Pure.
+"""Format and parse the payloads of znodes. The payloads of broker sets are in set_payloads.py, the payloads of moves in
+move_payloads.py, and all others here. No other file formats or parses payloads. The functions are pure.
 
-Formats: zookeeper.md §2. Payloads are UTF-8; null, empty and blank ones all mean "nothing" and parse to None, because
-1.x creates intermediate nodes with null and other tools with empty data. All other payloads that do not follow their
-format raise CoordinationError with the path and the data.
+zookeeper.md §2 describes the formats. Payloads are UTF-8. Null, empty and blank payloads all mean "nothing" and are
+parsed to None, because 1.x creates intermediate znodes with null and other tools create them with empty data. Any other
+payload that does not follow its format raises CoordinationError with the path and the data.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ __all__ = [
 ]
 
 MAX_PARTITIONS = 1 << 20
-"""Maximum partitions of one entry: a larger number is damage, and would fill the memory of every client."""
+"""Largest number of partitions in one entry. A larger number counts as damage, because it would fill the memory of
+every client.
+"""
 
 UNKNOWN_MESSAGE_ID = -1
-"""Message id of an offset that was not reached by processing a message."""
+"""The message id of an offset that was not reached by processing a message."""
 
 _INT = re.compile(r"[+-]?[0-9]+\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
@@ -77,8 +79,8 @@ _ZONE_STRATEGY = "zone"
 class Offset:
     """A group's position in one partition.
 
-    message_id: of the last processed message; UNKNOWN_MESSAGE_ID when there is none. Java's ids may be negative.
-    offset: position in the partition, in bytes, of the next byte to read.
+    message_id: id of the last processed message; UNKNOWN_MESSAGE_ID if there is none. Ids made by Java may be negative.
+    offset: byte position in the partition of the next byte to read.
     """
 
     message_id: int
@@ -87,9 +89,10 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
-    """The last batch of a Spark query whose rows are in its topics, or are certain to be.
+    """The last batch of a Spark query whose rows are in the query's topics, or will certainly get there.
 
-    pending: names of its transactions that may not be committed yet. topic: one of those it wrote.
+    pending: names of the batch's transactions that may not be committed yet. topic: one of the topics to which the
+        batch was written.
     """
 
     batch: int
@@ -98,7 +101,9 @@ class DecidedBatch:
 
 
 def payload_text(path: str, data: bytes | None) -> str | None:
-    """Return the text, None for nothing. Raises CoordinationError if it is not UTF-8."""
+    """Return the payload as a text, or None if it is null, empty or blank. Raises CoordinationError if it is not
+    UTF-8.
+    """
     try:
         text = (data or b"").decode()
     except UnicodeDecodeError as error:
@@ -122,7 +127,8 @@ def host_and_port(host: str, port: int) -> str:
 def format_broker_url(host: str, port: int) -> bytes:
     """Return `meta://host:port`; an IPv6 host is put in brackets.
 
-    Raises ConfigError for a host that Java's URI class cannot parse: every 1.x client in the cluster would fail on it.
+    Raises ConfigError for a host that Java's URI class cannot parse, because it would make every 1.x client in the
+    cluster fail.
     """
     if not 0 < port < 65536:
         raise ConfigError("serverPort", port, "choose a port between 1 and 65535")
@@ -132,7 +138,7 @@ def format_broker_url(host: str, port: int) -> bytes:
 
 
 def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
-    """Return (host, port) of `meta://host:port`, IPv6 hosts without their brackets; a query is ignored."""
+    """Return (host, port) of `meta://host:port`. An IPv6 host is returned without brackets; a query part is ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -143,7 +149,7 @@ def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
 
 
 def format_checksum(crc32: int) -> bytes:
-    """Return the CRC-32 of the bytes of server.ini in unsigned decimal."""
+    """Return the CRC-32 of the bytes of server.ini as an unsigned decimal number."""
     return str(crc32 & 0xFFFFFFFF).encode()
 
 
@@ -158,15 +164,16 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 
 def parse_broker_id(path: str, name: str) -> int:
-    """Parse a child of broker_ids. Raises CoordinationError: such a child also breaks every rebalance of 1.x
-    clients."""
+    """Parse the name of a child of broker_ids as a broker id. Raises CoordinationError for another name, which would
+    also break every rebalance of 1.x clients.
+    """
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
     return int(name)
 
 
 def parse_slave_name(name: str) -> int | None:
-    """Return the slave id of a child `slave<n>` of a broker; None for the other children."""
+    """Return the slave id of a broker's child `slave<n>`; None for other children."""
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
 
@@ -177,7 +184,7 @@ def format_zone(zone: str) -> bytes:
 
 
 def parse_zone(path: str, data: bytes | None) -> str:
-    """Parse the output of format_zone(); "" for none."""
+    """Parse the output of format_zone(). Return "" if there is no zone."""
     return payload_text(path, data) or ""
 
 
@@ -185,21 +192,23 @@ def parse_zone(path: str, data: bytes | None) -> str:
 
 
 def format_plain_count(partitions: int) -> bytes:
-    """Return the payload below topics/, for clients older than 1.4.3: the number of partitions."""
+    """Return the payload of znodes below topics/: the number of partitions. Clients older than 1.4.3 read it."""
     return str(partitions).encode()
 
 
 def format_partition_count(partitions: int, replica: str) -> bytes:
-    """Return the payload below topics-pub/ and topics-sub/, byte for byte as 1.x writes it: Java refuses any other
-    key."""
+    """Return the payload of znodes below topics-pub/ and topics-sub/, byte for byte as 1.x writes it. Java refuses JSON
+    with any other key.
+    """
     return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
 
 
 def parse_partition_count(path: str, data: bytes | None) -> int | None:
-    """Return the number of partitions in a node below topics-pub/ or topics-sub/; None for nothing (JSON null too).
+    """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if it is
+    empty or JSON null.
 
-    Raises CoordinationError whenever Java skips the entry (unknown key, no number): all members of a group must see the
-    same partitions.
+    Raises CoordinationError whenever Java skips the entry (unknown key, no number), because all members of a group must
+    see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -222,7 +231,9 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
 
 
 def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
-    """Return (broker id, slave id; None for the master) of a child `0-m` or `0-s1` of a topic."""
+    """Parse the name `0-m` or `0-s1` of a topic's child. Return the broker id, and the slave id or None for the
+    master.
+    """
     found = _REPLICA.match(name)
     if not found:
         raise CoordinationError(
@@ -235,13 +246,16 @@ def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
 
 
 def format_topics(topics: Iterable[str]) -> bytes:
-    """Return the payload of a consumer: its topics joined by a comma (1.x: in hash order, so readers must ignore the
-    order)."""
+    """Return the payload of a consumer: its topics joined by commas. (1.x writes them in hash order, so readers must
+    ignore the order.)
+    """
     return ",".join(topics).encode()
 
 
 def parse_topics(path: str, data: bytes | None) -> list[str]:
-    """Return a consumer's topics in the written order; empty entries are dropped as in Java's split."""
+    """Return a consumer's topics in the order in which they were written. Empty entries are dropped, as Java's split
+    does.
+    """
     text = payload_text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
 
@@ -252,7 +266,9 @@ def format_consumer_zone(zone: str) -> bytes:
 
 
 def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
-    """Return the zone of a consumer that assigns by zones; None for another strategy. Unknown fields are ignored."""
+    """Return the zone of a consumer that assigns by zones; None if it has another strategy. Unknown fields are
+    ignored.
+    """
     text = payload_text(path, data)
     if text is None:
         return None
@@ -268,15 +284,16 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
 
 
 class ConsumerFilter(NamedTuple):
-    """A consumer's filter for a topic. tags: one of these, sorted, () for any. where: a filter by content, as written,
-    "" for none."""
+    """A consumer's filter for a topic. tags: messages with one of these tags match; sorted, () for any tag. where: the
+    content filter as it was written, "" for none.
+    """
 
     tags: tuple[str, ...] = ()
     where: str = ""
 
 
 def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
-    """Return a JSON object with the filter of each topic; unused filters are left out."""
+    """Return a JSON object with the filter of each topic. Empty `tags` and `where` are left out."""
     fields = {
         topic: ({"tags": list(each.tags)} if each.tags else {}) | ({"where": each.where} if each.where else {})
         for topic, each in sorted(filters.items())
@@ -303,16 +320,17 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 
 
 class Begun(NamedTuple):
-    """The work that the owner of a partition has begun. offset: of the message, written before its processing begins;
-    -1: the owner handles messages without writing it. alone: how many successive owners began this message alone in
-    their process and did not finish it."""
+    """The work that the owner of a partition has begun. offset: the offset of the message, written before its
+    processing begins; -1 if the owner handles messages without writing their offsets. alone: how many successive owners
+    have begun this message while they processed no other message, and did not finish it.
+    """
 
     offset: int = -1
     alone: int = 0
 
 
 def format_begun(begun: Begun) -> bytes:
-    """Return a JSON object with the offset and the number; empty if there is no offset."""
+    """Return a JSON object with `offset` and `alone`. It is empty if there is no offset."""
     return json.dumps(begun._asdict() if begun.offset >= 0 else {}, separators=(",", ":")).encode()
 
 
@@ -332,12 +350,12 @@ def parse_begun(path: str, data: bytes | None) -> Begun:
 
 
 def format_group_zones(zones: Mapping[int, str]) -> bytes:
-    """Return a JSON object with the zone of each broker id, in order of the ids."""
+    """Return a JSON object with the zone of each broker id, sorted by id."""
     return json.dumps({str(each): zones[each] for each in sorted(zones)}, separators=(",", ":")).encode()
 
 
 def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
-    """Parse the output of format_group_zones(); empty for nothing."""
+    """Parse the output of format_group_zones(). Return an empty dict for an empty payload."""
     text = payload_text(path, data)
     if text is None:
         return {}
@@ -351,12 +369,12 @@ def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
 
 
 def format_consumer_id(consumer_id: str) -> bytes:
-    """Return the payload of an owner node."""
+    """Return the payload of an owner znode."""
     return consumer_id.encode()
 
 
 def parse_consumer_id(path: str, data: bytes | None) -> str | None:
-    """Return the consumer id in an owner node."""
+    """Return the consumer id in the payload of an owner znode."""
     return payload_text(path, data)
 
 
@@ -366,8 +384,9 @@ def format_offset(offset: Offset) -> bytes:
 
 
 def parse_offset(path: str, data: bytes | None) -> Offset | None:
-    """Split at the last `-`, because message ids may be negative; without one: the plain offset of clients before
-    1.4."""
+    """Parse `msgId-offset`. It is split at the last `-`, because message ids may be negative. A payload without `-` is
+    the plain offset of clients before 1.4.
+    """
     text = payload_text(path, data)
     if text is None:
         return None

@@ -1,6 +1,6 @@
-"""The agreement of a broker set's nodes: the payloads of its znodes. Pure.
+"""The payloads of a broker set's znodes, which hold what its nodes have agreed on. The functions are pure.
 
-payloads.py has the parts that all payloads share.
+payloads.py has the functions that all payloads use.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
 class SetState:
     """The agreed state of a broker set.
 
-    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the nodes of
-    which one may be elected: their names, kept sorted, and the instances of their data. A node of that name with other
-    data, a new directory or a copy, is not in sync. preferred: name of the node that should lead, or "". members: names
-    of the nodes that the set is to have, sorted: those that have been in sync, until an operator says that one is gone.
-    chosen: the highest epoch that was known when an operator last chose a node (`elect --unclean`): data of that and
-    older epochs that only other nodes have is given up. 0 for never.
+    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the nodes
+    that may be elected: their names, sorted, and the instances of their data. A node with the same name but other data
+    (a new directory or a copy) is not in sync. preferred: name of the node that should lead, or "". members: names of
+    the nodes that the set should have, sorted. These are all nodes that have ever been in sync, except nodes that an
+    operator has removed. chosen: the highest epoch that was known when an operator last chose a node (`elect
+    --unclean`); 0 for never. Data of this and older epochs that only other nodes have is given up.
 
-    A state without in-sync nodes was set back with ZooKeeper, and revoked by a node that had seen a newer one (see
-    `revoked`): nobody may be elected before an operator has chosen.
+    A state without in-sync nodes means that ZooKeeper was set back to an older state, and that a node that had seen a
+    newer state has revoked it (see `revoked`). Then no node may be elected before an operator has chosen one.
     """
 
     epoch: int
@@ -51,8 +51,9 @@ class SetState:
         object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
 
     def revoked(self) -> SetState:
-        """Return this state, revoked. Every node understands it, even an older one that does not know revoking: nobody
-        is in sync, so nobody stands for election, and nobody leads, so nobody follows."""
+        """Return this state, revoked. Every node acts correctly on it, even a node of an older version that does not
+        know revoking: no node is in sync, so no node stands for election, and no node leads, so no node follows.
+        """
         return replace(self, leader="", in_sync={})
 
     @property
@@ -60,8 +61,9 @@ class SetState:
         return not self.in_sync
 
     def has_in_sync(self, name: str, instance: str) -> bool:
-        """Whether the data `instance` of the node `name` may be elected. Before the first epoch there is nothing to
-        lose, and a name is enough."""
+        """Return whether the node `name` may be elected with the data `instance`. Before the first epoch there is no
+        data to lose, so only the name is compared.
+        """
         known = self.in_sync.get(name)
         return known is not None and (self.epoch == 0 or known == instance)
 
@@ -70,9 +72,9 @@ class SetState:
 class SetNode:
     """One process of a broker set.
 
-    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: of its data, chosen at random and
-    kept in the data directory; a copy of the directory gets another one. forgetful: its machine has restarted since the
-    node was known to have all data.
+    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: identifies the node's data; it is
+    chosen at random and kept in the data directory, and a copy of the directory gets another instance. forgetful: true
+    if the node's machine has restarted since the node was last known to have all data.
     """
 
     name: str
@@ -81,11 +83,13 @@ class SetNode:
     instance: str
     forgetful: bool = False
     epoch: int = 0
-    """The highest epoch that it had seen when it wrote this; 0 for a node that has never been in a set."""
+    """The highest epoch that the node had seen when it wrote this payload; 0 for a node that has never been in a
+    set.
+    """
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host, an IPv6 one without brackets, and port. Raises CoordinationError for an invalid URL."""
+        """Host (an IPv6 address without brackets) and port. Raises CoordinationError for an invalid URL."""
         address = parse_broker_url(self.name, self.url.encode())
         if address is None:
             raise damaged(self.name, self.url, "meta://host:port")
@@ -93,16 +97,17 @@ class SetNode:
 
 
 def may_revoke(state: SetState, newest: SetState) -> bool:
-    """Whether a node that has seen `newest` revokes an older `state`, to which ZooKeeper was set back.
+    """Return whether a node that has seen the state `newest` may revoke the older `state`, to which ZooKeeper was set
+    back.
 
-    Not if a node has been elected since, or if an operator has chosen one: all present nodes may follow that node, and
-    a late node is no reason to stop them. The late node does not cut the data that it knows better.
+    It may not if a node has been elected since, or if an operator has chosen a node. Then all present nodes may follow
+    that node, and a node that comes late is no reason to stop them. The late node does not truncate its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 
 
 def format_set_state(state: SetState) -> bytes:
-    """Return a JSON object with the fields of SetState; `chosen` only if it is not 0."""
+    """Return a JSON object with the fields of SetState. `chosen` is included only if it is not 0."""
     fields: dict[str, object] = {
         "epoch": state.epoch,
         "leader": state.leader,
@@ -141,8 +146,9 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """Return a JSON object with the fields of SetNode, except its name, which is the znode's name; forgetful only if
-    true, an epoch only if it is not 0."""
+    """Return a JSON object with the fields of SetNode. The name is omitted, because it is the znode's name. `forgetful`
+    is included only if it is true, and `epoch` only if it is not 0.
+    """
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:
         fields["forgetful"] = True
@@ -152,7 +158,7 @@ def format_set_node(node: SetNode) -> bytes:
 
 
 def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
-    """Return the node of the set whose znode is called `name`. Unknown fields are ignored."""
+    """Parse the payload of the znode `name`, and return the node of the set. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None

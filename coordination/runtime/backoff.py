@@ -1,4 +1,6 @@
-"""Pauses between tries: exponential, with jitter, so that many processes do not try again at the same time."""
+"""Pauses between tries. They grow exponentially and have jitter, so that many processes do not try again at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """The n-th pause, from 0 on, lies in (½, 1] × min(max, min × 2ⁿ) seconds. Not thread-safe: one owner."""
+    """A series of growing pauses. Pause n, counted from 0, lies in (½, 1] × min(max, min × 2ⁿ) seconds. Not
+    thread-safe: only one owner may use it.
+    """
 
     __slots__ = ("_high", "_low", "_random", "tries")
 
@@ -21,11 +25,11 @@ class Backoff:
 
     def next(self) -> float:
         """Return the seconds to wait before the next try."""
-        # the smallest pause times 2**40 exceeds every maximum; the bound keeps the power small
+        # The shortest pause times 2**40 exceeds every maximum, so the exponent is limited to 40.
         pause = min(self._high, self._low * 2.0 ** min(self.tries, 40))
         self.tries += 1
         return pause * (1.0 - self._random() / 2)
 
     def reset(self) -> None:
-        """Call after a success: the next pause is the shortest again."""
+        """Begin again with the shortest pause. Call this after a success."""
         self.tries = 0

@@ -1,5 +1,6 @@
-"""Certificates in PEM files, and the TLS contexts made of them. `ssl` is imported when the first context is made: a
-program without TLS starts sooner."""
+"""Certificates in PEM files, and the TLS contexts that are made from them. `ssl` is imported when the first context is
+made, so that a program without TLS starts faster.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Paths of PEM files. ca: the certificates that sign those of the other side. certificate, key: of this side, with
-    the certificates between it and the CA behind it in its file; both or none. option: names a path in errors."""
+    """Paths of PEM files. ca: the CA certificates that sign the other side's certificates. certificate, key: this
+    side's certificate and key; give both or none. Intermediate certificates follow this side's certificate in the same
+    file. option: the option's name in errors.
+    """
 
     ca: str = ""
     certificate: str = ""
@@ -30,8 +33,10 @@ class CertificateFiles:
     option: str = "tls"
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the context for connections to brokers: TLS 1.2 or newer, and the server's certificate must be signed
-        by `ca` (without it: by a CA that the system trusts) and name the host. Raises ConfigError."""
+        """Return the TLS context for connections to brokers. It requires TLS 1.2 or newer. The server's certificate
+        must be signed by `ca`, or without `ca` by a CA that the system trusts, and must contain the host's name. Raises
+        ConfigError.
+        """
         import ssl
 
         context = self._trusting(lambda: ssl.create_default_context(cafile=self.ca or None))
@@ -40,8 +45,9 @@ class CertificateFiles:
         return context
 
     def server_context(self, client_certificates: str) -> ssl.SSLContext:
-        """Return the context for connections from clients. client_certificates: none, optional or required. Raises
-        ConfigError."""
+        """Return the TLS context for connections from clients. client_certificates: "none", "optional" or "required".
+        Raises ConfigError.
+        """
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -77,7 +83,7 @@ class CertificateFiles:
 
 
 def check_secret(option: str, path: str) -> None:
-    """Raise ConfigError if a file with a secret cannot be read, or others than its owner may read it."""
+    """Raise ConfigError if a file with a secret cannot be read, or if anybody except its owner may access it."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -87,7 +93,7 @@ def check_secret(option: str, path: str) -> None:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask the terminal for the password of an encrypted key."""
+    """Refuse an encrypted key. Without this function, OpenSSL would ask for the password on the terminal."""
     raise ValueError(
         "the key is encrypted: metaq reads keys without a password, and checks that only you can read them"
     )

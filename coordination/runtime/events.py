@@ -1,8 +1,9 @@
-"""The threads on which coordination runs callbacks and repeats work: never kazoo's own.
+"""The threads on which the coordination code runs callbacks and repeats work. They are never kazoo's own threads.
 
-kazoo calls state listeners on its connection thread and watches on its callback thread; a ZooKeeper call made there
-would wait for an answer that the same thread has to read. So listeners and watches only post here. Conditions wait
-here, so nothing in this file may be called where an interrupt may come (interrupts.py): ZkSession sees to that.
+kazoo calls state listeners on its connection thread, and watches on its callback thread. A ZooKeeper call on these
+threads would wait for an answer that the same thread has to read. So listeners and watches only post calls to the event
+thread. This file uses Conditions, so none of its functions may be called on a thread that an interrupt may reach
+(interrupts.py). ZkSession ensures this.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ log = get_log(__name__)
 
 
 class EventThread:
-    """Runs posted calls in order, on one daemon thread. Any thread may post; the calls may block on ZooKeeper.
+    """Runs posted calls in order on one daemon thread. Any thread may post calls. The calls may block on ZooKeeper.
 
-    An exception of a call is a bug of its owner: it is logged with its traceback, and the thread goes on.
+    An exception of a call is a bug in the code that posted it. The exception is logged with its traceback, and the
+    thread continues.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,14 +45,14 @@ class EventThread:
         self._thread.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run `call` later. After close() it is dropped."""
+        """Run `call` soon. After close(), the call is dropped."""
         with self._changed:
             if not self._closed:
                 self._calls.append(call)
                 self._changed.notify()
 
     def post_once(self, call: Callable[[], object]) -> None:
-        """As post(), unless an equal call is still waiting: a burst of events becomes one."""
+        """Post a call as post() does, unless an equal call is still waiting. So a burst of events leads to one call."""
         with self._changed:
             if not self._closed and call not in self._once:
                 self._once.add(call)
@@ -65,8 +67,9 @@ class EventThread:
                 self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Drop the waiting calls and end the thread; a running call gets `timeout` seconds. May run on the thread
-        itself."""
+        """Drop the waiting calls, and end the thread. A running call gets `timeout` seconds to end. The thread itself
+        may call this.
+        """
         with self._changed:
             self._closed = True
             self._calls.clear()
@@ -94,7 +97,9 @@ class EventThread:
             return None
 
     def _post_due(self) -> float | None:
-        """Post the later calls that are due; return the seconds until the next one, None if there is none."""
+        """Post the delayed calls that are due. Return the seconds until the next delayed call is due, or None if there
+        is none.
+        """
         while self._later:
             pause = self._later[0][0] - time.monotonic()
             if pause > 0:
@@ -104,12 +109,12 @@ class EventThread:
 
 
 class PersistentTask:
-    """Repeats `attempt` on a thread of its own until it succeeds, for ever, with jittered backoff.
+    """Repeats `attempt` on a thread of its own until it succeeds, with jittered backoff and without a limit.
 
-    trigger() asks for one success from now on; a trigger during an attempt leads to another one. Errors of coordination
-    are logged on one line with the pause. Any other exception is a bug: it is logged with its traceback, and the
-    attempt is repeated too, because a broker or consumer that stops silently is worse. The thread ends when there is
-    nothing to try.
+    trigger() requests one successful attempt from now on. A trigger during an attempt leads to another attempt. A
+    CoordinationError is logged on one line with the pause. Any other exception is a bug: it is logged with its
+    traceback, and the attempt is also repeated, because a broker or consumer that stops silently would be worse. The
+    thread ends when there is nothing to try.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -122,7 +127,7 @@ class PersistentTask:
         self._thread: threading.Thread | None = None
 
     def trigger(self) -> None:
-        """Have the attempt made soon. Any thread; never blocks."""
+        """Make an attempt soon. Any thread may call this; it never blocks."""
         with self._changed:
             self._wanted = not self._closed
             if self._wanted and self._thread is None:
@@ -146,7 +151,7 @@ class PersistentTask:
                 self._wait_to_retry(pause)
 
     def _take_wish(self) -> bool:
-        """Whether an attempt is wanted; if not, this thread ends, and the next trigger starts another one."""
+        """Return whether an attempt is wanted. If not, this thread ends, and the next trigger starts another thread."""
         with self._changed:
             wanted, self._wanted = self._wanted and not self._closed, False
             if not wanted:
@@ -154,18 +159,18 @@ class PersistentTask:
             return wanted
 
     def _wait_to_retry(self, pause: float) -> None:
-        """Wait before the next attempt. Returns early after a trigger: the obstacle may be gone."""
+        """Wait before the next attempt. A trigger ends the wait early, because the obstacle may be gone."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._closed, pause)
             self._wanted = True
 
     def _try(self) -> float:
-        """Make one attempt; return the seconds to wait before the next one, 0 after a success."""
+        """Make one attempt. Return the seconds to wait before the next attempt, 0 after a success."""
         try:
             self._attempt()
         except CoordinationError as error:
             pause = self._backoff.next()
-            if not self._closed:  # otherwise there is no other try, and the end made it fail
+            if not self._closed:  # after close() the failure is expected, and there is no retry
                 log.warning("%s failed, again in %.1f s: %s", self._name, pause, error)
         except Exception:
             pause = self._backoff.next()

@@ -1,8 +1,10 @@
-"""A process that was forked off (os.fork, multiprocessing's "fork"), and objects that its parent has made.
+"""Protect objects that were made before a fork (os.fork, multiprocessing's "fork") from being used in the child
+process.
 
-The child has copies of sockets, sessions and locks, but none of the threads that work on them. Bytes that it sent on
-such a socket would mix with the parent's; a thread that the child does not have may have held a lock. So each owner of
-such things has a ForkGuard, checks it before it takes a lock, and only refuses in the child.
+The child has copies of the sockets, sessions and locks, but none of the threads that use them. If the child sent bytes
+on such a socket, they would mix with the parent's bytes. A lock may be held by a thread that the child does not have.
+So each owner of such objects has a ForkGuard, and checks it before it takes a lock. In the child, the owner only raises
+errors.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""How often this process, or one of its ancestors, was forked off: reading it costs less than os.getpid()."""
+"""Number of forks between the first process that imported this module and this process. Reading it costs less than
+os.getpid().
+"""
 
 
 class ForkGuard:
-    """Knows the process that made it. what: names its owner in errors, as in "Producer"."""
+    """Remembers the process that made it. what: the name of the guard's owner in errors, such as "Producer"."""
 
     __slots__ = ("_generation", "_process", "_what")
 
@@ -29,11 +33,11 @@ class ForkGuard:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process was forked off the one that made the guard."""
+        """Whether this process is a forked child of the process that made the guard."""
         return self._generation != _generation
 
     def check(self) -> None:
-        """Raise ClientError in a process that was forked off."""
+        """Raise ClientError if this process is a forked child."""
         if self._generation != _generation:
             raise ClientError(
                 f"this {self._what} belongs to process {self._process}, and process {os.getpid()} was forked off it: "
@@ -42,8 +46,8 @@ class ForkGuard:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Never free it, not even when the interpreter ends."""
-    import ctypes  # only local stores use this
+    """Prevent that `thing` is ever freed, even when the interpreter ends."""
+    import ctypes  # only local stores need it
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

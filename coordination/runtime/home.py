@@ -1,4 +1,4 @@
-"""Files below the user's home directory, which a container's user may not have."""
+"""Paths below the user's home directory. A user in a container may have no home directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ NO_HOME = "this user has no home directory (HOME is not set, and the system know
 
 
 def in_home(path: str | PathLike[str], option: str, remedy: str) -> Path:
-    """Return `path` with its `~` replaced. Raises ConfigError naming `option` if there is no home directory for it."""
+    """Return `path` with `~` replaced by the home directory. Raises ConfigError, which names `option`, if there is no
+    home directory.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -1,7 +1,9 @@
-"""Exceptions that may arise at any line of a user's thread: KeyboardInterrupt, and those raised by a signal's handler.
+"""Handle interrupts: exceptions that may come at any line of a user's thread. These are KeyboardInterrupt, and
+exceptions raised by a signal handler.
 
-CPython calls signal handlers on the main thread: behind each call of a C function, where a function begins and where a
-loop begins anew. So one C function is never interrupted in the middle, and neither are statements without a call.
+CPython calls signal handlers on the main thread: after a call of a C function, at the beginning of a function, and at
+each new iteration of a loop. So a C function is never interrupted in the middle, and neither are statements without a
+call.
 """
 
 from __future__ import annotations
@@ -45,32 +47,35 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _begin_thread(action: Callable[..., object], *args: object) -> None:
-    """Begin a thread that `threading` knows: otherwise the name that it makes up for the thread stays in its list for
-    good."""
+    """Start a thread through `threading`. In a thread that it does not know, `threading` makes a dummy entry, which
+    stays in its list permanently.
+    """
     threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
 
 
 begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new_thread, _begin_thread)
-"""`begin_elsewhere((action, argument, …))`: do what must follow an interrupt, on a thread where no other interrupt
-comes.
+"""`begin_elsewhere((action, argument, …))` runs `action`, which must follow an interrupt, on a thread that no other
+interrupt reaches.
 
-It is one call of C functions, so it is certain to be made if it is the first call behind `except`. Raises RuntimeError
-when no thread can be started.
+The call consists of C functions only. So it is certain to be made if it is the first call after `except`. Raises
+RuntimeError if no thread can be started.
 """
 
 
 def may_be_interrupted() -> bool:
-    """Whether signal handlers run on this thread. If so, work that concerns others than its caller is done
-    elsewhere."""
+    """Return whether signal handlers run on this thread. If so, work that affects other threads must be done on another
+    thread.
+    """
     return threading.get_ident() == _main
 
 
 class Bell:
-    """Wakes one waiting thread, now or later; rung several times before that, it wakes it once. Any thread.
+    """Wakes one waiting thread, now or when it begins to wait. If the bell is rung several times before, the thread is
+    woken once. Any thread may call the methods.
 
-    It uses no Event: one whose wait is interrupted may keep its lock. It uses no SimpleQueue: `get(timeout=…)` of
-    CPython 3.11 never returns if a signal whose handler raises nothing, such as a profiler's, arrives when its time is
-    over.
+    This class does not use an Event, because an Event's lock may stay locked after an interrupted wait. It does not use
+    a SimpleQueue either: in CPython 3.11, `get(timeout=…)` never returns if a signal whose handler raises nothing, such
+    as a profiler's, arrives just when the timeout ends.
     """
 
     __slots__ = ("_lock",)
@@ -80,7 +85,7 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> bool:
-        """Ring. Return whether it had not rung yet."""
+        """Ring the bell. Return False if it was already rung and no wait has returned since."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -88,39 +93,40 @@ class Bell:
         return True
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait at most `seconds`; 0 or less: not at all; None: for ever. Return whether it has rung, and forget
-        that."""
+        """Wait at most `seconds` for a ring. With 0 or less, do not wait; with None, wait without a limit. Return
+        whether the bell has rung, and reset it.
+        """
         if seconds is None:
             return self._lock.acquire()
         return self._lock.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class Ending:
-    """Something ends once; any thread may wait for it."""
+    """An event that happens once: the end of something. Any thread may wait for it."""
 
     def __init__(self) -> None:
         self._is_over = False
         self._bell = Bell()
 
     def tell(self) -> None:
-        """Record that it is over. May be repeated."""
+        """Record the end. May be called again."""
         self._is_over = True
         self._bell.ring()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`. Return whether it is over."""
+        """Wait at most `seconds` for the end. Return whether the end was recorded."""
         if not self._is_over and self._bell.wait(seconds):
-            self._bell.ring()  # for the next waiting thread
+            self._bell.ring()  # wakes the next waiting thread
         return self._is_over
 
 
 class BackgroundThread:
-    """A daemon thread, where no signal is handled, that begins `action` soon. Raises RuntimeError when the interpreter
-    is about to exit.
+    """A daemon thread that runs `action` soon. No signal handler runs on it. Raises RuntimeError if the interpreter is
+    about to exit.
 
-    An interrupt of Thread.start() may leave a thread that ends at once. So another thread calls that, and beginning it
-    is one call of a C function. If the constructor is interrupted after that call, the action runs although nobody has
-    this object.
+    An interrupt during Thread.start() may leave a thread that ends at once. So another thread calls Thread.start(), and
+    that thread is started by one call of a C function. If the constructor is interrupted after this call, the action
+    runs although nobody has this object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -132,16 +138,18 @@ class BackgroundThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is the caller's thread."""
+        """Whether the calling thread is this thread."""
         return threading.current_thread() is self._thread
 
     @property
     def ident(self) -> int | None:
-        """Its threading.get_ident(); None before it has begun."""
+        """The thread's threading.get_ident(); None before the thread has begun."""
         return self._thread.ident
 
     def join(self, timeout: float) -> bool:
-        """Wait for its end, at most `timeout` seconds. Return whether it has ended. Any thread but itself."""
+        """Wait at most `timeout` seconds for the thread's end. Return whether it has ended. Any thread except this
+        thread may call it.
+        """
         return self._ending.wait(timeout)
 
     def _run(self) -> None:
@@ -152,13 +160,15 @@ class BackgroundThread:
 
 
 class Aside:
-    """Runs actions where no interrupt comes: on another thread, if the caller's may be interrupted.
+    """Runs actions on threads that no interrupt reaches: on another thread if the caller's thread may be interrupted,
+    otherwise on the caller's thread.
 
-    An interrupt ends the waiting, but not the action, which may hold locks and has steps that belong together. Actions
-    run in order: those of an interrupted call run before later ones. name: of those threads. drops: discard queued
-    actions whose caller was interrupted, so that a later action waits for at most one of them. lingers: seconds that
-    its thread waits for more actions, so that many successive calls need one thread: on busy processors a new thread
-    waits milliseconds for its turn. Do not use it for objects that a forked process also uses.
+    An interrupt ends only the caller's wait, not the action, because the action may hold locks and may have steps that
+    belong together. Actions run in order; the action of an interrupted call runs before later actions. name: the name
+    of the threads. drops: whether to discard queued actions whose caller was interrupted, so that a later action waits
+    for at most one of them. lingers: seconds for which the thread waits for more actions, so that many successive calls
+    need only one thread. This helps because on busy processors a new thread waits milliseconds until it runs. Do not
+    use an Aside for objects that a forked process also uses.
     """
 
     def __init__(self, name: str, *, drops: bool = False, lingers: float = 0.0) -> None:
@@ -172,12 +182,13 @@ class Aside:
     @property
     def is_behind(self) -> bool:
         """Whether some queued action is not finished yet."""
-        # in this order: an action is taken out and run under the lock
+        # The order matters, because an action is taken from the queue and run while the lock is held.
         return not self._todo.empty() or self._lock.locked()
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
-        """Run `action` and return its result or raise its exception. seconds: raise Empty if it is not done by then; it
-        goes on."""
+        """Run `action`, and return its result or raise its exception. seconds: if the action is not done after this
+        time, raise Empty; the action continues.
+        """
         if not may_be_interrupted():
             return action(*args)
         outcome: list[tuple[T | None, BaseException | None]] = []
@@ -205,16 +216,16 @@ class Aside:
         return result  # type: ignore[return-value]  # None is one, too
 
     def start(self, action: Callable[[], None]) -> None:
-        """Have `action`, which must not raise, run soon; does not wait for it."""
+        """Run `action` soon, without waiting for it. The action must not raise an exception."""
         try:
             self._todo.put(action)
             self._begin()
         except BaseException:
-            _thread.start_new_thread(self._begin_work, ())  # otherwise the action would wait for the next one
+            _thread.start_new_thread(self._begin_work, ())  # otherwise this action would run only with the next
             raise
 
     def _begin(self) -> None:
-        if self._lingers and self._lock.locked():  # the holder checks for more after releasing the lock
+        if self._lingers and self._lock.locked():  # the holder looks for actions again after releasing it
             self._more.ring()
             return
         try:
@@ -226,7 +237,7 @@ class Aside:
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _work(self) -> None:
-        while not self._todo.empty() and self._lock.acquire(blocking=False):  # otherwise another thread does it all
+        while not self._todo.empty() and self._lock.acquire(blocking=False):  # else the holder does it
             try:
                 with suppress(Empty):
                     while True:
@@ -235,7 +246,7 @@ class Aside:
                 self._lock.release()
 
     def _next(self) -> Callable[[], None]:
-        """Return the next action. Raises Empty."""
+        """Return the next action; wait for it if the thread lingers. Raises Empty if there is none."""
         with suppress(Empty):
             return self._todo.get_nowait()
         self._more.wait(self._lingers)
@@ -243,18 +254,20 @@ class Aside:
 
 
 class Bells:
-    """Wakes threads that wait for a change; all methods on any thread.
+    """Wakes threads that wait for a change. Any thread may call the methods.
 
-    It replaces a Condition, whose lock, taken in Python code, may stay locked for ever when its thread is interrupted.
+    It replaces a Condition. Python code takes a Condition's lock, so the lock may stay locked for ever if the thread is
+    interrupted.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Bell] = []
-        """Not empty while somebody waits; reading it costs no call."""
+        """The bells of the waiting threads. Whether it is empty can be read without a call."""
 
     def ring(self, most: int | None = None) -> None:
-        """Have the waiting threads check again. most: only this many, not counting those that are about to check
-        anyway."""
+        """Make the waiting threads check their conditions again. most: wake only this number of threads, not counting
+        threads that will check anyway.
+        """
         for bell in list(self.waiting):
             if most is not None and most <= 0:
                 return
@@ -262,9 +275,10 @@ class Bells:
                 most -= 1
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
-        """Wait until `holds`. Return whether it did when no `seconds` were left.
+        """Wait until `holds` returns true, and return True. Return False if `seconds` returns that no time is left
+        before that.
 
-        It is checked on this thread now and after each ring, also one during a check.
+        The condition is checked on this thread now and after each ring. A ring during a check leads to another check.
         """
         bell = Bell()
         try:
@@ -279,8 +293,9 @@ class Bells:
 
 
 def interrupted_frames() -> list[FrameType]:
-    """Call this in a signal's handler. Return the frames it has interrupted, the innermost first; [] outside of a
-    handler."""
+    """Return the frames that the running signal handler has interrupted, the innermost first. Return [] outside of a
+    handler.
+    """
     if not may_be_interrupted():
         return []
     outer: list[FrameType] = []
@@ -294,8 +309,9 @@ def interrupted_frames() -> list[FrameType]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether the error is not the interrupted code's own: it is no Exception, or it came out of a signal's handler, as
-    the TimeoutError or the soft limit of a web worker does."""
+    """Return whether the error is an interrupt and not an error of the code itself. This is so if it is no Exception,
+    or if a signal handler has raised it, for example the TimeoutError or the soft time limit of a web worker.
+    """
     if not isinstance(error, Exception):
         return True
     handlers = _handlers()
@@ -308,12 +324,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _handlers() -> set[CodeType | None]:
-    """Return the code of the signal handlers."""
+    """Return the code objects of all signal handlers."""
     return {_code_of(each) for each in map(signal.getsignal, signal.valid_signals()) if callable(each)} - {None}
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a handler, if it is Python."""
+    """Return the code object of a handler, or None if the handler is not written in Python."""
     while (inner := getattr(handler, "__func__", None) or getattr(handler, "func", None)) is not None:
         handler = inner
     code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -1,4 +1,4 @@
-"""The address by which other hosts reach this one, chosen as in metaq 1.x (zookeeper.md §3)."""
+"""Find the address under which other hosts reach this host. It is chosen as in metaq 1.x (zookeeper.md §3)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def local_address() -> str:
-    """Return the first non-loopback IPv4 address of an interface, else that of the host's name, else 127.0.0.1."""
+    """Return the first non-loopback IPv4 address of a network interface. If there is none, return such an address of
+    the host's name, or 127.0.0.1.
+    """
     return _first(_candidates())
 
 
 def address_in_java() -> str:
-    """As local_address(), with the interfaces in Java's order: by falling index.
+    """Return an address as local_address() does, but look at the interfaces in Java's order: by descending index.
 
-    With Docker on the host that is the address of its bridge. It is right only for names that Java processes of this
-    host must find by themselves.
+    On a host with Docker this is the address of Docker's bridge. Use it only in names that Java processes on this host
+    must derive by themselves.
     """
     return _first(_candidates()[::-1])
 

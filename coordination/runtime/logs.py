@@ -1,8 +1,8 @@
-"""Loggers for code that may run on a user's thread: an interrupt (interrupts.py) cannot cut the writing of a line in
-two.
+"""Loggers for code that may run on a user's thread. An interrupt (interrupts.py) cannot come while a log line is
+written.
 
-`logging` locks its handlers in Python code. An interrupt after that leaves the lock held, and then every thread that
-writes to the log stops for good, including those that fetch, rebalance and commit.
+`logging` locks its handlers in Python code. An interrupt after that leaves the lock held. Then every thread that writes
+to the log hangs for ever, including the threads that fetch, rebalance and commit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from .interrupts import Aside, may_be_interrupted
 __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
-"""How long to wait for a line. If a handler itself sends with metaq, the waiting caller may hold its lock: the line
-comes when the lock is free again."""
+"""Longest time in seconds for which a caller waits until its line is written. If a log handler itself sends with metaq,
+the waiting caller may hold the handler's lock; then the line is written when the lock is free again.
+"""
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """Writes lines like the logger, with the caller's place and thread; aside, if the caller may be interrupted."""
+    """Writes log lines as the logger does, with the caller's code line. If the caller's thread may be interrupted,
+    another thread writes the line.
+    """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """As logging.Logger.log, with exc_info as the only keyword argument. Raises a handler's exceptions."""
+        """Log as logging.Logger.log does, with exc_info as the only keyword argument. Raises a handler's exceptions."""
         if not may_be_interrupted():
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
             return
@@ -54,7 +57,7 @@ _aside = Aside("metaq log")
 
 def _forked() -> None:
     global _aside
-    _aside = Aside("metaq log")  # the thread that wrote may have left the old one locked
+    _aside = Aside("metaq log")  # the old one may stay locked: its thread is not in the child
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,4 +1,4 @@
-"""TCP ports for servers that are started on this machine."""
+"""Choose TCP ports for servers that are started on this machine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["ready_port", "ready_ports"]
 
 _FREE_PORTS = range(10_000, 32_768)
-"""Below Linux's default net.ipv4.ip_local_port_range."""
+"""The ports to choose from. They are below Linux's default net.ipv4.ip_local_port_range."""
 
 _TRIES = 100
 
 _kept: list[socket.socket] = []
-"""Sockets that are bound to the free ports that this process has chosen. They never listen, so servers may listen
-there. Other processes that look for a free port skip these ports, even while no server listens. Each socket takes one
-descriptor until the process ends."""
+"""Sockets bound to the free ports that this process has chosen. These sockets never listen, so servers may listen on
+the ports. Other processes that look for a free port skip these ports, even while no server listens. Each socket takes
+one file descriptor until the process ends.
+"""
 
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
-    """Return `port` if a server can listen there, or a free one if it is 0. Raises ConfigError naming `option`."""
+    """Return `port` if a server can listen on it, or a free port if `port` is 0. Raises ConfigError, which names
+    `option`.
+    """
     return ready_ports(option, port, 1, host)[0]
 
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` ports from `first` on that servers can listen on; if `first` is 0, free ones. While this process
-    runs, this function gives the free ones to no other process.
+    """Return `count` ports from `first` on, on which servers can listen. If `first` is 0, return free ports; while this
+    process runs, this function gives these ports to no other process.
 
-    Raises ConfigError naming `option` and the port that is taken.
+    Raises ConfigError, which names `option` and the port that is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not first:
@@ -44,7 +47,7 @@ def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") ->
 def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
     if port > 65535:
         raise ConfigError(option, port, "is above 65535: choose a lower one")
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that TIME_WAIT is no obstacle
     try:
         probe.bind((host, port))
         probe.listen(1)
@@ -54,8 +57,9 @@ def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
 
 
 def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int:
-    """Choose a port below the system's ports for outgoing connections, if possible: such a connection could take the
-    port before its server does."""
+    """Choose a free port, bind a socket to it, and return it. If possible, the port is below the system's ports for
+    outgoing connections, because such a connection could take the port before the server does.
+    """
     holder = socket.socket(family)
     try:
         for _ in range(_TRIES):
@@ -64,7 +68,8 @@ def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int
                 break
         else:
             holder.bind((host, 0))
-        # only now: with it, a bind to another holder's port would succeed. Servers set it, and may listen there
+        # The option is set only now, because with it a bind to another holder's port would succeed. Servers set this
+        # option, so they may listen on the port.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
         holder.close()

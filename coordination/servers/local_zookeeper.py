@@ -1,4 +1,6 @@
-"""The common part of all ZooKeepers started here, for development and tests: a directory, a port, a life."""
+"""The common code of all ZooKeeper servers that metaq starts on this machine for development and tests: directory,
+port, start and stop.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,20 @@ from ..records.payloads import host_and_port
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
 APACHE_DIRECTORY = "data/version-2"
-"""Directory of Apache's server files, below `data_dir`."""
+"""Directory of the files of Apache's server, below `data_dir`."""
 
 STANDALONE_DIRECTORY = "standalone"
-"""Directory of the Python server's files, below `data_dir`."""
+"""Directory of the files of the Python server, below `data_dir`."""
 
 _POLL = 0.03
 
 
 class LocalZooKeeper(ABC):
-    """A ZooKeeper server with `start` and `stop`. One thread at a time.
+    """A ZooKeeper server with `start` and `stop`. Only one thread at a time may use it.
 
-    data_dir: created if missing. port: 0 chooses a free one, kept over restarts. tick_time_ms, max_session_timeout_ms:
-    sessions are granted at least 2 ticks and at most that maximum, regardless of their request.
+    data_dir: the server's directory, created if it is missing. port: 0 chooses a free port, which stays the same when
+    this object starts the server again. tick_time_ms, max_session_timeout_ms: the server grants sessions a timeout of
+    at least 2 ticks and at most max_session_timeout_ms, whatever they request.
     """
 
     def __init__(
@@ -70,20 +73,21 @@ class LocalZooKeeper(ABC):
 
     @property
     def log(self) -> Path:
-        """The log of a server process."""
+        """The path of the log file of a server process."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
     def start(self, timeout: float = 30.0) -> None:
-        """Start the server and return once it serves."""
+        """Start the server, and return when it serves clients."""
 
     @abstractmethod
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop the server. Does nothing if it does not run."""
+        """Stop the server. Do nothing if it does not run."""
 
     def _take_directory(self) -> None:
-        """Lock the directory: two servers on one directory would destroy each other's log. Raises ConfigError,
-        DirectoryInUse."""
+        """Lock the directory, because two servers with the same directory would destroy each other's log. Raises
+        ConfigError, DirectoryInUse.
+        """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             lock = (self.data_dir / "embedded.lock").open("a")
@@ -101,12 +105,13 @@ class LocalZooKeeper(ABC):
         self._lock_file = lock
 
     def _refuse_apache(self) -> None:
-        """For the standalone server: raise ConfigError if Apache's server has files here."""
+        """Raise ConfigError if Apache's server has files here. The standalone server calls this."""
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raise ConfigError if there are files of another kind of server: this one would ignore them and start
-        empty."""
+        """Raise ConfigError if there are files of another kind of server, because this server would ignore them and
+        start empty.
+        """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
             remedy = f"it holds the data of {whose} ({directory}): go on with {which}, or choose another directory"
@@ -119,32 +124,35 @@ class LocalZooKeeper(ABC):
 
 
 class ZooKeeperProcess(LocalZooKeeper):
-    """A server in a child process. It ends with this process, even when that is killed (Linux)."""
+    """A server in a child process. The child ends when this process ends, on Linux even if this process is killed."""
 
     _process: subprocess.Popen[bytes] | None = None
 
     @property
     def running(self) -> bool:
-        """Whether the server process lives."""
+        """Whether the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The pid of the server process, once it was started."""
+        """The pid of the server process; None before it is started."""
         return self._process.pid if self._process else None
 
     def start(self, timeout: float = 30.0) -> None:
-        """Start the server and return once it serves. Raises as `launch` and `wait_until_serving`."""
+        """Start the server, and return when it serves clients. Raises the errors of `launch` and
+        `wait_until_serving`.
+        """
         self.launch()
         self.wait_until_serving(timeout)
 
     @abstractmethod
     def launch(self) -> None:
-        """Start the server and return before it serves."""
+        """Start the server, and return without waiting until it serves clients."""
 
     def wait_until_serving(self, timeout: float = 30.0) -> None:
-        """Wait after `launch`. Raises CoordinationUnavailable if the server ends or does not serve within `timeout`
-        seconds: then it is stopped."""
+        """Wait after `launch` until the server serves clients. Raises CoordinationUnavailable if the server ends, or
+        does not serve within `timeout` seconds; then the server is stopped.
+        """
         deadline = time.monotonic() + timeout
         try:
             while not _serves(self.host, self.port):
@@ -160,7 +168,9 @@ class ZooKeeperProcess(LocalZooKeeper):
             raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Send SIGTERM, and SIGKILL after `timeout` seconds. Does nothing if the server does not run."""
+        """Stop the server by SIGTERM, and by SIGKILL if it runs for `timeout` seconds more. Do nothing if the server
+        does not run.
+        """
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -180,14 +190,18 @@ class ZooKeeperProcess(LocalZooKeeper):
 
 
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """Return a server's answer to `srvr`, `mntr` or `ruok`, within `timeout` seconds at each step. Raises OSError."""
+    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. Each step may take `timeout` seconds. Raises
+    OSError.
+    """
     with socket.create_connection((host, port), timeout=timeout) as connection:
         connection.sendall(word)
         return b"".join(iter(lambda: connection.recv(4096), b"")).decode("utf-8", "replace")
 
 
 def _serves(host: str, port: int) -> bool:
-    """Whether the server answers with its statistics; before its database is loaded it says that it does not serve."""
+    """Return whether the server answers with its statistics. Before its database is loaded, it answers that it does not
+    serve.
+    """
     try:
         return "Mode:" in four_letter_word(host, port, b"srvr")
     except OSError:
@@ -195,9 +209,10 @@ def _serves(host: str, port: int) -> bool:
 
 
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` so that it ends with this process, with its output appended to `log`.
+    """Start `command` as a process that ends when this process ends. Its output is appended to `log`.
 
-    The kernel binds a child to the life of the thread that started it, so a thread that waits for its end starts it.
+    The kernel ends the child when the thread that started it ends. So it is started by a thread that waits for the
+    child's end.
     """
     run_bound = str(Path(__file__).with_name("run_bound.py"))
     bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]
@@ -208,7 +223,8 @@ def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     def start_and_wait() -> None:
         try:
             with log.open("ab") as output:
-                # its own session: Ctrl-C in a terminal reaches only us, and we stop it last
+                # The child has its own session, so Ctrl-C in a terminal reaches only this process, which stops the
+                # server last.
                 started.append(
                     subprocess.Popen(
                         bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -1,8 +1,9 @@
-"""`python run_bound.py PARENT_PID SIGNAL PROGRAM …`: become PROGRAM, and get SIGNAL, a number, when the parent ends.
+"""`python run_bound.py PARENT_PID SIGNAL PROGRAM …` becomes PROGRAM, and gets the signal with the number SIGNAL when
+the parent process ends.
 
 This is a separate program instead of subprocess's `preexec_fn`, which may deadlock in a process with threads. It
-imports nothing of metaq, so that it starts in milliseconds. The parent may end by SIGKILL. Linux only (prctl(2));
-elsewhere PROGRAM outlives a killed parent.
+imports nothing of metaq, so that it starts in milliseconds. It also works if the parent is ended by SIGKILL, but only
+on Linux (prctl(2)). On other systems, PROGRAM outlives a killed parent.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ def main() -> None:
     parent, number, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # it ended before prctl
+        if os.getppid() != parent:  # the parent ended before prctl
             sys.exit(1)
     os.execv(program[0], program)
 

@@ -1,7 +1,7 @@
-"""Why a ZooKeeper session cannot be opened: the answer of each server of a connect string to `srvr`, ZooKeeper's
-request for statistics.
+"""Find out why a ZooKeeper session cannot be opened. Each server of a connect string is sent `srvr`, ZooKeeper's
+request for statistics, and the answer is examined.
 
-Every ZooKeeper answers that, even while it does not serve, or says that it may not answer it.
+Every ZooKeeper server answers this request even while it does not serve, or answers that it is not allowed to answer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ..records.payloads import host_and_port
 __all__ = ["ServerFinding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
-"""A ZooKeeper reads four bytes; most servers mistaken for one, including metaq's brokers, answer whole lines."""
+"""A ZooKeeper server reads only the four letters. The line end is for other servers that listen there by mistake,
+because most of them, including metaq's brokers, answer only whole lines.
+"""
 _BROKER_REQUEST = b"version 1\r\n"
-"""Any metaq broker answers this; to an unknown request it only closes the connection."""
+"""Every metaq broker answers this request. To an unknown request, it only closes the connection."""
 _LONGEST_ANSWER = 4096
 
 _ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
@@ -31,11 +33,12 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: waiting does not help, unless somebody starts it or corrects its name.
+    """The state of one server. certain: true if waiting does not help, unless somebody starts the server or corrects
+    its name.
 
-    waits: it is a ZooKeeper that serves nobody before its ensemble has a majority. zxid: of its last transaction, None
-    if it does not say. decides: it is the leader, or has no ensemble. serves: it says that it serves sessions, or that
-    it may not answer.
+    waits: true if it is a ZooKeeper server that serves nobody until its ensemble has a majority. zxid: zxid of the
+    server's last transaction, None if the server does not report it. decides: true if the server is the leader or has
+    no ensemble. serves: true if the server answers that it serves sessions, or that it is not allowed to answer.
     """
 
     text: str
@@ -47,7 +50,9 @@ class ServerFinding:
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
-    """Return the state of each of `host:port,host:port…`, all asked at once, within about `seconds`."""
+    """Return the state of each server in `host:port,host:port…`. All servers are asked at the same time; this takes
+    about `seconds` at most.
+    """
     servers, _ = collect_hosts(hosts)
     found: dict[int, ServerFinding] = {}
     deadline = time.monotonic() + seconds
@@ -61,7 +66,7 @@ def examine(hosts: str, seconds: float) -> list[ServerFinding]:
     ]
     for each in askers:
         each.start()
-    for each in askers:  # the look-up of a name cannot have a time limit: it is abandoned
+    for each in askers:  # a name look-up has no time limit, so it may be abandoned
         each.join(max(0.0, deadline - time.monotonic()))
     return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
 
@@ -88,14 +93,16 @@ def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
 
 
 def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
-    """Return the first bytes of the answer; b"" if the server closes the connection. Raises TimeoutError, OSError."""
+    """Send a request, and return the first bytes of the answer; b"" if the server closes the connection. Raises
+    TimeoutError, OSError.
+    """
     with socket.create_connection((host, port), timeout=seconds) as connection:
         connection.sendall(request)
         answer = b""
         while len(answer) < _LONGEST_ANSWER and (more := connection.recv(_LONGEST_ANSWER)):
             answer += more
             if not answer.startswith(b"Zookeeper version"):
-                break  # a server that sends no statistics may keep the connection
+                break  # a server without statistics may not close the connection
         return answer
 
 
@@ -125,5 +132,5 @@ def _silent(where: str) -> ServerFinding:
 
 
 def sentence(findings: Sequence[ServerFinding]) -> str:
-    """Return all findings on one line, each once."""
+    """Return the texts of all findings as one line; equal texts appear once."""
     return "; ".join(dict.fromkeys(each.text for each in findings))

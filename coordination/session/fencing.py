@@ -1,12 +1,12 @@
-"""Writes that can only happen on one ZooKeeper session.
+"""Writes that are executed only on one certain ZooKeeper session.
 
-kazoo queues a request made while it reconnects, and sends it on the session that it has after that. If the caller
-checked the session id, the session could still expire and be replaced before the request is sent. So `serialize()`
-checks it: kazoo's connection thread, the only thread that changes the session, calls it right before it writes the
-bytes to the socket of that session. If the session has been replaced, `serialize()` returns a transaction that the
-server must refuse.
+If a request is made while kazoo reconnects, kazoo queues it and sends it later, on the session that it has then. If the
+caller checked the session id, the session could still expire and be replaced before the request is sent. So
+`serialize()` checks the session id. kazoo's connection thread, the only thread that changes the session, calls
+`serialize()` right before it writes the bytes to the socket of that session. If the session has been replaced,
+`serialize()` returns a transaction that the server must refuse.
 
-A version check could not replace the session check: a re-created owner node starts at version 0 again.
+A version check cannot replace the session check, because a re-created owner znode starts at version 0 again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kazoo.protocol.serialization import CheckVersion, Transaction
 __all__ = ["FencedTransaction", "Refusal"]
 
 _NO_VERSION = -(1 << 31)
-"""No node has this version: ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
+"""A version that no znode has. ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
 
 
 class Refusal(Enum):
-    """Why a transaction was replaced by one that the server refuses."""
+    """The reasons why a transaction was replaced by a transaction that the server refuses."""
 
     SESSION = "its turn came on another session"
     DEADLINE = "its turn came too late"
@@ -34,7 +34,8 @@ class Refusal(Enum):
 class FencedTransaction:
     """Collects operations (create, set_data, delete and check of kazoo's TransactionRequest) for session `session_id`.
 
-    deadline: a time.monotonic(). Nobody waits for the transaction after it, so the transaction is not sent after it.
+    deadline: a time.monotonic() value. After this time nobody waits for the transaction, so the transaction is not sent
+        any more.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:
@@ -46,8 +47,8 @@ class FencedTransaction:
     def send(self) -> Any:
         """Queue the transaction, and return kazoo's AsyncResult of the list of the operations' results.
 
-        In the list, an exception stands for each failed operation; look at `refusal` before at the list. If the outcome
-        is unknown, the AsyncResult raises kazoo's ConnectionLoss.
+        In this list, each failed operation has an exception as its result. Look at `refusal` before you look at the
+        list. If the outcome is unknown, the AsyncResult raises kazoo's ConnectionLoss.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline
@@ -58,13 +59,14 @@ class FencedTransaction:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the transaction was sent as one that changes nothing; None if it was sent unchanged. Valid once the
-        AsyncResult has fired."""
+        """The reason why a transaction that changes nothing was sent instead; None if the transaction was sent
+        unchanged. Valid when the AsyncResult has fired.
+        """
         return self._request.refusal
 
 
 class _Request(Transaction):  # type: ignore[misc]
-    """kazoo's Transaction, whose content is decided at the last moment: when kazoo serializes it."""
+    """A kazoo Transaction whose content is decided at the last moment: when kazoo serializes it."""
 
     zk: KazooClient
     session_id: int

@@ -1,7 +1,8 @@
-"""When a client gives up its session because no server accepts it any more.
+"""Decide when a client gives up its session because no server will accept it any more.
 
-A ZooKeeper closes the connection of a client that has seen a later transaction than its own last one: the client is to
-ask a server that has caught up. If ZooKeeper came back empty, or from an older copy, there is no such server.
+A ZooKeeper server closes the connection of a client that has seen a later transaction than the server's own last
+transaction, so that the client asks a server that has caught up. If ZooKeeper came back empty or was restored from an
+older copy, there is no such server.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from .diagnosis import ServerFinding
 __all__ = ["Refusals", "is_set_back"]
 
 Server = tuple[str, int]
-"""Host and port, as listed."""
+"""Host and port, as they are listed in the connect string."""
 
 
 class Refusals:
-    """The servers that, since the last connection, accepted a connection and closed it without an answer to the
-    session.
+    """The servers that have refused the session since it was connected last: they accepted a connection, and closed it
+    without an answer to the session.
 
-    clock: in seconds, one that goes on while the machine is suspended. One thread.
+    clock: returns seconds; it must continue while the machine is suspended. Only one thread may use this.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -29,12 +30,12 @@ class Refusals:
         self._refusing: set[Server] = set()
 
     def connected(self) -> None:
-        """Record that the session goes on, or that there is a new one."""
+        """Record that the session continues, or that there is a new session."""
         self._since = None
         self._refusing.clear()
 
     def unreachable(self, server: Server) -> None:
-        """Record that the server could not be reached, or was silent."""
+        """Record that the server could not be reached, or did not answer."""
         self._begin()
         self._refusing.discard(server)
 
@@ -44,11 +45,11 @@ class Refusals:
         self._refusing.add(server)
 
     def lasted(self, seconds: float) -> bool:
-        """Whether the tries without a session began at least `seconds` ago."""
+        """Return whether the failing tries to connect began at least `seconds` ago."""
         return self._since is not None and self._clock() - self._since >= seconds
 
     def by_all(self, servers: Collection[Server]) -> bool:
-        """Whether each server refused at its last try."""
+        """Return whether each of these servers refused the session at the last try."""
         return self._refusing.issuperset(servers)
 
     def _begin(self) -> None:
@@ -57,11 +58,12 @@ class Refusals:
 
 
 def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all: bool) -> bool:
-    """Whether ZooKeeper has lost transactions up to `seen`, the zxid of the last one that the client knows of.
+    """Return whether ZooKeeper was set back, so that it has lost the transaction `seen`, the zxid of the last
+    transaction that the client knows.
 
-    A leader, or a server without an ensemble, with a lower zxid proves it: all committed transactions pass it.
-    Otherwise every server must have refused the session, and none may report another reason: it waits for a majority,
-    or it has reached `seen`.
+    A lower zxid of the leader, or of a server without an ensemble, proves this, because such a server has all committed
+    transactions. Otherwise every server must have refused the session, and no server may report another reason: that it
+    waits for a majority, or that it has reached `seen`.
     """
     if any(each.waits for each in findings):
         return False

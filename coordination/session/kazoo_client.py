@@ -1,6 +1,7 @@
-"""kazoo's client with our additions: the granted session timeout, many reads in one request, the reason why it cannot
-connect, connection attempts that leave time for more within a session, the end of a session that no server accepts any
-more because ZooKeeper was set back, and one callback thread instead of two."""
+"""kazoo's client with metaq's additions. It knows the granted session timeout, and makes many reads in one request. It
+limits each connection attempt, so that a session's time is enough for several attempts. It ends a session that no
+server accepts any more because ZooKeeper was set back. It has one callback thread instead of two.
+"""
 
 from __future__ import annotations
 
@@ -41,22 +42,22 @@ _LONGEST_ANSWER = 256 << 20
 """Bytes."""
 
 _ERROR = -1
-"""Type of an error result in an answer to many reads."""
+"""The type number of an error result in the answer to many reads."""
 
 _LOOK_SECONDS = 1.0
-"""Seconds that a server gets to report its last transaction."""
+"""Time in seconds that a server gets to report its last transaction."""
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """Arguments as in KazooClient.
+    """A KazooClient with additions; the arguments are those of KazooClient.
 
-    granted_timeout: seconds that the server last granted the session; None before the first connection. set_back_from:
-    the last zxid that the session had seen, set when it has ended because ZooKeeper was set back, until kazoo's
-    listeners have taken it. Otherwise None.
+    granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
+    set_back_from: the last zxid that the session had seen. It is set when the session has ended because ZooKeeper was
+    set back, until kazoo's listener has read it; otherwise it is None.
     """
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
-        """clock: for measuring sessions."""
+        """clock: measures how long a session has been without a connection."""
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
         self.refusals = Refusals(clock)
@@ -64,14 +65,15 @@ class Client(KazooClient):  # type: ignore[misc]
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def get_many_async(self, paths: Sequence[str]) -> Any:
-        """As get_async of each path, in one request; a result is (data, stat) or the exception of this path.
+        """Do what get_async does for each path, in one request. Each result is (data, stat), or the exception for this
+        path.
 
-        A server older than ZooKeeper 3.6 fails the whole request with UnimplementedError.
+        On a server older than ZooKeeper 3.6, the whole request fails with UnimplementedError.
         """
         return self._read_many(GetData, paths)
 
     def get_children_many_async(self, paths: Sequence[str]) -> Any:
-        """As get_many_async, for the names of the children."""
+        """Do what get_many_async does, for the names of the children."""
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
@@ -79,11 +81,12 @@ class Client(KazooClient):  # type: ignore[misc]
         self._connection.interrupt()
 
     def _attempt_seconds(self) -> float:
-        """Return how long one server may keep us waiting, so that a session's time is enough to reach any that answers.
+        """Return the seconds that an attempt at one server may take, so that a session's time is enough to reach any
+        server that answers.
 
-        kazoo tries the rest of a round, and then all in a new order: at most 2 n - 1 of n. Its own limit is the whole
-        session timeout, so one silent server (switched off, or it lost the request while it started) used to cost the
-        session.
+        kazoo first tries the remaining servers of a round, and then all n servers in a new order. So it makes at most 2
+        n - 1 attempts until it has tried each server. kazoo's own limit for one attempt is the whole session timeout.
+        With that limit, one silent server (switched off, or it lost the request while it started) cost the session.
         """
         return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
 
@@ -94,9 +97,9 @@ class Client(KazooClient):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    _server: tuple[str, int] = ("", 0)  # the server being tried, as listed
+    _server: tuple[str, int] = ("", 0)  # the server that is being tried, as listed
     _refused = False
-    _is_first = False  # the connection would be the first since ZooKeeper was found set back
+    _is_first = False  # the next connection is the first one after ZooKeeper was set back
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         client = self.client
@@ -111,14 +114,16 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
                 client.refusals.unreachable(self._server)
             raise
         client.refusals.connected()
-        if self._is_first:  # this server may lag behind the others, and no zxid of ours prevents that
+        if self._is_first:  # this server may lag behind: a new session has no zxid to compare
             self._xid = 1
             self._invoke(seconds[1] / 1000, Sync(_prefix_root(client.chroot, "/")), xid=self._xid)
             self._is_first = False
         return seconds
 
     def _session_refused(self) -> None:
-        """Raise SessionExpiredError if no server will ever accept the session."""
+        """Note that a server has refused the session. Raise SessionExpiredError if no server will ever accept the
+        session.
+        """
         client = self.client
         self._refused = True
         client.refusals.refused(self._server)
@@ -135,13 +140,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         raise SessionExpiredError(f"no server has come as far as 0x{seen:x}")
 
     def _read(self, length: int, timeout: float) -> Any:
-        # the peer is not a ZooKeeper; kazoo would allocate memory for the whole answer
+        # Such a length means that the peer is not a ZooKeeper server. kazoo would allocate memory for the whole answer.
         if not 0 <= length <= _LONGEST_ANSWER:
             raise ConnectionDropped(f"an answer of {length} bytes")
         return super()._read(length, timeout)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        if isinstance(request, Connect) and request.session_id:  # a new session may take a server longer
+        if isinstance(request, Connect) and request.session_id:  # a new session may need more time
             timeout = min(timeout, self.client._attempt_seconds())
         try:
             answer = super()._invoke(timeout, request, xid)
@@ -149,20 +154,21 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             if isinstance(request, Connect) and request.session_id:
                 self._session_refused()
             raise
-        if isinstance(request, Connect) and answer[0].time_out > 0:  # otherwise that session has expired
+        if isinstance(request, Connect) and answer[0].time_out > 0:  # 0: the session has expired
             self.client.granted_timeout = answer[0].time_out / 1000
         return answer
 
     def interrupt(self) -> None:
         connected = self._socket
         if connected is not None:
-            with suppress(OSError):  # it was closed at this moment
+            with suppress(OSError):  # it has just been closed
                 connected.shutdown(socket.SHUT_RDWR)
 
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """One callback thread. kazoo has two, for answers and watches, so that a watch may wait for an answer. Ours never
-    wait."""
+    """A handler with one callback thread. kazoo has two callback threads, for answers and for watches, so that a watch
+    can wait for an answer. metaq's watches never wait.
+    """
 
     _running: bool
 
@@ -184,12 +190,12 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 atexit.register(self.stop)
 
     def stop(self) -> None:
-        if not self._guard.is_elsewhere:  # in a fork its locks may be held for ever; an ending child calls this too
+        if not self._guard.is_elsewhere:  # in a forked child, which calls this at exit, locks may be held for ever
             super().stop()
 
 
 class _MultiRead:
-    """`multiRead` of ZooKeeper 3.6: the answer has one result for each read, in order."""
+    """The request `multiRead` of ZooKeeper 3.6. Its answer has one result for each read, in order."""
 
     type = 22
 

@@ -1,4 +1,6 @@
-"""Ephemeral nodes that a process maintains across sessions: a broker's registration, a consumer's membership."""
+"""Keep a process's ephemeral znodes registered when its session is replaced: a broker's registration, or a consumer's
+membership.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["Presence"]
 log = get_log(__name__)
 
 _STALE_MARGIN = 2.0
-"""Seconds that the server may take beyond the session timeout to remove the nodes of a dead session."""
+"""Seconds beyond the session timeout that the server may need to remove the znodes of a dead session."""
 
 _POLL = 0.2
 
@@ -27,10 +29,10 @@ _STOP_SECONDS = 5.0
 
 
 class Presence:
-    """Calls `appear` on a thread of its own after each new session, and again until it succeeds.
+    """Calls `appear` on a thread of its own after each new session begins, and repeats it until it succeeds.
 
-    name: of the present party, for errors and the log. Any thread, except kazoo's for the blocking methods:
-    take_over(), stop() and leave().
+    name: the name of the broker or consumer in errors and in the log. Any thread may call the methods, except that
+    kazoo's threads must not call the blocking methods: take_over(), stop() and leave().
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Presence:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Handle new sessions from here on, unless the `with` block raises."""
+        """React to new sessions from now on. If the `with` block raises an exception, stop reacting."""
         self._session.on_session(self._session_changed)
         try:
             yield
@@ -64,12 +66,13 @@ class Presence:
             raise
 
     def again(self) -> None:
-        """Have `appear` called soon."""
+        """Call `appear` soon."""
         self._task.trigger()
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
-        """Repeat `take` until it returns None, for as long as a dead session may keep the wanted node; then raise its
-        last result. Raises CoordinationError after stop()."""
+        """Repeat `take` until it returns None, as long as a dead session may keep the wanted znode. After this time,
+        raise the last error that `take` returned. Raises CoordinationError after stop().
+        """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False
         while (obstacle := take()) is not None:
@@ -82,14 +85,15 @@ class Presence:
                 raise CoordinationError(f"{self._name} left while it waited: {obstacle}")
 
     def stop(self) -> None:
-        """Make no more attempts to appear. A running attempt gets 5 s to end."""
+        """Make no more attempts to call `appear`. A running attempt gets 5 s to end."""
         self._session.off_session(self._session_changed)
         self._stopping.set()
         self._task.close(_STOP_SECONDS)
 
     def leave(self, disappear: Callable[[], object]) -> None:
-        """Call `disappear`, which removes the nodes. Without a connection or the session only log: the nodes are
-        ephemeral and end with the session."""
+        """Call `disappear`, which removes the znodes. Without a connection or the session, only log, because the znodes
+        are ephemeral and end with the session.
+        """
         try:
             self._session.require_connection()
             disappear()

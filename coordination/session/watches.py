@@ -1,4 +1,4 @@
-"""A watch on the children or the data of one node that survives the loss of the connection and of the session."""
+"""Watch the children or the data of a znode. The watch survives the loss of the connection and of the session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 _RETRY_SECONDS = 2.0
 
 _LONGEST_BURST = 10
-"""Multiple of the required quiet: changes that follow one another for longer are reported in between."""
+"""If changes follow one another for longer than this multiple of the required quiet time, they are reported in
+between.
+"""
 
 
 T = TypeVar("T")
@@ -35,11 +37,11 @@ class NodeWatcher(Generic[T]):
     """Calls `on_change(path, value)` on the session's event thread: once after start(), then after every change.
 
     It is also called after each reconnection, because kazoo drops all watches when the connection is lost. A burst of
-    changes may be one call; the last state is never missed. A missing node has the value `absent`, and is seen when it
-    appears. If `on_change` raises CoordinationError, it is called again after 2 s. Any thread may call the methods; the
-    state lives on the event thread.
+    changes may lead to one call, but the last state is always reported. A missing znode has the value `absent`; its
+    creation is noticed. If `on_change` raises CoordinationError, it is called again after 2 s. Any thread may call the
+    methods. Only the event thread uses the state.
 
-    stat: the node's ZooKeeper stat for the last reported value; None if the node does not exist.
+    stat: the znode's ZooKeeper stat that belongs to the last reported value; None if the znode does not exist.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class NodeWatcher(Generic[T]):
         settle: Callable[[T], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """settle: for how many seconds a node with this value must be quiet before a change is reported."""
+        """settle: returns the number of seconds for which a znode with this value must not change before a change is
+        reported.
+        """
         self.path = path
         self.stat: ZnodeStat | None = None
         self._session = session
@@ -59,8 +63,8 @@ class NodeWatcher(Generic[T]):
         self._absent = absent
         self._settle = settle
         self._clock = clock
-        self._told_by: float | None = None  # during a burst: the latest time to report
-        self._look = 0  # number of the read that ends the wait
+        self._told_by: float | None = None  # during a burst: report at this time at the latest
+        self._look = 0  # number of the latest read; earlier waits are void
         self._changed_while_waiting = False
         self._reading = False
         self._changed_while_reading = False
@@ -72,7 +76,9 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Stop calling `on_change`, except for a running call. The server's watch, if set, has no more effect."""
+        """Stop calling `on_change`; a call that runs now may still finish. A watch that is set at the server has no
+        effect any more.
+        """
         self._closed = True
         self._session.off_session(self._session_changed)
 
@@ -80,7 +86,7 @@ class NodeWatcher(Generic[T]):
 
     def _session_changed(self, event: SessionEvent) -> None:
         if event in (SessionEvent.CONNECTED, SessionEvent.RECONNECTED):
-            # an answer to an earlier read may never come, and would not tell whether the watch is set
+            # The answer to an earlier read may never come, and would not show whether the watch is set.
             self._generation += 1
             self._reading = False
             self._read()
@@ -92,7 +98,7 @@ class NodeWatcher(Generic[T]):
             self._changed_while_waiting = True
 
     def _read(self) -> None:
-        """Read the node and leave a watch, one read at a time."""
+        """Read the znode and set a watch on it. Only one read is in flight at a time."""
         if self._closed:
             return
         if self._reading:
@@ -103,7 +109,7 @@ class NodeWatcher(Generic[T]):
         self._request(self._question(), self._value_read)
 
     def _question(self) -> Callable[..., Any]:
-        """Return kazoo's request whose result is the value and the stat of the node, and which takes a watch."""
+        """Return the kazoo request that reads the value and the stat of the znode, and that can set a watch."""
         raise NotImplementedError
 
     def _value_read(self, result: Any) -> None:
@@ -119,7 +125,7 @@ class NodeWatcher(Generic[T]):
             self._failed(result.exception)
         elif result.value is None:
             self._arrived(self._absent, None)
-        else:  # it was created in between
+        else:  # it has been created meanwhile
             self._reading = False
             self._read()
 
@@ -135,7 +141,7 @@ class NodeWatcher(Generic[T]):
         self._tell(value, stat)
 
     def _wait(self, value: T, stat: ZnodeStat | None, pause: float) -> None:
-        """Report the value if nothing else changes for a while."""
+        """Report the value after `pause` seconds if nothing changes until then."""
         if self._told_by is None:
             self._told_by = self._clock() + _LONGEST_BURST * pause
         self._changed_while_waiting |= self._changed_while_reading
@@ -144,7 +150,7 @@ class NodeWatcher(Generic[T]):
 
     def _waited(self, value: T, stat: ZnodeStat | None, look: int) -> None:
         if look != self._look or self._told_by is None:
-            return  # it was read again meanwhile
+            return  # the znode was read again meanwhile
         if self._changed_while_waiting and self._clock() < self._told_by:
             self._read()
             return
@@ -164,12 +170,12 @@ class NodeWatcher(Generic[T]):
 
     def _failed(self, error: Exception) -> None:
         self._reading = False
-        if not isinstance(error, _LOST):  # otherwise the session's next event leads to the next read
+        if not isinstance(error, _LOST):  # after a loss, the session's next event leads to a read
             self._read_later(error)
 
     def _read_later(self, error: Exception) -> None:
         if self._closed or self._session.closed:
-            return  # closed during the change: nobody follows it any more
+            return  # it was closed during the change
         log.warning(
             "a change of ZooKeeper node %s could not be followed, again in %g s: %s %s",
             self.path,
@@ -192,18 +198,19 @@ class NodeWatcher(Generic[T]):
     # --- kazoo's callback thread ------------------------------------------------------------------------------------
 
     def _fired(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:  # NONE: dropped by kazoo; the session's event leads to the next read
+        if event.type != EventType.NONE:  # NONE: kazoo dropped the watch; the session's event leads to a read
             self._session.events.post_once(self._change)
 
 
 class ChildrenWatcher(NodeWatcher[list[str]]):
-    """Watches the names of the children; a missing node has none.
+    """Watches the names of a znode's children. A missing znode has no children.
 
-    A child that was replaced so fast that the names are the same again is also reported: readers of its data read it
-    again.
+    If a child was replaced so fast that the names are the same as before, this is also reported, so that readers of the
+    child's data read it again.
 
-    settle: for how many seconds a node with this many children must be quiet before a change is reported; during a
-    burst the node is read once in this time, and a long burst is reported at each tenth.
+    settle: returns the number of seconds for which a znode with this number of children must not change before a change
+    is reported. During a burst of changes, the znode is read once in this time, and every tenth read of a long burst is
+    reported.
     """
 
     def __init__(
@@ -222,7 +229,7 @@ class ChildrenWatcher(NodeWatcher[list[str]]):
 
 
 class DataWatcher(NodeWatcher[bytes | None]):
-    """Watches the data, which are None for a missing node."""
+    """Watches the data of a znode. The data of a missing znode is None."""
 
     def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, bytes | None], None]) -> None:
         super().__init__(session, path, on_change, None, lambda _data: 0.0)
@@ -232,7 +239,7 @@ class DataWatcher(NodeWatcher[bytes | None]):
 
 
 class ChildrenWatchers:
-    """Watched nodes, each with one watcher. Any thread."""
+    """Several watched znodes, each with one ChildrenWatcher. Any thread may call the methods."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -243,7 +250,7 @@ class ChildrenWatchers:
     def watch(
         self, path: str, on_change: Callable[[str, list[str]], None], settle: Callable[[int], float] | None = None
     ) -> None:
-        """As a started ChildrenWatcher, unless the node is watched already or close() was called."""
+        """Start a ChildrenWatcher for the znode, unless the znode is watched already or close() was called."""
         with self._lock:
             if path in self._watchers or self._closed:
                 return
@@ -251,7 +258,7 @@ class ChildrenWatchers:
         watcher.start()
 
     def stat(self, path: str) -> ZnodeStat | None:
-        """Return the ZooKeeper stat of a watched node, see ChildrenWatcher."""
+        """Return the ZooKeeper stat of a watched znode, as in NodeWatcher.stat."""
         return self._watchers[path].stat
 
     def close(self) -> None:

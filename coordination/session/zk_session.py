@@ -1,8 +1,9 @@
-"""One ZooKeeper session of this process, maintained for as long as needed, and distinguished from its successors.
+"""Keep a ZooKeeper session of this process for as long as needed. After an expiry a new session begins; callers can
+distinguish the sessions by their ids.
 
-Two threads of kazoo's (connection, callbacks) must never wait for ZooKeeper; they post their events to our event
-thread. ZkSession itself is safe on any thread. kazoo does not support exceptions raised by a signal's handler (it takes
-one for a closed connection): calls that may change its state run aside (runtime/interrupts.py).
+kazoo has two threads (connection, callbacks), which must never wait for ZooKeeper; they post their events to the event
+thread. Any thread may use a ZkSession. kazoo does not support exceptions raised by a signal handler: it takes them for
+a closed connection. So calls that may change kazoo's state run on another thread (runtime/interrupts.py).
 """
 
 from __future__ import annotations
@@ -38,35 +39,39 @@ __all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "SessionProof", "ZkSession
 
 log = get_log(__name__)
 
-# kazoo warns at each connection attempt; we report once that the connection is lost and how long that may last
+# kazoo warns at each connection attempt, so its log is not used. metaq reports once that the connection is lost, and
+# how long the session lives without it.
 _kazoo_log = logging.getLogger("metaq.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())
 
 DEFAULT_SESSION_TIMEOUT = 30.0
-"""Seconds, as zk.zkSessionTimeoutMs of 1.x."""
+"""The default session timeout in seconds, as zk.zkSessionTimeoutMs in 1.x."""
 
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.5}
-"""kazoo's own default backs off to an hour, and a session lives for seconds."""
+"""kazoo's arguments for reconnecting. Its defaults let pauses grow to an hour, but a session lives only for seconds."""
 
 _CLOSE_TIMEOUT = 10.0
 
 _GIVE_UP_TIMEOUT = 0.5
-"""Seconds that close() takes if there never was a session to end."""
+"""Longest time in seconds that close() takes if there never was a session to end."""
 
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
-"""Seconds without a session until the reason is examined, and then until the next examination. After two without a
-server that could open one it gives up: a restarted server has come back by then, or takes much longer."""
+"""Seconds without a session until the reason is examined, and seconds until each further examination. If two
+examinations find no server that could open a session, the start gives up, because a restarting server is back by then
+or takes much longer.
+"""
 
 _LOOK_SECONDS = 1.0
-"""Seconds that a server gets to identify itself."""
+"""Time in seconds that a server gets to identify itself."""
 
 
 if sys.platform == "linux":
 
     def session_clock() -> float:
-        """Return the seconds since some moment, including those while the machine was suspended: the servers count them
-        too."""
+        """Return the seconds since some fixed moment. They include the time while the machine was suspended, because
+        the servers count it, too.
+        """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:
@@ -75,17 +80,21 @@ else:
 
 class SessionEvent(Enum):
     CONNECTED = "connected"
-    """A new session: no ephemeral nodes of an earlier one exist any more, and no watch is left."""
+    """A new session has begun. No ephemeral znodes of an earlier session exist any more, and no watch is set."""
     SUSPENDED = "suspended"
-    """The connection is lost. The session may expire within its timeout; we only learn that when we reconnect."""
+    """The connection is lost. The session may expire after its timeout; the client learns this only when it
+    reconnects.
+    """
     RECONNECTED = "reconnected"
-    """The same session again: ephemeral nodes are still there, but kazoo has dropped every watch."""
+    """The same session is connected again. Its ephemeral znodes still exist, but kazoo has dropped every watch."""
     EXPIRED = "expired"
-    """The session has ended; others may own its former nodes. CONNECTED follows."""
+    """The session has ended, and others may own its former znodes. CONNECTED follows."""
 
 
 def check_connect(connect: str) -> str:
-    """Return `connect`, if it is `host:port[,host:port…][/chroot]`. Raises ConfigError; makes no request."""
+    """Check that `connect` has the form `host:port[,host:port…][/chroot]`, and return it. Raises ConfigError. This
+    makes no request.
+    """
     try:
         collect_hosts(connect)
     except ValueError as error:
@@ -94,11 +103,12 @@ def check_connect(connect: str) -> str:
 
 
 class ZkSession:
-    """Connects, reconnects for ever, and starts a new session when the old one expired.
+    """A ZooKeeper client that connects, reconnects without a limit, and starts a new session when the old session has
+    expired.
 
-    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: requested
-    seconds; the server grants 2 to 20 of its ticks, if it has no other limits. clock: of suspended_seconds. Raises
-    ConfigError for an invalid connect string.
+    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: the requested
+    timeout in seconds; a server without other limits grants 2 to 20 of its ticks. clock: the clock of
+    suspended_seconds. Raises ConfigError for an invalid connect string.
     """
 
     def __init__(
@@ -129,15 +139,17 @@ class ZkSession:
         self._clock = clock
         self._suspended_at: float | None = None
         self.set_backs = 0
-        """How many sessions are known to have ended because ZooKeeper came back empty or from an older copy: raised
-        before the EXPIRED event."""
+        """Number of sessions that are known to have ended because ZooKeeper came back empty or was restored from an
+        older copy. It is increased before the EXPIRED event.
+        """
         self.connections = 0
-        """How often a server was connected: this process's knowledge of ZooKeeper may be out of date after each
-        time."""
+        """Number of times that a server was connected. After each new connection, this process's knowledge of ZooKeeper
+        may be out of date.
+        """
         self.last_session_id = 0
-        """Id of the session that ended last; 0 before one has."""
+        """Id of the session that ended last; 0 if none has ended yet."""
         self.seen_zxid = 0
-        """The newest transaction seen by the sessions that have ended."""
+        """The zxid of the newest transaction that the ended sessions have seen."""
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
@@ -146,7 +158,7 @@ class ZkSession:
         self._client_changes = threading.Lock()  # kazoo must not be stopped while it starts
         self._starting = Aside("metaq zookeeper start")
         self._given_up = Ending()
-        # separate, so as not to queue behind a start that waits for servers
+        # Separate from `_starting`, so that a close does not wait for a start that waits for servers.
         self._ending = Aside("metaq zookeeper close")
         self._guard = ForkGuard("ZooKeeper session")
 
@@ -160,14 +172,14 @@ class ZkSession:
         self.close()
 
     def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False, create_chroot: bool = False) -> None:
-        """Connect within `timeout` seconds. create_chroot: create it if it is missing, as brokers do; for others it is
-        a typo.
+        """Connect within `timeout` seconds. create_chroot: create a missing chroot, as brokers do; for other processes,
+        a missing chroot counts as a typing error.
 
-        Waits for a server that is slow, or whose ensemble elects a leader. If it is certain that no server can open a
-        session (unknown names, nothing listens, something else than ZooKeeper), this ends after about a second, unless
-        wait_for_servers: they may be starting too, and the log says what is awaited. Raises CoordinationUnavailable,
-        which describes each server, and ConfigError for a missing chroot; then the session is closed. A ZkSession
-        starts once.
+        This waits for a server that is slow, or whose ensemble elects a leader. If it is certain that no server can
+        open a session (unknown names, nothing listens, something else than ZooKeeper), this fails after about a second.
+        With wait_for_servers it continues to wait, because the servers may still be starting; the log then says what is
+        awaited. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot; then
+        the session is closed. A ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -177,7 +189,7 @@ class ZkSession:
             raise
 
     def _give_up(self) -> None:
-        """Runs where no interrupt comes."""
+        """Close after a failed start. This runs on a thread that no interrupt reaches."""
         self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
         self._given_up.tell()
 
@@ -223,8 +235,8 @@ class ZkSession:
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
 
-        Takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by itself. In
-        a process that was forked off it does nothing: the session is the parent's.
+        This takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by
+        itself. In a forked child this does nothing, because the session belongs to the parent.
         """
         if not self._guard.is_elsewhere:
             self._ending.do(self._close, timeout)
@@ -237,7 +249,7 @@ class ZkSession:
             self._closing = True
         if not self._first_session.is_set():
             self.zk.interrupt()
-        # kazoo's stop() waits for a running connection attempt, as long as a session timeout
+        # kazoo's stop() waits for a running connection attempt, which may take as long as a session timeout.
         stopper = threading.Thread(target=self._stop_client, name="metaq zookeeper close", daemon=True)
         stopper.start()
         stopper.join(timeout)
@@ -245,29 +257,29 @@ class ZkSession:
             log.warning(
                 "ZooKeeper at %s has not ended the session within %.1f s: it is left to expire", self.connect, timeout
             )
-            self.zk.interrupt()  # a server that goes on still takes what it was sent; kazoo's threads end
+            self.zk.interrupt()  # a server that resumes still gets what was sent; kazoo's threads end
         self.events.close(max(0.0, deadline - time.monotonic()))
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def session_timeout(self) -> float:
-        """Seconds after which the server ends a silent session: as granted by the last connection.
+        """Seconds after which the server ends a silent session, as granted at the last connection.
 
-        Before the first one, the value to be requested.
+        Before the first connection, this is the timeout that will be requested.
         """
         return self.zk.granted_timeout or self._asked_timeout
 
     @property
     def session_id(self) -> int:
-        """Id of the current session; it changes after an expiry. Raises SessionLost while there is none."""
+        """Id of the current session; it changes after an expiry. Raises SessionLost while there is no session."""
         session_id = self._session_id
         if session_id is None:
             raise SessionLost(f"there is no ZooKeeper session at {self.connect} now")
         return session_id
 
     def is_current(self, session_id: int) -> bool:
-        """Whether `session_id` is the current session."""
+        """Return whether `session_id` is the id of the current session."""
         return self._session_id == session_id
 
     @property
@@ -277,7 +289,7 @@ class ZkSession:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a session that has not expired as far as we know."""
+        """Whether there is a session that has not expired, as far as this process knows."""
         return self._session_id is not None
 
     @property
@@ -287,26 +299,30 @@ class ZkSession:
 
     @property
     def suspended_seconds(self) -> float:
-        """How long there has been no connection; 0.0 while there is one.
+        """Number of seconds for which there has been no connection; 0.0 while there is a connection.
 
-        The connection is given up after up to two thirds of the session timeout without an answer, so from a third of
-        the timeout on, others may own the former nodes of this session.
+        It may take up to two thirds of the session timeout without an answer until the connection is given up and this
+        time begins. So from a third of the timeout on, others may own the former znodes of this session.
         """
         since = self._suspended_at
         return 0.0 if since is None else self._clock() - since
 
     def require_connection(self) -> None:
-        """Raise CoordinationUnavailable while no server is connected: for steps for which waiting is not worthwhile."""
+        """Raise CoordinationUnavailable if no server is connected. Call this before steps for which waiting is not
+        worthwhile.
+        """
         if not self.connected:
             raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")
 
     def on_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Have `callback` called on the event thread at every later change; it may use ZooKeeper, but not for long."""
+        """Call `callback` on the event thread at every later change of the session. The callback may use ZooKeeper, but
+        must not take long.
+        """
         with self._lock:
             self._listeners.append(callback)
 
     def off_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Undo on_session(); a running call may still end."""
+        """Undo on_session(). A call that runs now may still finish."""
         with self._lock:
             self._listeners = [each for each in self._listeners if each != callback]
 
@@ -329,7 +345,7 @@ class ZkSession:
         self._log(event, seen)
         self._tell(event)
         if state == KazooState.CONNECTED:
-            self._first_session.set()  # last: a listener that is added after start() only hears of later changes
+            self._first_session.set()  # last, so that a listener added after start() only hears of later changes
         if event is SessionEvent.EXPIRED and self.zk.client_state == KeeperState.CLOSED:
             self.events.post(self._revive)
 
@@ -340,7 +356,7 @@ class ZkSession:
         return SessionEvent.RECONNECTED if before == self._session_id else SessionEvent.CONNECTED
 
     def _tell(self, event: SessionEvent) -> None:
-        with self._lock:  # a listener that is added later does not hear of this change
+        with self._lock:  # a listener that is added later must not hear of this change
             listeners = list(self._listeners)
         for listener in listeners:
             self.events.post(partial(listener, event))
@@ -367,11 +383,13 @@ class ZkSession:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _revive(self) -> None:
-        """Restart kazoo's connection thread, which ends for good on an error it does not know (a damaged answer)."""
+        """Restart kazoo's connection thread, which ends permanently after an error that it does not know (a damaged
+        answer).
+        """
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")
             with suppress(CoordinationUnavailable):  # closed meanwhile
-                self._start_client()  # without stop(), whose farewell would stay in the queue and end the new session
+                self._start_client()  # not stop() first: its close request would stay queued and end the new session
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
@@ -393,7 +411,9 @@ class ZkSession:
             log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
 
     def _create_chroot(self, timeout: float) -> None:
-        """Create the chroot. kazoo's ensure_path() does not create its parents, but a client without a chroot does."""
+        """Create the chroot and its parents by a client without a chroot, because kazoo's ensure_path() does not create
+        the parents.
+        """
         client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
         try:
             client.start(timeout)
@@ -407,14 +427,15 @@ class ZkSession:
 
 
 class SessionProof:
-    """How certain it is that a session lives: the age of the last question that the server answered in it.
+    """Shows how certain it is that a session still lives, by the age of the last request that the server has answered
+    in this session.
 
-    kazoo reports a lost session only once its thread has run. After a hang (a stopped machine, a long pause of the
-    whole system) a process may run other threads first, which would go on using what another member now owns. The age
-    is right at once, because nobody needs to notice anything. It counts from the moment of asking: the server has kept
-    the session for its whole timeout from then on.
+    kazoo reports a lost session only when its thread has run. After a hang (a stopped machine, a long pause of the
+    whole system), other threads of the process may run first, and would continue to use partitions that another member
+    now owns. The age is correct at once, because no thread needs to notice anything. It counts from the moment when the
+    request was sent, because from then on the server keeps the session for the whole timeout.
 
-    Thread-safe: renew() on any thread, the answers come on kazoo's.
+    Thread-safe: any thread may call renew(); the answers come on kazoo's thread.
     """
 
     def __init__(self, session: ZkSession, clock: Callable[[], float] = session_clock) -> None:
@@ -424,11 +445,13 @@ class SessionProof:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last answered question was asked; before the first one, since this object was made."""
+        """Seconds since the last answered request was sent; before the first answer, seconds since this object was
+        made.
+        """
         return self._clock() - self._asked_at
 
     def renew(self) -> None:
-        """Ask, without waiting. Does nothing while no server is connected."""
+        """Send a request, without waiting for the answer. Do nothing while no server is connected."""
         if self._session.connected:
             asked_at = self._clock()
             self._session.zk.exists_async(ROOT).rawlink(lambda answer: self._answered(asked_at, answer))

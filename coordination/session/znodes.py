@@ -1,6 +1,7 @@
-"""Blocking reads and writes of many znodes at once, with deadlines and metaq's errors.
+"""Read and write many znodes at once. The calls block, have deadlines and raise metaq's errors.
 
-Requests are pipelined: all are sent, then all answers are awaited, so a thousand nodes cost little more than one.
+Requests are pipelined: all are sent first, and then all answers are awaited. So a thousand znodes take little longer
+than one znode.
 """
 
 from __future__ import annotations
@@ -46,32 +47,37 @@ __all__ = [
 ]
 
 ANY_VERSION = -1
-"""For ZooKeeper: any version of the data."""
+"""As a version in ZooKeeper: any version of the data."""
 
 _WINDOW = 1_000
-"""Maximum pending requests: bounds kazoo's queue and the answers that are lost with a connection."""
+"""Largest number of pending requests. It limits kazoo's queue, and the number of answers that are lost with a
+connection.
+"""
 
 ATOMIC_WRITES = 1_000
-"""Writes that share a transaction: the server accepts 1 MB, a node with the longest name takes 0.4 KB. Even, so that
-the deletion and re-creation of a node are in one transaction."""
+"""Largest number of writes in one transaction. The server accepts 1 MB, and a znode with the longest name takes 0.4 KB.
+The number is even, so that the deletion and re-creation of a znode are in one transaction.
+"""
 
 _READS = 500
-"""Reads that share a request: the server accepts 1 MB, the longest path takes 0.5 KB."""
+"""Largest number of reads in one request. The server accepts 1 MB, and the longest path takes 0.5 KB."""
 
 _RETRY_PAUSE = 0.05
-"""Seconds between two checks of a connection that is being renewed."""
+"""Pause in seconds before requests that have lost the connection are repeated."""
 
 _LINGER_SECONDS = 0.05
-"""Maximum pause between reads when one asks for nodes that the previous one has found."""
+"""Time in seconds for which the thread that makes requests waits for more calls. It covers the pause between two reads
+of which the second reads znodes that the first has found.
+"""
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-"""Results of the operations before and behind the one that failed."""
+"""In a failed transaction, the results of the operations before and after the operation that failed."""
 
 _TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
 
 
 class Znode(NamedTuple):
-    """One node as it was read. owner: session id of an ephemeral node, 0 for a persistent one."""
+    """A znode as it was read. owner: the session id of an ephemeral znode, 0 for a persistent znode."""
 
     data: bytes | None
     owner: int
@@ -93,86 +99,93 @@ def create_persistent(path: str, data: bytes) -> FencedWrite:
 
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
-    """version: of the data to replace; fails with BadVersionError if it is another one by then."""
+    """Return a write that replaces the data. version: the version of the data to replace. If the znode has another
+    version then, the write fails with BadVersionError.
+    """
     return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
 
 
 def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
-    """version: of the data, as for set_data()."""
+    """Return a write that deletes the znode. version: the version of the data, as for set_data()."""
     return FencedWrite(path, lambda operations: operations.delete(path, version))
 
 
 class Znodes:
-    """Node operations of one session. Any thread but kazoo's own.
+    """The znode operations of one client. Any thread except kazoo's may call the methods.
 
-    timeout: seconds that a call may go without any answer; then CoordinationUnavailable is raised. Reads, and the
-    creation of persistent nodes, are repeated over a lost connection until then, also on a new session. Fenced writes
-    are not. ClientError is raised in a process that was forked off. An interrupted call that has begun is completed
-    before the next one.
+    timeout: if a call gets no answer for this number of seconds, it raises CoordinationUnavailable. If the connection
+    is lost, reads and the creation of persistent znodes are repeated until then, also on a new session. Fenced writes
+    are not repeated. In a forked child, the methods raise ClientError. If a call is interrupted after it has begun, it
+    is completed before the next call.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
         self._zk = zk
         self._connect = connect
         self._timeout = timeout
-        self._server_reads_many = True  # until it says that it does not
+        self._server_reads_many = True  # until a server answers that it cannot
         self._guard = ForkGuard("ZooKeeper session")
         self._aside = Aside("metaq zookeeper request", drops=True, lingers=_LINGER_SECONDS)
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Znode | None:
-        """Return the node, or None if it does not exist."""
+        """Return the znode, or None if it does not exist."""
         return self.get_many([path])[0]
 
     def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
-        """As get(), for each path in order."""
+        """Return the result of get() for each path, in order."""
         answers = self.get_with_stats(paths)
         return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
 
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
-        """Return data and stat of each node, in order; None if it does not exist.
+        """Return data and stat of each znode, in order; None for a znode that does not exist.
 
-        Servers from 3.6 on read up to 500 at one moment. Older ones read the first path first.
+        Servers from 3.6 on read up to 500 znodes at the same moment. Older servers read the paths one after the other,
+        in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
     def sync(self, path: str) -> None:
-        """Have the server catch up with its ensemble: later reads see all writes made before this call."""
+        """Make the server catch up with its ensemble, so that later reads see all writes that were made before this
+        call.
+        """
         self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
 
     def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
-        """Return data of the node and their version; None if it does not exist."""
+        """Return the znode's data and the version of the data; None if the znode does not exist."""
         (answer,) = self._repeat([partial(self._zk.get_async, path)], NoNodeError)
         return None if answer is None else (answer[0], answer[1].version)
 
     def children(self, path: str) -> list[str]:
-        """Return the names of the children, unordered; none for a node that does not exist."""
+        """Return the names of the children, unordered. A znode that does not exist has no children."""
         return self.children_many([path])[0]
 
     def children_many(self, paths: Sequence[str]) -> list[list[str]]:
-        """As children(), for each path in order."""
+        """Return the result of children() for each path, in order."""
         answers = self._read(paths, self._zk.get_children_async, self._zk.get_children_many_async)
         return [answer or [] for answer in answers]
 
     def children_and_stat(self, path: str) -> tuple[list[str], ZnodeStat | None]:
-        """Return the names of the children, and the stat of the node itself; ([], None) if it does not exist."""
+        """Return the names of the children, and the stat of the znode itself; ([], None) if the znode does not
+        exist.
+        """
         (answer,) = self._repeat([partial(self._zk.get_children_async, path, include_data=True)], NoNodeError)
         return answer or ([], None)
 
     def exists_root(self) -> bool:
-        """Whether the root, which is the chroot, exists."""
+        """Return whether the root of this client's tree, which is the chroot, exists."""
         (found,) = self._repeat([partial(self._zk.exists_async, ROOT)], NoNodeError)
         return found is not None
 
     # --- persistent nodes -------------------------------------------------------------------------------------------
 
     def ensure(self, paths: Iterable[str]) -> None:
-        """Create the missing nodes of `paths` and of their ancestors, with null data as in 1.x."""
+        """Create the znodes at `paths` and their ancestors where they are missing, with null data as in 1.x."""
         wanted = list(dict.fromkeys(node for path in paths for node in (*ancestors(path), path)))
-        # a read costs far less than a refused write, which every server of the ensemble keeps in its log
+        # A read costs far less than a refused write, which every server of the ensemble keeps in its log.
         missing = [path for path, node in zip(wanted, self.get_many(wanted), strict=True) if node is None]
-        # requests of one connection are carried out in order: an ancestor exists before its child is created
+        # Requests of one connection are executed in order, so an ancestor exists before its child is created.
         self._repeat([partial(self._zk.create_async, path, None) for path in missing], NodeExistsError)
 
     # --- fenced writes ----------------------------------------------------------------------------------------------
@@ -180,12 +193,13 @@ class Znodes:
     def write(
         self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]
     ) -> list[KazooException | None]:
-        """Carry out each of `writes` by itself, in order, on session `session_id` only.
+        """Execute `writes` in order, independently of each other, only on the session `session_id`.
 
-        Returns for each None or its `expected` failure (NodeExistsError, NoNodeError, …); any other failure raises
-        CoordinationError after all have been tried. Raises SessionLost if one of them found another session (the server
-        has refused it), CoordinationUnavailable if the outcome of one is unknown. ATOMIC_WRITES at a time are sent as
-        one transaction, which costs far less; if it fails they are sent one by one.
+        Return for each write None, or its failure if this is one of the `expected` exceptions (NodeExistsError,
+        NoNodeError, …). Any other failure raises CoordinationError after all writes have been tried. Raises SessionLost
+        if another session was current when a write was sent (the server has refused the write); CoordinationUnavailable
+        if the outcome of a write is unknown. Up to ATOMIC_WRITES writes are sent as one transaction, which costs far
+        less; if the transaction fails, they are sent one by one.
         """
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
@@ -197,14 +211,16 @@ class Znodes:
         return failures
 
     def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths` whose node is an ephemeral one of the session."""
+        """Return the paths whose znode is an ephemeral znode of this session."""
         nodes = self.get_many(paths)
         return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
 
     def delete_owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Delete and return those of `paths` that are the session's: after an expiry others may have made the rest."""
+        """Delete the znodes in `paths` that belong to the session, and return their paths. After an expiry, others may
+        have created the remaining znodes.
+        """
         owned = self.owned(session_id, paths)
-        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may be removed at this moment
+        self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may have been removed just now
         return owned
 
     def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
@@ -219,7 +235,8 @@ class Znodes:
         return failures
 
     def write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
-        """Carry out all of `writes` or none, on session `session_id` only. Return the failure. Raises as write().
+        """Execute all of `writes` in one transaction, only on the session `session_id`. Return the failure, or None.
+        Raises the errors of write().
 
         The server accepts about 1 MB in one transaction.
         """
@@ -248,7 +265,8 @@ class Znodes:
             raise self._unavailable()
         failed = [answer for answer in answers if isinstance(answer, KazooException)]
         if any(isinstance(answer, SessionExpiredError) for answer in failed):
-            # a server may keep a connection whose session is over, and answer reads and pings: only a new one tells
+            # A server may keep the connection of an ended session, and answer reads and pings on it. Only a new
+            # connection reports the end.
             self._zk.interrupt()
             raise SessionLost("the ZooKeeper session has ended")
         return next((each for each in failed if not isinstance(each, _ROLLED_BACK)), None)
@@ -256,11 +274,11 @@ class Znodes:
     # --- many reads at once -----------------------------------------------------------------------------------------
 
     def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
-        """Return the results of the reads, in order; None for a node that does not exist."""
+        """Return the results of the reads, in order; None for a znode that does not exist."""
         if len(paths) > 1 and self._server_reads_many:
             try:
                 return self._read_together(paths, many)
-            except UnimplementedError:  # older than 3.6
+            except UnimplementedError:  # the server is older than 3.6
                 self._server_reads_many = False
         return self._repeat([partial(one, path) for path in paths], NoNodeError)
 
@@ -275,7 +293,9 @@ class Znodes:
     # --- pipelining -------------------------------------------------------------------------------------------------
 
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
-        """Make all requests, and repeat those that lost the connection; `absent` is answered by None."""
+        """Make all requests, and repeat the requests that have lost the connection. If a request fails with `absent`,
+        its result is None.
+        """
         self._guard.check()
         return self._aside.do(self._repeat_here, requests, absent)
 
@@ -295,7 +315,7 @@ class Znodes:
                         continue
                     except absent:
                         answers[index] = None
-                    deadline = time.monotonic() + self._timeout  # it answers: thousands of requests may take longer
+                    deadline = time.monotonic() + self._timeout  # answered: thousands of requests may take longer
             waiting = again
             if waiting:
                 self._pause(deadline)

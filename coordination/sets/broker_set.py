@@ -1,6 +1,7 @@
-"""One node's part in its broker set: its presence, its view of the others, and the changes of the set's state.
+"""One node's part in its broker set: its registration, its view of the other nodes, and its changes of the set's state.
 
-Other code decides which node may lead and when. Here a decision is written, or refused because another node was faster.
+Other code decides which node may lead and when. This module writes a decision, or refuses it if another node has
+changed the state meanwhile.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ __all__ = ["BrokerSet", "SetMaster", "SetNode", "SetState", "SetView"]
 log = get_log(__name__)
 
 _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
-"""Failures of a transaction that another node's change explains."""
+"""Failures of a transaction that mean that another node has changed something meanwhile."""
 
 
 class BrokerSet:
-    """One node of the broker set `broker_id`: from start() to close(), across expired sessions.
+    """One node of the broker set `broker_id`, from start() to close(), even if its ZooKeeper session expires.
 
-    Methods block on ZooKeeper: call them on a worker thread, never on a reactor; any thread but kazoo's. on_view is
-    called on the session's event thread, must not block, and gets the current set: first after start(), then at each
-    change, and after each reconnection even without a change. The views come in order: no view's state is older than
-    that of an earlier view, unless ZooKeeper itself was set back. It was set back if a new session shows an older
-    state, because a majority makes a session, or if an existing session shows one for as long as its timeout.
+    The methods block on ZooKeeper: call them on worker threads, never on a reactor or on kazoo's threads. on_view is
+    called on the session's event thread and must not block. It gets the current set: first after start(), then at each
+    change, and after each reconnection even without a change. The views come in order: the state of a view is never
+    older than that of an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts as set back if a new
+    session shows an older state, because a majority of the servers creates a session. It also counts as set back if an
+    existing session shows an older state for as long as its timeout.
 
     Every change is made on the session that holds the node's own znode, and only if the state still has the version on
-    which it is based. After CoordinationUnavailable or SessionLost the change may or may not have happened: read()
-    tells. SessionLost is also raised while the znode is not there yet on a new session.
+    which the change is based. After CoordinationUnavailable or SessionLost, the change may or may not have happened;
+    read() shows it. SessionLost is also raised on a new session while the own znode does not exist there yet.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class BrokerSet:
         backoff: Backoff | None = None,
         clock: Callable[[], float] = session_clock,
     ) -> None:
-        """session: the caller's, who starts it before start() and closes it after close()."""
+        """session: the caller's session. The caller starts it before start(), and closes it after close()."""
         self.broker_id = broker_id
         self.node = node
         self._session = session
@@ -72,9 +74,9 @@ class BrokerSet:
         self._clock = clock
         self._newest = 0  # zxid of the newest state passed to on_view
         self._newest_state: SetState | None = None
-        self._older_since: float | None = None  # while ZooKeeper shows an older one
+        self._older_since: float | None = None  # set while ZooKeeper shows an older state
         self._looked_on = 0  # the session of the last look
-        self._era: tuple[int, int | None] = 0, None  # and zxid of the state that was found set back
+        self._era: tuple[int, int | None] = 0, None  # number; zxid of the older state that began the era
         self._lost: SetState | None = None  # the newest state known when the era began
         self._presence = Presence(session, f"node {node.name} of broker set {broker_id}", self._look, backoff)
         self._watchers = (
@@ -87,24 +89,26 @@ class BrokerSet:
 
     @property
     def session_id(self) -> int:
-        """The session on which this node's changes are made; a `master` is this node's if its owner equals it.
+        """The session on which this node's changes are made. A `master` znode belongs to this node if its owner is this
+        session.
 
-        0 before start(). It stays that of the former session until the node is present on a new one.
+        It is 0 before start(). After an expiry it is the id of the former session until the node is registered on a new
+        session.
         """
         return self._session_id
 
     @property
     def present(self) -> bool:
-        """Whether others see this node, as far as is known locally. Makes no request."""
+        """Whether other nodes see this node, as far as this process knows. Reading it makes no request."""
         return self._session.is_current(self._session_id) and not self._deposed
 
     def start(self) -> None:
-        """Make the node present and begin to watch the set.
+        """Register the node, and begin to watch the set.
 
-        A znode that an earlier life of this node left behind (same instance) is replaced. If another process has a
-        znode with the same name, this waits for as long as its session may live without a connection; then ConfigError
-        names both. Raises CoordinationUnavailable, SessionLost; then nothing is maintained and start() may be called
-        again.
+        If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
+        process has a znode with the same name, this waits as long as that process's session may live without a
+        connection, and then raises ConfigError, which names both processes. Raises CoordinationUnavailable,
+        SessionLost; then the node is not kept registered, and start() may be called again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -116,7 +120,9 @@ class BrokerSet:
             watcher.start()
 
     def declare(self, node: SetNode) -> None:
-        """Replace the node's own znode in the background. node: with the same name and instance. Any thread."""
+        """Replace the data of the node's own znode in the background. node: must have the same name and instance. Any
+        thread may call this.
+        """
         self.node, self._payload = node, format_set_node(node)
         self._presence.again()
 
@@ -129,14 +135,15 @@ class BrokerSet:
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [self._own_path]))
 
     def read(self) -> SetView:
-        """Return the current set: it includes all writes made before the call. Raises CoordinationError for a damaged
-        state."""
+        """Return the current set. It includes all writes that were made before the call. Raises CoordinationError for a
+        damaged state.
+        """
         era, older = self._era
         view = read_set(self._session, self.broker_id)
         return replace(view, era=era, set_back=view.state is not None and view.zxid == older)
 
     def create(self, state: SetState) -> bool:
-        """Write the first state of the set. False: it already has one."""
+        """Write the first state of the set. Return False if the set already has a state."""
         self._nodes.ensure([self._state_path])
         found = self._nodes.get_versioned(self._state_path)
         if found is None or (found[0] or b"").strip():
@@ -144,25 +151,28 @@ class BrokerSet:
         return self.change(state, found[1]) is not None
 
     def change(self, state: SetState, version: int) -> int | None:
-        """Replace version `version` by `state`. Return the new version, None if the state has another version."""
+        """Replace the state with the version `version` by `state`. Return the new version, or None if the current state
+        has another version.
+        """
         return self._write([], state, version)
 
     def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
         """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
 
-        replacing: the master in the view with the version `version`; None if that view had none, or if it must not be
-        deleted. Returns the new version; None if another node was faster, or if there is another master: then nothing
-        has changed.
+        replacing: the master in the view with the version `version`; None if this view had no master, or if its master
+        must not be deleted. Return the new version. Return None if another node has changed the state meanwhile, or if
+        there is another master; then nothing has changed.
 
-        A set's master is only deleted if it is the one in the view, because each master came with a new version of the
-        state. Brokers outside a set do not change the state; their master differs from a set's by the version of its
-        data, which is 0 and not 1. Only if two such brokers follow one another between the view and this call is the
-        second one's master taken for the first one's.
+        The master of a set is deleted only if it is the master in the view, because each master of a set was created
+        together with a new version of the state. Brokers outside a set do not change the state. Their master znode
+        differs from that of a set by its data version, which is 0 instead of 1. There is one gap: if two such brokers
+        replace each other between the view and this call, the second broker's master is taken for the first broker's
+        master.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
         url = self.node.url.encode()
-        # the second write makes the version of the data 1, see above
+        # The second write makes the data version 1, see above.
         return self._write(
             [*deletion, create_ephemeral(self._master_path, url), set_data(self._master_path, url, 0)], state, version
         )
@@ -170,7 +180,7 @@ class BrokerSet:
     def release(self, state: SetState, version: int) -> int | None:
         """In one transaction: delete this node's `master`, and write `state` as change() does.
 
-        Returns the new version; None if the master is not this node's, or if the state has another version.
+        Return the new version. Return None if the master is not this node's, or if the state has another version.
         """
         (master,) = self._nodes.get_with_stats([self._master_path])
         if master is None or master[1].ephemeralOwner != self._session_id:
@@ -181,7 +191,7 @@ class BrokerSet:
 
     def _write(self, before: Sequence[FencedWrite], state: SetState, version: int) -> int | None:
         if version < 0:
-            return None  # the znode was missing; for ZooKeeper -1 would mean any version
+            return None  # the znode was missing; for ZooKeeper, -1 would mean any version
         writes = [*before, set_data(self._state_path, format_set_state(state), version)]
         failure = self._nodes.write_atomically(self._session_id, writes)
         if failure is None:
@@ -199,7 +209,9 @@ class BrokerSet:
         self._nodes.ensure(self._parents)
 
     def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
-        """Take the own znode; None on success. A znode of our instance on another session is from our earlier life."""
+        """Create the node's own znode; return None on success, otherwise the error. A znode with this node's instance
+        that belongs to another session was left by an earlier process of this node, and is replaced.
+        """
         creation = create_ephemeral(self._own_path, self._payload)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
             return None
@@ -245,12 +257,13 @@ class BrokerSet:
     # --- the task's thread ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Make the node present, and report the current set."""
+        """Register the node if necessary, and report the current set."""
         session_id = self._session.session_id
         if session_id != self._looked_on:
-            # before others see this node, and before it writes a state that must not be taken for old
+            # This comes before others see this node, and before this node writes a state, which must not be taken for
+            # an old one.
             self._begin_era_if_set_back()
-            self._revoke_if_set_back(session_id)  # at once: another node may be about to be elected by that state
+            self._revoke_if_set_back(session_id)  # at once, because another node may be elected by the old state
             self._looked_on = session_id
         self._appear(session_id)
         view = self.read()
@@ -278,11 +291,12 @@ class BrokerSet:
             self._lost = self._newest_state
 
     def _revoke_if_set_back(self, session_id: int) -> bool:
-        """Revoke an older state, so that nobody is elected by it. Return whether this was tried.
+        """If ZooKeeper was set back to an older state, revoke this state, so that no node is elected by it. Return
+        whether this was tried.
 
-        Its in-sync nodes may be wrong, and a node that was away does not know that and would stand for election. So the
-        state itself must show it, because an election compares the state. If an election or an operator was faster, the
-        version has changed, and nothing is written.
+        The in-sync nodes of an older state may be wrong. A node that was away does not know this, and would stand for
+        election. So the state itself must show it, because an election is based on the state. If an election or an
+        operator has changed the state meanwhile, its version has changed, and nothing is written.
         """
         if self._era[1] is None or self._lost is None:
             return False
@@ -314,7 +328,7 @@ class BrokerSet:
             return
         self._ensure_parents()
         obstacle = self._take_own_node(session_id)
-        if isinstance(obstacle, ConfigError):  # only log it: the set goes on, and this node must see it
+        if isinstance(obstacle, ConfigError):  # only log it: the set continues, and this node must see it
             if not self._deposed:
                 log.error("%s", obstacle)
             self._deposed = True

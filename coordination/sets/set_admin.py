@@ -1,4 +1,6 @@
-"""Changes of a broker set from outside its nodes: by an operator, or at a cluster's first start."""
+"""Change the state of a broker set from outside of its nodes: an operator does this, or the first start of a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ __all__ = ["forget_set", "write_state"]
 
 
 def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
-    """Replace the state in `view` by `state`. False: the set has another state by now, and nothing has changed.
+    """Replace the state in `view` by `state`. Return False, and change nothing, if the set has another state by now.
 
-    A view without a state stands for a set that has none. Blocks: any thread but kazoo's. Raises SessionLost or
-    CoordinationUnavailable if it is unknown whether it was written: read_set() tells.
+    If the view has no state, the set must have none. This blocks; any thread except kazoo's may call it. Raises
+    SessionLost or CoordinationUnavailable if it is unknown whether the state was written; read_set() shows it.
     """
     path = session.paths.broker_set(broker_id)
     version = view.version
@@ -37,8 +39,8 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
 def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
     """Remove the znodes of a set whose `view` shows no node.
 
-    False: a node has come, or the set has another state by now, and nothing has changed. Blocks and raises as
-    write_state().
+    Return False, and change nothing, if a node has come or the set has another state by now. This blocks and raises
+    errors as write_state() does.
     """
     path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
     present = [nodes] if session.nodes.get(nodes) is not None else []

@@ -1,4 +1,4 @@
-"""The broker sets of a cluster in ZooKeeper: read and watched, never written. broker_set.py writes them."""
+"""Read and watch the broker sets of a cluster in ZooKeeper. This module never writes; broker_set.py writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_se
 class SetMaster:
     """The znode `ids/<id>/master` as it was read.
 
-    url: its data, None if empty. owner: id of the session that made it. version: of its data.
+    url: the znode's data, None if it is empty. owner: id of the session that created the znode. version: version of the
+        data.
     """
 
     url: str | None
@@ -33,8 +34,8 @@ class SetMaster:
 class SetView:
     """A broker set at one moment.
 
-    state: None before the first leadership. version: of the state's znode, for compare-and-set; -1 if that is missing.
-    nodes: the present ones, by name. master: None if no process has the broker id.
+    state: None before the first leadership. version: the version of the state's znode, for compare-and-set; -1 if the
+    znode is missing. nodes: the nodes that are present, by name. master: None if no process has the broker id.
     """
 
     state: SetState | None
@@ -42,20 +43,23 @@ class SetView:
     nodes: Mapping[str, SetNode] = field(default_factory=dict)
     master: SetMaster | None = None
     zxid: int = 0
-    """ZooKeeper's number of the state's last change: it rises even if the znode was deleted and made anew."""
+    """ZooKeeper's number of the state's last change. It increases even if the znode was deleted and created again."""
     era: int = 0
-    """How often, before this was read, ZooKeeper had come back without the newest state that the reader had seen."""
+    """How often ZooKeeper had come back without the newest state that the reader had seen, before this view was
+    read.
+    """
     set_back: bool = False
-    """Whether the state is older than one the reader has seen, and has not been written since: its in-sync nodes may
-    lack messages that were acknowledged later."""
+    """Whether the state is older than a state that the reader has seen, and has not been written since. Its in-sync
+    nodes may then lack messages that were acknowledged later.
+    """
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of one reader's two views, the later one has the higher order, or the same."""
+        """A sort key: of two views of one reader, the later view has a higher or the same order."""
         return self.era, self.zxid
 
     def role(self, name: str) -> str:
-        """Return the state's role of the node `name`: `leader`, `in-sync` or `out of sync`."""
+        """Return the role of the node `name` according to the state: `leader`, `in-sync` or `out of sync`."""
         if self.state is None:
             return "out of sync"
         if self.state.leader == name:
@@ -66,24 +70,25 @@ class SetView:
 
     @property
     def in_sync_present(self) -> list[str]:
-        """Names of the in-sync nodes that are present with the in-sync data."""
+        """Names of the in-sync nodes that are present and have the data that is in sync."""
         state = self.state
         return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
 
 
 def read_set(session: ZkSession, broker_id: int) -> SetView:
-    """Return the set as it is now, or was at some moment after the call. A damaged node is logged and left out.
+    """Return the set as it was at some moment after the beginning of the call. A damaged node entry is logged and left
+    out.
 
-    Blocks: any thread but kazoo's. Raises CoordinationUnavailable, SessionLost, and CoordinationError for a damaged
-    state.
+    This blocks; any thread except kazoo's may call it. Raises CoordinationUnavailable, SessionLost, and
+    CoordinationError for a damaged state.
     """
     nodes, paths = session.nodes, session.paths
     state_path, master_path = paths.broker_set(broker_id), paths.master(broker_id)
     nodes.sync(state_path)
     names = sorted(nodes.children(paths.set_nodes(broker_id)))
     node_paths = [paths.set_node(broker_id, name) for name in names]
-    # The state first: a master read after it is at least as new. So whoever writes the state in the version of this
-    # view and deletes its master cannot delete a later leader's master.
+    # The state is read first, so that the master is at least as new. So a writer that replaces the state of this view's
+    # version and deletes this view's master cannot delete a later leader's master.
     state, master, *found = nodes.get_with_stats([state_path, master_path, *node_paths])
     present = [
         read_entry(partial(_parse_node, name), path, node[0])
@@ -109,14 +114,14 @@ def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
 
 
 def set_ids(session: ZkSession) -> list[int]:
-    """Return the ids of all broker sets that ever existed, in order. Blocks and raises as read_set()."""
+    """Return the ids of all broker sets that ever existed, sorted. This blocks and raises errors as read_set() does."""
     parent = session.paths.broker_sets()
     ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
     return sorted(each for each in ids if each is not None)
 
 
 def read_sets(session: ZkSession) -> dict[int, SetView]:
-    """Return all broker sets by id, in order. Raises as read_set()."""
+    """Return all broker sets by id, in order. Raises the errors of read_set()."""
     return {broker_id: read_set(session, broker_id) for broker_id in set_ids(session)}
 
 
@@ -124,9 +129,9 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
     reconnection. Close the returned watcher to end it.
 
-    One watch of ZooKeeper per set. A node's coming or going is seen when the leader changes the in-sync set for it, so
-    this is for readers of in-sync nodes; BrokerSet sees everything at once. A damaged state is logged, and read every 2
-    s.
+    This needs one ZooKeeper watch per set. When a node comes or goes, this is noticed only when the leader therefore
+    changes the in-sync set. That is sufficient for clients that read from in-sync nodes; BrokerSet notices everything
+    at once. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(
         session,

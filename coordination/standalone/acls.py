@@ -1,4 +1,4 @@
-"""Access rights to znodes: the schemes world, auth, digest and ip, as in ZooKeeper 3.9.5.
+"""Check access rights to znodes. The schemes are world, auth, digest and ip, as in ZooKeeper 3.9.5.
 
 Source: PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider, IPAuthenticationProvider.
 """
@@ -38,28 +38,31 @@ OPEN = (Acl(31, "world", "anyone"),)
 READ_ONLY = (Acl(READ, "world", "anyone"),)
 
 Identity = tuple[str, str]
-"""A scheme and a name that a connection has proved: ("ip", …) from its start, ("digest", "user:…") by `auth`."""
+"""A scheme and a name that a connection has proved. It has ("ip", …) from its start, and gets ("digest", "user:…") by
+`auth`.
+"""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def digest(credentials: bytes) -> str:
-    """Return the name that a connection gets for `user:password`."""
+    """Return the name that a connection gets when it authenticates with `user:password`."""
     text = credentials.decode("utf-8", "replace")
     hashed = hashlib.sha1(text.encode()).digest()
     return f"{text.partition(':')[0]}:{base64.b64encode(hashed).decode()}"
 
 
 def user_of(identity: Identity) -> str:
-    """Return the name without its proof, as whoAmI shows it."""
+    """Return the name as whoAmI shows it, without the hash of a digest identity."""
     scheme, name = identity
     return name.partition(":")[0] if scheme == "digest" else name
 
 
 def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
-    """Return the ACLs of a request, without repetitions, with the asker's identities in place of "auth".
+    """Return the ACLs of a request without repetitions. ACLs with the scheme "auth" are replaced by the identities of
+    the client.
 
-    Raises Refused (INVALID_ACL), Malformed for one without a name, which Java cannot handle.
+    Raises Refused (INVALID_ACL); Malformed for an ACL without a name, which Java cannot handle.
     """
     result: list[Acl] = []
     for each in dict.fromkeys(acls or ()):
@@ -92,13 +95,13 @@ def _is_valid(scheme: str, name: str | None) -> bool:
 
 
 def require(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> None:
-    """Raise Refused (NO_AUTH) unless `admits`."""
+    """Raise Refused (NO_AUTH) unless `admits` returns True for these arguments."""
     if acls is not OPEN and not admits(acls, permission, identities):
         raise Refused(RefusalCode.NO_AUTH)
 
 
 def admits(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> bool:
-    """Whether these identities have one of the bits of `permission`."""
+    """Return whether the ACLs grant these identities at least one of the bits of `permission`."""
     if not acls:
         return True
     for permissions, scheme, name in acls:
@@ -114,7 +117,7 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
 
 
 def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """Return the ACLs as shown to a client that may not change them."""
+    """Return the ACLs as they are shown to a client that may not change them: digest names without the hash."""
     return tuple(
         each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each
         for each in acls
@@ -131,7 +134,7 @@ def _is_in(address: str, network: str) -> bool:
 
 @lru_cache(1024)
 def _network(name: str) -> tuple[bytes, int] | None:
-    """Return address bytes and the number of significant bits of "address" or "address/bits"."""
+    """Parse "address" or "address/bits". Return the address bytes and the number of significant bits."""
     text, slash, bits = name.partition("/")
     address = _address(text)
     if address is None:

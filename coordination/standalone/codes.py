@@ -5,7 +5,7 @@ from enum import IntEnum
 __all__ = ["PACKET_LIMIT", "EventKind", "OpCode", "RefusalCode", "Refused"]
 
 PACKET_LIMIT = 0xFFFFF
-"""The longest request in bytes, without its length (jute.maxbuffer)."""
+"""Largest size of a request in bytes, without its length field (jute.maxbuffer)."""
 
 
 class OpCode(IntEnum):
@@ -62,8 +62,8 @@ class RefusalCode(IntEnum):
     RECONFIG_DISABLED = -123
 
 
-class Refused(Exception):  # no MetaqError: it never leaves the server
-    """A request that is answered with an error."""
+class Refused(Exception):  # not a MetaqError, because it never leaves the server
+    """Raised if a request must be answered with an error."""
 
     def __init__(self, code: RefusalCode) -> None:
         super().__init__(code.name)

@@ -1,4 +1,4 @@
-"""One client's connection: received bytes, and bytes to send."""
+"""The connection of one client: its received bytes, and the bytes to send to it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _LENGTH = struct.Struct("!i")
 
 
 class PeerConnection:
-    """The server makes one for each peer (`StandaloneServer.connected`) and fills `out`; its holder sends that.
+    """A client's connection. The server makes one for each client (`StandaloneServer.connected`) and adds bytes to
+    `out`; the code that has the socket sends them.
 
-    ends: close it behind the bytes made for it, and ignore later received ones. finished: once `out` is sent, close it.
+    ends: the connection will be closed after all bytes made for it so far are sent; bytes received later are ignored.
+        finished: the connection must be closed when `out` is sent.
     """
 
     __slots__ = (
@@ -37,10 +39,10 @@ class PeerConnection:
         self.closed = False
         self.in_line = False
         self.waits = False
-        """Whether its requests wait until `out` is taken."""
+        """Whether the connection's requests wait until `out` is taken."""
         self.out: list[bytes] = []
         self.unsent = 0
-        """Bytes made for this peer and not taken yet (`StandaloneServer.take`)."""
+        """Number of bytes that were made for this client and not taken yet (`StandaloneServer.take`)."""
         self.established_ms = unix_ms
         self.received = self.sent = 0
         self.last_operation = "NA"
@@ -50,12 +52,12 @@ class PeerConnection:
 
     @property
     def buffered(self) -> int:
-        """Received bytes that are not processed yet."""
+        """Number of received bytes that are not processed yet."""
         return len(self._buffer) - self._at
 
     @property
     def whole(self) -> bool:
-        """Whether a whole unprocessed request, or one that cannot become valid, has been received."""
+        """Whether an unprocessed request has been received that is whole, or that can never become valid."""
         start = self._at + _LENGTH.size
         if start > len(self._buffer):
             return False
@@ -70,11 +72,13 @@ class PeerConnection:
         self._buffer += data
 
     def word(self) -> bytes | None:
-        """Return the first four bytes, if they have been received."""
+        """Return the first four bytes, or None if they have not been received yet."""
         return bytes(self._buffer[:4]) if len(self._buffer) >= 4 else None
 
     def frame(self) -> bytes | None:
-        """Return the next whole request. Raises Malformed if it cannot be one."""
+        """Return the next request, or None if it has not been received whole. Raises Malformed if its length is
+        invalid.
+        """
         start = self._at + 4
         if start > len(self._buffer):
             return None
@@ -88,7 +92,7 @@ class PeerConnection:
         return bytes(self._buffer[start:end])
 
     def take(self) -> list[bytes]:
-        """Return the bytes to send now. For the server."""
+        """Return the bytes to send now, and remove them from `out`. Only the server calls this."""
         out, self.out = self.out, []
         self.unsent -= sum(map(len, out))
         return out

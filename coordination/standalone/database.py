@@ -1,4 +1,4 @@
-"""The state of the server: znodes and watches, the effects of a write on them, and its log entries.
+"""The state of the server: znodes and watches. A write is applied to them here, and its log entries are made.
 
 Source: DataTree, ZooKeeper 3.9.5.
 """
@@ -28,27 +28,26 @@ _EVENT = struct.Struct("!iiqiii")
 
 
 def event(kind: EventKind, path: str, zxid: int) -> bytes:
-    """Return the bytes for a watcher, with their length."""
+    """Return the bytes that a watcher gets for an event, including their length field."""
     text = encode_text(path)
     return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
 
 
 class WatchEvent(NamedTuple):
-    """An event and its watchers. acl: of the node; a watcher that may not read the node is not told."""
+    """An event and its watchers. acl: the znode's ACL; watchers that may not read the znode do not get the event."""
 
     message: bytes
     watchers: Sequence[PeerConnection]
     acl: Sequence[Acl]
 
     def told(self) -> Iterator[PeerConnection]:
-        """Yield the watchers to be told."""
+        """Yield the watchers that get the event."""
         return (watcher for watcher in self.watchers if admits(self.acl, READ, watcher.identities))
 
 
 class Database:
-    """One thread.
-
-    entries: the log's record of a write's effects (Outbox). events: the write's events that nobody was told yet.
+    """The znodes and watches of a server. Only one thread may use it. entries: the list to which a write's log entries
+    are added (Outbox). events: the write's events that were not sent yet.
     """
 
     def __init__(self, entries: list[bytes]) -> None:
@@ -59,7 +58,7 @@ class Database:
         self.events: list[WatchEvent] = []
 
     def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
-        """Apply a write. Return the node that its answer has to show."""
+        """Apply a write. Return the znode that the answer must describe, or None."""
         match outcome:
             case Creation():
                 return self._create(outcome, zxid, unix_ms)
@@ -92,7 +91,7 @@ class Database:
         return node
 
     def delete(self, path: str, zxid: int) -> None:
-        """Remove a node."""
+        """Delete a znode, and queue the events."""
         node, parent = self.tree.delete(path, zxid)
         parent_path = parent_of(path)
         self.entries += (gone_entry(path), parent_entry(parent_path, parent))
@@ -109,7 +108,7 @@ class Database:
         acl: Sequence[Acl],
         told: Collection[PeerConnection] = (),
     ) -> Collection[PeerConnection]:
-        """Queue the event for its watchers, except those already `told`; return all of them."""
+        """Queue the event for its watchers, except the watchers in `told`. Return all its watchers."""
         watchers = table.triggered(path)
         if watchers:
             untold = [watcher for watcher in watchers if watcher not in told] if told else list(watchers)

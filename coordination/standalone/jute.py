@@ -1,6 +1,6 @@
-"""Jute, ZooKeeper's encoding: integers and lengths in network byte order, a length of −1 for null.
+"""Read and write Jute, ZooKeeper's encoding. Integers and lengths are in network byte order; the length −1 means null.
 
-Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. Invalid UTF-8 is read as in Java, with replacement
+Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. As in Java, invalid UTF-8 is read as replacement
 characters.
 """
 
@@ -13,20 +13,21 @@ from typing import NamedTuple
 __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
-"""Maximum ACLs of a node. Apache has no limit: a request may bring thirty thousand, and each access to the node checks
-all."""
+"""Largest number of ACLs of a znode. Apache has no limit: there a request may contain thirty thousand ACLs, and each
+access to the znode checks all of them.
+"""
 
 _INT = struct.Struct("!i")
 _LONG = struct.Struct("!q")
 _NULL = _INT.pack(-1)
 
 
-class Malformed(Exception):  # no MetaqError: the peer gets a marshalling error, or its connection is closed
-    """These bytes are invalid."""
+class Malformed(Exception):  # not a MetaqError: the peer gets a marshalling error, or its connection is closed
+    """Raised if received or stored bytes are invalid."""
 
 
 class Acl(NamedTuple):
-    """One access right: `permissions` is a sum of `acls.READ` and its like."""
+    """One access right. permissions: a sum of `acls.READ` and the other constants of that kind."""
 
     permissions: int
     scheme: str | None
@@ -34,7 +35,7 @@ class Acl(NamedTuple):
 
 
 class JuteReader:
-    """Reads one value after the other. Every method raises Malformed where the bytes end too early."""
+    """Reads one value after the other. Every method raises Malformed if the bytes end too early."""
 
     __slots__ = ("at", "data")
 
@@ -48,7 +49,7 @@ class JuteReader:
         return len(self.data) - self.at
 
     def int32(self) -> int:
-        """Four bytes, signed."""
+        """Read a signed integer of four bytes."""
         try:
             value: int = _INT.unpack_from(self.data, self.at)[0]
         except struct.error as error:
@@ -57,7 +58,7 @@ class JuteReader:
         return value
 
     def int64(self) -> int:
-        """Eight bytes, signed."""
+        """Read a signed integer of eight bytes."""
         try:
             value: int = _LONG.unpack_from(self.data, self.at)[0]
         except struct.error as error:
@@ -66,14 +67,14 @@ class JuteReader:
         return value
 
     def boolean(self) -> bool:
-        """One byte."""
+        """Read one byte as a boolean."""
         if self.at >= len(self.data):
             raise Malformed("cut off")
         self.at += 1
         return self.data[self.at - 1] != 0
 
     def buffer(self) -> bytes | None:
-        """Bytes behind their length."""
+        """Read a length, and then so many bytes."""
         length = self.int32()
         if length == -1:
             return None
@@ -85,17 +86,17 @@ class JuteReader:
         return value
 
     def text(self) -> str | None:
-        """UTF-8 behind its length in bytes."""
+        """Read a length in bytes, and then a UTF-8 text of this length."""
         value = self.buffer()
         return None if value is None else value.decode("utf-8", "replace")
 
     def texts(self) -> list[str | None] | None:
-        """A vector of texts. A negative count other than −1 is read as no texts, as in Java."""
+        """Read a vector of texts. A negative count other than −1 is read as an empty vector, as in Java."""
         count = self.int32()
         return None if count == -1 else [self.text() for _ in range(count)]
 
     def acls(self) -> list[Acl] | None:
-        """A vector of at most MOST_ACLS."""
+        """Read a vector of at most MOST_ACLS ACLs."""
         count = self.int32()
         if count > MOST_ACLS:
             raise Malformed(f"{count} ACLs")

@@ -1,7 +1,8 @@
-"""The entries of a log and a snapshot: they contain results, so that applying them twice, or late, changes nothing.
+"""The entries of logs and snapshots. They contain results, not operations, so that it does no harm to apply an entry
+twice, or late.
 
-An entry states what one node or one session is from now on. A snapshot may therefore be made while writes go on: the
-log's entries of that time follow it.
+An entry states the state of one znode or one session from now on. So a snapshot may be made while writes continue: the
+log entries of this time are applied after the snapshot.
 
     NODE     'N' path, data, acl, czxid, mzxid, ctime, mtime, version, cversion, aversion, owner, pzxid
     PARENT   'P' path, cversion, pzxid: of a node whose children changed
@@ -10,7 +11,7 @@ log's entries of that time follow it.
     ENDED    'E' id
     LAST_ID  'I' the largest id that a session ever had
 
-Texts and numbers are jute's.
+Texts and numbers are encoded as in jute.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def last_id_entry(id_: int) -> bytes:
 
 
 class Restored:
-    """The state after applying entries: those of a snapshot, then those of the log."""
+    """The state that results from applying the entries of a snapshot, and then the entries of the log."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
-        """Time-outs in ms by id."""
+        """The time-outs of sessions in ms, by session id."""
         self.last_session = 0
         self._nodes = initial_nodes()
 
@@ -82,7 +83,7 @@ class Restored:
             self._nodes[path] = _node(reader)
         elif kind == ord("P"):
             path, cversion, pzxid = _path(reader), reader.int32(), reader.int64()
-            if node := self._nodes.get(path):  # it may already be gone in the snapshot
+            if node := self._nodes.get(path):  # a later snapshot may not contain it
                 node.cversion, node.pzxid = cversion, pzxid
         elif kind == ord("G"):
             self._nodes.pop(_path(reader), None)
@@ -98,7 +99,7 @@ class Restored:
             raise Malformed(f"an entry of kind {kind}")
 
     def tree(self) -> ZnodeTree:
-        """Return the znodes. Raises Malformed if one has no parent. Call it once."""
+        """Return the tree of the znodes. Raises Malformed if a znode's parent is missing. Call this only once."""
         try:
             return ZnodeTree(self._nodes)
         except KeyError as error:

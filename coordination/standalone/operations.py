@@ -1,7 +1,8 @@
-"""The operations of clients: a table with a row for each, and the action of each kind.
+"""The operations that clients may request: a table with one row for each operation, and the actions of the operations.
 
-An action handles its request at once, has the server do it aside, or returns the steps of a long one, each with its
-cost in simple requests. Source: FinalRequestProcessor, MultiResponse, ZooKeeper 3.9.5.
+An action processes its request at once, or lets the server process it aside (see server.py), or returns the steps of a
+long request. Each step has a cost, measured in simple requests. Source: FinalRequestProcessor, MultiResponse, ZooKeeper
+3.9.5.
 """
 
 from __future__ import annotations
@@ -43,21 +44,23 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "ClientOperation", "PeerRequest", "tell"]
 
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
-"""The characters that String.trim removes."""
+"""The characters that Java's String.trim removes."""
 
 BYTES_PER_UNIT = 16_384
-"""Copying this many bytes costs as much as a simple request."""
+"""Copying this number of bytes costs as much as a simple request."""
 
 _INT = struct.Struct("!i")
 _TOLD_AT_ONCE = 64
 _AT_ONCE_BYTES = 4096
-"""Maximum bytes of a request that is prepared at once; preparing a longer one must not delay others."""
+"""Largest size in bytes of a request that is prepared at once. The preparation of a longer request must not delay other
+requests.
+"""
 
 Steps = Iterator[int]
 
 
 class PeerRequest(NamedTuple):
-    """reader: positioned behind the request's header."""
+    """A request of a client. reader: its position is after the request's header."""
 
     connection: PeerConnection
     session: OpenSession
@@ -106,8 +109,9 @@ def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
-    """Return the bytes that Apache sends behind the error if all operations of a multiRead are writes: an empty list of
-    results. Behind the error of any other request it sends nothing."""
+    """Return the bytes that Apache's server sends after the error code of a malformed multiRead. If all operations are
+    writes, this is an empty list of results; otherwise nothing.
+    """
     try:
         for _ in read_multi(reader):
             yield 1
@@ -141,7 +145,7 @@ def _set_watches(groups: int, server: StandaloneServer, request: PeerRequest) ->
 
 
 def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
-    """Restore watches. If the request is malformed at its end, none is restored."""
+    """Restore a client's watches. If the request is malformed anywhere, no watch is restored."""
     wanted: list[tuple[int, str]] = []
     try:
         seen = request.reader.int64()
@@ -154,7 +158,7 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
         return
     for group, path in wanted:
         if request.connection.closed:
-            return  # its watches are forgotten already
+            return  # its watches have been removed already
         missed = reads.restore_watch(server.database, request.connection, group, path, seen)
         if missed is not None:
             server.send(request.connection, missed)
@@ -163,7 +167,7 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
 
 
 def _texts(reader: JuteReader) -> Iterator[str]:
-    """Yield the texts of a vector. Raises Malformed also for null, which Java cannot handle."""
+    """Yield the texts of a vector. Raises Malformed, also for null, which Java cannot handle."""
     count = reader.int32()
     if count == -1:
         raise Malformed("no vector")
@@ -215,7 +219,7 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """Send the events of the running write."""
+    """Send the events of the running write to their watchers, in steps."""
     notices, server.database.events = server.database.events, []
     for notice in notices:
         for number, watcher in enumerate(notice.told()):
@@ -255,8 +259,10 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 class _Judged(NamedTuple):
-    """The changes of a multi's writes, up to the first refused one; its code, else 0. malformed: one cannot be judged.
-    view: the basis of the judgement."""
+    """The result of checking a multi. outcomes: the changes of its writes, up to the first refused write. code: the
+    code of this refusal, otherwise 0. malformed: whether a write could not be checked. view: the view of the tree on
+    which the check is based.
+    """
 
     view: AheadView
     outcomes: list[WriteOutcome]
@@ -290,7 +296,9 @@ _Wanted = list[WriteRequest] | Malformed
 
 
 def _read_writes(server: StandaloneServer, request: PeerRequest) -> Generator[int, None, _Wanted | None]:
-    """Return None if it is answered already."""
+    """Read the writes of a multi. Return them, or the Malformed error; return None if the request has been answered
+    already.
+    """
     wanted: list[WriteRequest] = []
     try:
         for each in read_multi(request.reader):
@@ -323,7 +331,9 @@ def _judge_all(server: StandaloneServer, request: PeerRequest, wanted: _Wanted) 
 
 
 def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted, judged: _Judged | None) -> Steps:
-    """judged: an earlier judgement, valid unless other writes have changed its basis."""
+    """Apply a multi and answer it. judged: the result of an earlier check; it is used unless other writes have changed
+    the znodes on which it is based.
+    """
     zxid = server.begin_write()
     if judged is None or not judged.view.holds():
         judged = yield from _judge_all(server, request, wanted)
@@ -346,8 +356,9 @@ def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted
 
 
 def _failed_results(count: int, passed: int, code: int) -> list[bytes]:
-    """Return the results of a refused multi: those before the refused write might have passed, those behind it were not
-    tried."""
+    """Return the results of a refused multi, or [] if no write was refused. The writes before the refused write have
+    the code 0; the writes after it were not tried.
+    """
     codes = [0] * passed + [code] + [RefusalCode.RUNTIME_INCONSISTENCY] * (count - passed - 1) if code else []
     return [reads.MULTI_HEADER.pack(OpCode.ERROR, False, each) + _INT.pack(each) for each in codes]
 
@@ -369,7 +380,7 @@ def _result_type(request: WriteRequest) -> OpCode:
 
 
 class ClientOperation(NamedTuple):
-    """The name in `cons`, and the action."""
+    """An operation: its name in the answer to `cons`, and its action."""
 
     name: str
     action: Callable[[StandaloneServer, PeerRequest], Steps | None]
@@ -415,5 +426,7 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_set_watches, 5)),
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
-"""The requests of clients. Any other is answered UNIMPLEMENTED and closes the connection, including createSession and
-deleteContainer, which Apache up to 3.9.5 takes from clients, and a check outside of a multi."""
+"""The operations that clients may request, by number. Any other request is answered with UNIMPLEMENTED, and its
+connection is closed. This includes createSession and deleteContainer, which Apache's server up to 3.9.5 accepts from
+clients, and a check outside of a multi.
+"""

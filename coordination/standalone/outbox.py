@@ -1,4 +1,6 @@
-"""Outgoing packets, and the log: a packet made after a log record goes out only when that record is on the disk."""
+"""The outgoing packets and the log. A packet that was made after a log record is sent only when this record is on the
+disk.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ from .connections import PeerConnection
 __all__ = ["LogBatch", "Outbox"]
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Maximum bytes made for a peer and not taken; a peer that lets so many events pile up is dropped."""
+"""Largest number of bytes that were made for a client and not taken yet. A client that lets so many events pile up is
+disconnected.
+"""
 
 _RELEASED_IN_TURN = 128
 _ENTRIES_IN_PART = 512
 
 
 class LogBatch(NamedTuple):
-    """Entries of whole writes, to be joined. last: zxid of the last one; position: for `Outbox.synced`."""
+    """The log entries of some whole writes, which the caller joins. last: zxid of the last write. position: the
+    argument for `Outbox.synced`.
+    """
 
     entries: list[bytes]
     last: int
@@ -26,16 +32,16 @@ class LogBatch(NamedTuple):
 
 
 class Outbox:
-    """The outgoing packets of all connections. One thread.
+    """The outgoing packets of all connections. Only one thread may use it.
 
-    A position is the number of writes since the server's start. keeps: whether there is a log; if not, nothing waits.
-    entries: those of the running write that the log does not have yet.
+    A position is the number of writes since the server's start. keeps: whether there is a log; without a log, no packet
+    waits. entries: the log entries of the running write that were not packed yet.
     """
 
     def __init__(self, keeps: bool) -> None:
         self.entries: list[bytes] = []
         self.sent = 0
-        """Number of packets."""
+        """Number of packets that were sent."""
         self._keeps = keeps
         self._position = 0
         self._taken = 0
@@ -48,23 +54,23 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """The number of packets that wait for the disk."""
+        """Number of packets that wait until a log record is on the disk."""
         return len(self._held)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
-        """Begin a write: later packets wait until it is on the disk."""
+        """Begin a write. Packets that are made from now on wait until the write is on the disk."""
         self._position += self._keeps
 
     def pack(self) -> None:
-        """Join the entries of a long write in parts: joining all at its end would take too long."""
+        """Join the entries of a long write in parts, because joining all of them at its end would take too long."""
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
             self.entries.clear()
 
     def commit(self, zxid: int) -> None:
-        """Complete the write: its entries may go to the log."""
+        """Complete the write, so that its entries may be written to the log."""
         if self._keeps:
             self._log += self._parts
             self._log += self.entries
@@ -73,7 +79,7 @@ class Outbox:
         self.entries.clear()
 
     def take_log(self) -> LogBatch | None:
-        """Return the writes since the last call; None if there are none."""
+        """Return the entries of all writes since the last call; None if there was no write."""
         zxid, position = self._committed
         if position == self._taken:
             return None
@@ -82,17 +88,20 @@ class Outbox:
         return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
-        """Record that batches up to this position are on the disk: `release` then sends the packets that waited for
-        them."""
+        """Record that all batches up to this position are on the disk, so that `release` can send the packets that
+        waited for them.
+        """
         self._synced = position
 
     @property
     def releasable(self) -> bool:
-        """Whether a held packet need not wait any longer."""
+        """Whether a held packet can be sent now."""
         return bool(self._held) and self._held[0][0] <= self._synced
 
     def release(self, now_ms: int) -> tuple[int, list[int]]:
-        """Send some of the packets that waited for the disk. Return the cost, and how long each has waited, in ms."""
+        """Send some of the packets that waited for the disk. Return the cost of this step, and for each packet how long
+        it has waited, in ms.
+        """
         held, waits = self._held, list[int]()
         while len(waits) < _RELEASED_IN_TURN and self.releasable:
             _, connection, data, since_ms = held.popleft()
@@ -103,13 +112,13 @@ class Outbox:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def send(self, connection: PeerConnection, data: bytes | None, now_ms: int) -> None:
-        """Queue a packet. None: close the connection behind the queued packets."""
+        """Queue a packet. None means: close the connection after the queued packets."""
         if connection.closed or connection.finished:
             return
         if data is not None:
             connection.unsent += len(data)
             if connection.unsent > MOST_UNSENT_BYTES + len(data):
-                data = None  # it reads nothing: it will ask for its watches again when it is back
+                data = None  # it does not read; when it is back, it sets its watches again
         connection.ends |= data is None
         if self._position == self._synced and not self._held:
             self._give(connection, data)
@@ -128,8 +137,9 @@ class Outbox:
         self._ready[connection] = None
 
     def ready(self, most: int) -> list[PeerConnection]:
-        """Return connections with something to send, or to be closed. Each is returned once, until there is more for
-        it."""
+        """Return up to `most` connections that have something to send, or must be closed. Each connection is returned
+        only once, until it gets something new.
+        """
         found = list(islice(self._ready, most))
         for connection in found:
             del self._ready[connection]

@@ -1,4 +1,5 @@
-"""Requests answered without changing a znode. Each function returns an answer's body, or raises Refused or Malformed.
+"""The requests that do not change a znode. Each function returns the body of the answer, or raises Refused or
+Malformed.
 
 Source: FinalRequestProcessor, ZooKeeper 3.9.5.
 """
@@ -38,7 +39,7 @@ __all__ = [
 _INT = struct.Struct("!i")
 MULTI_HEADER = struct.Struct("!i?i")
 MULTI_END = MULTI_HEADER.pack(-1, True, -1)
-"""Behind the last result of a multi."""
+"""The bytes after the last result of a multi."""
 
 _ADDED_MODES = {0: WatchMode.PERSISTENT, 1: WatchMode.RECURSIVE}
 
@@ -126,7 +127,7 @@ def who_am_i(database: Database, connection: PeerConnection, reader: JuteReader)
 
 
 def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
-    """Yield operations and paths of a multiRead. As in Apache's, its watch flags have no effect."""
+    """Yield the operations and paths of a multiRead. Its watch flags have no effect, as in Apache's server."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -183,7 +184,9 @@ def _watch(reader: JuteReader) -> tuple[str, WatcherKind]:
 
 
 def restore_watch(database: Database, connection: PeerConnection, group: int, path: str, seen: int) -> bytes | None:
-    """Restore a client's watch, by its place in setWatches2; return the event if it missed one since zxid `seen`."""
+    """Restore a client's watch. group: the number of the watch's list in setWatches2. If the client has missed an event
+    of this watch since the zxid `seen`, return the event instead.
+    """
     watches, node = database.watches, database.tree.nodes.get(path)
     if group == 0:
         missed = EventKind.DELETED if node is None else EventKind.DATA_CHANGED if node.mzxid > seen else None

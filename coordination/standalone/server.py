@@ -1,4 +1,5 @@
-"""The server without I/O: bytes and time go in; bytes to send, connections to close and log entries come out.
+"""The server without I/O. Its input is received bytes and the time. Its output is bytes to send, connections to close,
+and log entries.
 
     connected, received, lost    events of a connection
     tick                         time has passed
@@ -7,14 +8,16 @@
     take_log, synced             entries to write, and that they are on the disk
 
 Invariants:
-- Writes run one after the other, and so does every request that must see one state. A long one is a job of many steps:
-  nothing else begins before it has ended, so nobody sees half of it.
-- The work of a large request before it changes anything (reading it, judging a multi) and work that concerns only its
-  own connection (setWatches) is done aside: requests of other connections run in between, those of its own wait.
-- A session that owns many ephemeral nodes ends in several writes. The first one records its end, so that a restarted
-  server deletes the remaining nodes.
-- Everything made after a log record, including reads and events, is sent when that record is on the disk.
-- Each write takes the next zxid, even a refused one, and so do the beginning and the end of a session.
+- Writes run one after the other, and so does every request that must see a consistent state. A long request is a job of
+  many steps. Nothing else begins before the job has ended, so no client sees half of its effects.
+- Two kinds of work are done aside: the work of a large request before it changes anything (reading the request,
+  checking a multi), and work that affects only its own connection (setWatches). Meanwhile requests of other connections
+  are processed, and further requests of the same connection wait.
+- A session that owns many ephemeral znodes ends in several writes. The first write records the session's end, so that a
+  restarted server deletes the remaining znodes.
+- Everything that is made after a log record, including answers to reads and events, is sent only when this record is on
+  the disk.
+- Each write takes the next zxid, even if it is refused. The beginning and the end of a session also take a zxid.
 """
 
 from __future__ import annotations
@@ -45,17 +48,19 @@ _CONNECT_REPLY = struct.Struct("!iiiq")
 _FRAMES_IN_TURN = 64
 _ASIDE_IN_TURN = 64
 _ENDED_IN_WRITE = 256
-"""Maximum ephemeral nodes of a session that ends in one write."""
+"""Largest number of a session's ephemeral znodes that are deleted in one write when the session ends."""
 _SNAPSHOT_STEP_BYTES = 32 * 1024
 _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""Bytes made for a peer and not taken; with more, its requests wait."""
+"""If more than this number of bytes were made for a client and not taken yet, the client's requests wait."""
 
 
 class Moment(NamedTuple):
-    """The current time: ms of a clock that never goes back, and Unix time in ms, the timestamp of nodes."""
+    """The current time. ms: milliseconds of a clock that never goes back. unix_ms: Unix time in ms, which the
+    timestamps of znodes use.
+    """
 
     ms: int
     unix_ms: int
@@ -76,7 +81,7 @@ class ServerSettings(NamedTuple):
 
 
 class StandaloneServer:
-    """All of one server's state. One thread."""
+    """The whole state of one server. Only one thread may use it."""
 
     def __init__(self, settings: ServerSettings, now: Moment) -> None:
         self.settings = settings
@@ -102,28 +107,28 @@ class StandaloneServer:
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
-        """Continue where a log ends. Sessions get their whole time again. Raises Malformed."""
+        """Continue with the state at the end of a log. Sessions get their full time-out again. Raises Malformed."""
         self.database.tree = restored.tree()
         self.database.zxid = zxid
         for id_, timeout_ms in restored.sessions.items():
             self.sessions.add(OpenSession(id_, timeout_ms), now.ms)
         self.sessions.last_id = max(self.sessions.last_id, restored.last_session)
         tree = self.database.tree
-        for owner in tree.ephemerals.keys() - restored.sessions.keys():  # a session that was ending
+        for owner in tree.ephemerals.keys() - restored.sessions.keys():  # of a session that was just ending
             for path in list(tree.ephemerals[owner]):
                 tree.delete(path, zxid)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
     def connected(self, host: str, port: int, now: Moment) -> PeerConnection:
-        """Handle a new connection from this address."""
+        """Register a new connection from this address, and return it."""
         connection = PeerConnection(host, port, now.unix_ms)
         self.connections[connection] = None
         self._unopened[connection] = now.ms + _FIRST_FRAME_MS
         return connection
 
     def received(self, connection: PeerConnection, data: bytes) -> None:
-        """Take bytes that the peer has sent."""
+        """Add bytes that the client has sent. `work` processes them."""
         connection.append(data)
         self._line_up(connection)
 
@@ -133,7 +138,7 @@ class StandaloneServer:
             self._line.append(connection)
 
     def lost(self, connection: PeerConnection) -> None:
-        """Handle a closed connection; its session goes on."""
+        """Handle the end of a connection. Its session continues."""
         if connection.closed:
             return
         connection.closed = True
@@ -145,7 +150,7 @@ class StandaloneServer:
         self._cleaning.append(self.database.watches.forget(connection))
 
     def take(self, connection: PeerConnection) -> list[bytes]:
-        """Return the bytes to send to it now."""
+        """Return the bytes to send to this client now."""
         taken = connection.take()
         if connection.waits and connection.unsent <= _UNSENT_BYTES:
             connection.waits = False
@@ -153,13 +158,13 @@ class StandaloneServer:
         return taken
 
     def send(self, connection: PeerConnection, data: bytes | None) -> None:
-        """Queue data. None: close the connection behind the queued data."""
+        """Queue data. None means: close the connection after the queued data."""
         self.outbox.send(connection, data, self.now.ms)
 
     def reply(
         self, connection: PeerConnection, xid: int, code: int, body: bytes = b"", zxid: int | None = None
     ) -> None:
-        """Answer a request. zxid: default: that of the last write."""
+        """Answer a request. zxid: the zxid in the answer, by default that of the last write."""
         zxid = self.database.zxid if zxid is None else zxid
         connection.last_zxid = zxid
         self.send(connection, _REPLY.pack(_REPLY.size - 4 + len(body), xid, zxid, code) + body)
@@ -170,7 +175,7 @@ class StandaloneServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Moment) -> None:
-        """Handle the passing of time: call this once per tick time. `work` does the resulting work."""
+        """Find expired sessions and connections. Call this once per tick time; `work` does the resulting work."""
         self.now = now
         for session in self.sessions.expired(now.ms):
             if not session.closing:
@@ -187,7 +192,7 @@ class StandaloneServer:
             self._cleaning.append(self._find_unused())
 
     def _find_unused(self) -> Iterator[int]:
-        """Find containers that are empty again, and nodes whose time to live is over."""
+        """Find containers that are empty again, and znodes whose time to live is over."""
         tree = self.database.tree
         for number, path in enumerate([*tree.containers, *tree.ttls]):
             node = tree.nodes.get(path)
@@ -203,7 +208,7 @@ class StandaloneServer:
         return node.cversion > 0 if ttl_ms is None else self.now.unix_ms - node.mtime > ttl_ms
 
     def _delete_unused(self, path: str) -> Iterator[int]:
-        """Delete the node if it is still unused."""
+        """Delete the znode if it is still unused."""
         node = self.database.tree.nodes.get(path)
         if node is not None and self._is_unused(node):
             self.database.delete(path, self.begin_write())
@@ -213,7 +218,7 @@ class StandaloneServer:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, units: int, now: Moment) -> bool:
-        """Do pending work that costs about `units` simple requests. Return whether there is more."""
+        """Do pending work that costs about as much as `units` simple requests. Return whether more work is left."""
         self.now = now
         while units > 0:
             if self.outbox.releasable:
@@ -229,7 +234,7 @@ class StandaloneServer:
         return True
 
     def _next(self, units: int) -> int:
-        """Do some of one kind of work, each kind in turn. Return its cost; 0: there is none."""
+        """Do some work of one kind; the kinds take turns. Return the cost of the work, or 0 if there is no work."""
         for _ in range(len(self._kinds)):
             kind = self._kinds[0]
             self._kinds.rotate(-1)
@@ -256,7 +261,9 @@ class StandaloneServer:
         return self._clean(self._cleaning[0]) if self._cleaning else 0
 
     def _go_on_aside(self, _units: int) -> int:
-        """Continue one request after the other: each takes memory for what it has already read."""
+        """Continue the first request that is processed aside. The requests run one after the other, because each of
+        them takes memory for the part that it has read.
+        """
         if not self._aside:
             return 0
         connection, steps = self._aside[0]
@@ -271,17 +278,19 @@ class StandaloneServer:
         return cost
 
     def begin_aside(self, connection: PeerConnection, steps: Iterator[int]) -> None:
-        """Do these steps of a request while others are served. Its connection's next requests wait for the end."""
+        """Do these steps of a request while other connections are served. The next requests of the same connection wait
+        until the steps have ended.
+        """
         connection.in_line = True
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Do this before anything else. For the end of work begun aside."""
+        """Do these steps before anything else. Work that began aside ends with such a job."""
         self._job = steps
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running: the log's entries do not cover all of its effects yet."""
+        """Whether a job is running. Then the log entries do not contain all effects of the job yet."""
         return self._job is not None
 
     def _go_on(self, job: Iterator[int]) -> int:
@@ -298,7 +307,7 @@ class StandaloneServer:
         return 1
 
     def begin_write(self) -> int:
-        """Begin a write. Return its zxid."""
+        """Begin a write, and return its zxid."""
         self.database.zxid += 1
         self.outbox.begin_write()
         return self.database.zxid
@@ -310,8 +319,9 @@ class StandaloneServer:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _serve(self, connection: PeerConnection, units: int) -> int:
-        """Serve some requests of one connection; return their cost. It goes to the end of the line if there are
-        more."""
+        """Process some requests of one connection, and return their cost. Afterwards the connection goes to the end of
+        the queue, if it may have more requests.
+        """
         connection.in_line = False
         cost = 1
         for _ in range(min(units, _FRAMES_IN_TURN)):
@@ -360,7 +370,7 @@ class StandaloneServer:
         self.counters.received += 1
 
     def _begin(self, connection: PeerConnection, frame: bytes) -> None:
-        """Begin a request. Raises Malformed if the connection is to be closed for it."""
+        """Begin to process a request. Raises Malformed if the connection must be closed because of it."""
         self._count(connection)
         reader = JuteReader(frame)
         if not connection.opened:
@@ -372,8 +382,8 @@ class StandaloneServer:
             self._authenticate(connection, xid, reader)
         elif operation == OpCode.SASL:
             if reader.buffer() is None:
-                raise Malformed("no token")  # as Apache's, where it is an error of its own
-            self.reply(connection, xid, 0, encode_buffer(None), zxid=0)  # Apache's answer if SASL is not configured
+                raise Malformed("no token")  # Apache also closes the connection here
+            self.reply(connection, xid, 0, encode_buffer(None), zxid=0)  # Apache's answer without SASL
         elif session is not None and not session.closing:
             self.sessions.touch(session, self.now.ms)
             self._do(operation, PeerRequest(connection, session, xid, reader))
@@ -402,9 +412,9 @@ class StandaloneServer:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _open(self, connection: PeerConnection, reader: JuteReader) -> None:
-        reader.int32()  # the protocol's version, which nobody reads
+        reader.int32()  # the protocol version, which is not used
         seen, wanted_ms, id_, password = reader.int64(), reader.int32(), reader.int64(), reader.buffer()
-        knows_read_only = reader.left > 0  # clients before 3.4 do not send it
+        knows_read_only = reader.left > 0  # clients before 3.4 do not send this flag
         if seen > self.database.zxid:
             self._close(connection)
             return
@@ -427,7 +437,9 @@ class StandaloneServer:
         return session
 
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
-        """Return the session, if it lives and the password matches. Another connection of it is closed."""
+        """Return the session with this id if it lives and the password matches; otherwise None. If the session has
+        another connection, this connection is closed.
+        """
         session = self.sessions.by_id.get(id_)
         if session is None or session.closing or password != password_of(id_):
             return None
@@ -446,7 +458,9 @@ class StandaloneServer:
         self.send(connection, _CONNECT_REPLY.pack(length, 0, timeout_ms, id_) + body)
 
     def end_session(self, session: OpenSession, asked: PeerRequest | None) -> Iterator[int]:
-        """asked: the request to answer; None if the session has expired."""
+        """End a session and delete its ephemeral znodes, in steps. asked: the request to answer; None if the session
+        has expired.
+        """
         ephemerals, zxid = self.database.tree.ephemerals, self.begin_write()
         if session.id in self.sessions.by_id:
             self.sessions.remove(session)
@@ -467,7 +481,9 @@ class StandaloneServer:
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[bytes]:
-        """Yield entries of all nodes and sessions, each as it is at its turn. Continue it only while not `busy`."""
+        """Yield entries of all znodes and sessions. Each entry shows the state at the moment when it is made. Continue
+        the iteration only while the server is not `busy`.
+        """
         part: list[bytes] = []
         size = 0
         for entry in self.snapshot_entries():
@@ -479,7 +495,7 @@ class StandaloneServer:
         yield b"".join(part)
 
     def snapshot_entries(self) -> Iterator[bytes]:
-        """Yield the entries one by one."""
+        """Yield the entries of a snapshot one by one."""
         yield last_id_entry(self.sessions.last_id)
         for session in list(self.sessions.by_id.values()):
             if self.sessions.by_id.get(session.id) is session:
@@ -492,7 +508,7 @@ class StandaloneServer:
 
 
 def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes | None) -> Identity | None:
-    """Return the identity that a connection has proved; None if none."""
+    """Return the identity that a connection has proved by these credentials; None if it has proved none."""
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
     return ("ip", connection.host) if scheme == "ip" else None

@@ -1,7 +1,8 @@
-"""Sessions: ids, passwords, granted time-outs, and expiry times.
+"""The sessions of clients: ids, passwords, granted time-outs, and expiry times.
 
-Source: SessionTrackerImpl, ExpiryQueue, ZooKeeperServer.generatePasswd, ZooKeeper 3.9.5. Passwords are Apache's.
-Anybody who knows the id can compute them: they distinguish connections, not people.
+Source: SessionTrackerImpl, ExpiryQueue, ZooKeeperServer.generatePasswd, ZooKeeper 3.9.5. Passwords are computed as in
+Apache's server. Anybody who knows a session's id can compute its password, so passwords only distinguish sessions and
+do not authenticate people.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ __all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 PASSWORD_BYTES = 16
 _PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
-"""The upper eight bits of all ids, for a server without a number."""
+"""The upper eight bits of all session ids, for a server without a number."""
 
 
 def password_of(id_: int) -> bytes:
-    """Return sixteen bytes, as java.util.Random makes them from the id."""
+    """Return the password of a session: the sixteen bytes that java.util.Random makes from the id."""
     state = ((id_ ^ _PASSWORD_SEED) ^ 0x5DEECE66D) % 2**48
     password = b""
     for _ in range(4):
@@ -31,7 +32,9 @@ def password_of(id_: int) -> bytes:
 
 
 class OpenSession:
-    """One session. timeout_ms: last granted, used for its expiry; the one of its beginning is kept."""
+    """One session. timeout_ms: the time-out that was granted last. It determines the expiry. Only the time-out that was
+    granted first is written to the log; a later change is not.
+    """
 
     __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")
 
@@ -44,7 +47,9 @@ class OpenSession:
 
 
 class Sessions:
-    """All sessions, in buckets of one tick by expiry time. Times are ms of a clock that never goes back."""
+    """All sessions, in buckets by their expiry time; each bucket covers one tick. Times are in ms of a clock that never
+    goes back.
+    """
 
     def __init__(self, tick_ms: int, longest_ms: int) -> None:
         self.by_id: dict[int, OpenSession] = {}
@@ -55,23 +60,23 @@ class Sessions:
         self._buckets: dict[int, dict[OpenSession, None]] = {}
 
     def granted(self, wanted_ms: int) -> int:
-        """Return the time-out for a session that asks for `wanted_ms`."""
+        """Return the time-out that a session gets if it requests `wanted_ms`."""
         return max(self.shortest_ms, min(wanted_ms, self.longest_ms))
 
     def create(self, timeout_ms: int, now_ms: int, unix_ms: int) -> OpenSession:
-        """Create a session, with an id that no other had before."""
+        """Create a session with an id that no other session has had before."""
         session = OpenSession(max(self.last_id + 1, _SERVER | (unix_ms << 16) % _SERVER), timeout_ms)
         self.add(session, now_ms)
         return session
 
     def add(self, session: OpenSession, now_ms: int) -> None:
-        """Add an existing session."""
+        """Add a session that exists already."""
         self.by_id[session.id] = session
         self.last_id = max(self.last_id, session.id)
         self.touch(session, now_ms)
 
     def touch(self, session: OpenSession, now_ms: int) -> None:
-        """Record that the session was heard of now."""
+        """Record that the session's client has sent something now."""
         expiry_ms = self._rounded(now_ms + session.timeout_ms)
         if expiry_ms != session.expiry_ms:
             self._leave_bucket(session)
@@ -93,13 +98,15 @@ class Sessions:
         self._leave_bucket(session)
 
     def expired(self, now_ms: int) -> list[OpenSession]:
-        """Return the sessions whose time is over, in the order of their ends, each once."""
+        """Return the sessions that have expired, in the order of their expiry times. Each session is returned only
+        once.
+        """
         found: list[OpenSession] = []
         for expiry_ms in sorted(each for each in self._buckets if each <= now_ms):
             found += self._buckets.pop(expiry_ms)
         return found
 
     def buckets(self) -> Iterator[tuple[int, list[OpenSession]]]:
-        """Yield expiry times and their sessions, in order."""
+        """Yield the expiry times in order, each with its sessions."""
         for expiry_ms in sorted(self._buckets):
             yield expiry_ms, list(self._buckets[expiry_ms])

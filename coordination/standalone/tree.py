@@ -1,7 +1,8 @@
-"""The znodes in memory, with the rules of ZooKeeper's statistics. Knows nothing of files, clocks or watches.
+"""The znodes in memory, with their statistics according to ZooKeeper's rules. This module has nothing to do with files,
+clocks or watches.
 
-Source: DataTree and DataNode, ZooKeeper 3.9.5. Each znode takes about 500 bytes besides its data; every operation
-except `children_number` takes constant time.
+Source: DataTree and DataNode, ZooKeeper 3.9.5. Each znode takes about 500 bytes in addition to its data. Every
+operation except `children_number` takes constant time.
 """
 
 from __future__ import annotations
@@ -32,25 +33,29 @@ __all__ = [
 INT_MAX = 2**31 - 1
 
 CONTAINER_OWNER = -(2**63)
-"""The `owner` of a container node. An ephemeral node has the id of its session there."""
+"""The value of `owner` in a container znode. In an ephemeral znode, `owner` is the id of its session."""
 
 TTL_LIMIT_MS = 2**40 - 1
-"""The longest time to live that a node can have, in ms."""
+"""The longest time to live that a znode can have, in ms."""
 
 _TTL_MARK = -(2**56)
-"""The `owner` of a node with a time to live is this value, with the time to live (ms) in the 40 lower bits."""
+"""The value of `owner` in a znode with a time to live is this number, with the time to live (ms) in the lower 40
+bits.
+"""
 
 SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
-"""The nodes that every server has and that nobody can delete."""
+"""The znodes that every server has and that nobody can delete."""
 
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
 _BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""The last ranges are the characters that Java also counts as surrogates."""
+"""Characters that a path must not contain. The last range contains the characters that Java represents by
+surrogates.
+"""
 
 
 def is_valid_path(path: str) -> bool:
-    """Whether ZooKeeper accepts the path: the rules of its PathUtils.validatePath."""
+    """Return whether ZooKeeper accepts the path, by the rules of its PathUtils.validatePath."""
     if path == "/":
         return True
     if not path.startswith("/") or path.endswith(("/", "/.", "/..")):
@@ -61,27 +66,31 @@ def is_valid_path(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """Return the parent's path; for a child of the root that is "", the root's other key in `ZnodeTree.nodes`."""
+    """Return the parent's path. For a child of the root this is "", which is the root's second key in
+    `ZnodeTree.nodes`.
+    """
     return path[: path.rfind("/")]
 
 
 def wrapped(value: int) -> int:
-    """Return the value as a Java int, which overflows."""
+    """Return the value as a Java int, with Java's overflow."""
     return (value + 2**31) % 2**32 - 2**31
 
 
 def ttl_owner(ttl_ms: int) -> int:
-    """Return the `owner` of a node with this time to live."""
+    """Return the value of `owner` for a znode with this time to live."""
     return _TTL_MARK | ttl_ms
 
 
 def ttl_of(owner: int) -> int | None:
-    """Return the time to live (ms) that this `owner` holds; None if it holds none."""
+    """Return the time to live (ms) that this value of `owner` contains; None if it contains none."""
     return owner - _TTL_MARK if _TTL_MARK <= owner < 0 else None
 
 
 class TreeNode:
-    """One node. `cversion` only counts creations; `owner` is a session, CONTAINER_OWNER, a `ttl_owner` or 0."""
+    """One znode. `cversion` counts only creations of children. `owner` is a session id, CONTAINER_OWNER, a `ttl_owner`
+    value or 0.
+    """
 
     __slots__ = (
         *("acl", "aversion", "children", "ctime", "cversion", "czxid", "data"),
@@ -96,7 +105,9 @@ class TreeNode:
         self.ctime = self.mtime = time_ms
         self.version = self.cversion = self.aversion = 0
         self.children: dict[bytes, None] | None = None
-        """The children's names, encoded as in an answer: one join builds the answer, even of a hundred thousand."""
+        """The children's names, encoded as in an answer. So one join builds the answer, even for a hundred thousand
+        children.
+        """
 
     @property
     def child_count(self) -> int:
@@ -104,7 +115,9 @@ class TreeNode:
 
 
 def stat_of(node: TreeNode) -> bytes:
-    """Return the statistics, encoded as in an answer. Its cversion also counts deletions, unlike the node's."""
+    """Return the znode's statistics, encoded as in an answer. The cversion in them also counts deletions, unlike
+    `cversion` of the TreeNode.
+    """
     children = node.child_count
     return _STAT.pack(
         node.czxid,
@@ -122,7 +135,7 @@ def stat_of(node: TreeNode) -> bytes:
 
 
 def initial_nodes() -> dict[str, TreeNode]:
-    """Return the nodes of a new server."""
+    """Return the znodes of a new server by path."""
     nodes = {path: TreeNode(b"", OPEN, 0, 0, 0) for path in SPECIAL}
     config = nodes["/zookeeper/config"]
     config.acl, config.aversion = READ_ONLY, -1
@@ -130,17 +143,18 @@ def initial_nodes() -> dict[str, TreeNode]:
 
 
 class ZnodeTree:
-    """All nodes by path, and the owners of ephemeral ones. One thread."""
+    """All znodes by path, and the paths of ephemeral znodes by their session. Only one thread may use it."""
 
     def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
-        """nodes: all nodes by path, with `children` unset; None: the nodes of a new server. Raises KeyError if the
-        parent of a node is missing."""
+        """nodes: all znodes by path, with `children` unset; None means the znodes of a new server. Raises KeyError if
+        the parent of a znode is missing.
+        """
         self.nodes: dict[str, TreeNode] = {}
         self.ephemerals: dict[int, dict[str, None]] = {}
         self.containers: dict[str, None] = {}
         self.ttls: dict[str, None] = {}
         self.data_bytes = 0
-        """The size of all data in bytes, plus the length of all paths in characters."""
+        """The size of all data in bytes plus the length of all paths in characters."""
         nodes = initial_nodes() if nodes is None else nodes
         for path, node in nodes.items():
             self._put(path, node)
@@ -150,7 +164,7 @@ class ZnodeTree:
                 self._link(path)
 
     def _put(self, path: str, node: TreeNode) -> None:
-        """Add a node, without linking it to its parent (`_link`)."""
+        """Add a znode without linking it to its parent (`_link` does this)."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)
@@ -164,16 +178,16 @@ class ZnodeTree:
         parent.children[encode_text(path[path.rfind("/") + 1 :])] = None
 
     def create(self, path: str, node: TreeNode, cversion: int, zxid: int) -> TreeNode:
-        """Add a node. cversion: the new one of its parent. Return the parent."""
+        """Add a znode. cversion: the parent's new cversion. Return the parent."""
         parent = self.nodes[parent_of(path)]
-        if cversion > parent.cversion:  # the number that wraps stays unchanged, as in Apache's
+        if cversion > parent.cversion:  # an overflowing number is not stored, as in Apache
             parent.cversion, parent.pzxid = cversion, zxid
         self._put(path, node)
         self._link(path)
         return parent
 
     def delete(self, path: str, zxid: int) -> tuple[TreeNode, TreeNode]:
-        """Remove a node. Return it and its parent."""
+        """Remove a znode. Return the znode and its parent."""
         parent, node = self.nodes[parent_of(path)], self.nodes[path]
         if parent.children is not None:
             parent.children.pop(encode_text(path[path.rfind("/") + 1 :]), None)
@@ -201,7 +215,7 @@ class ZnodeTree:
         return self.ephemerals.setdefault(owner, {})
 
     def children_number(self, path: str) -> int:
-        """Return the number of nodes below a path, at any depth. Reads all nodes."""
+        """Return the number of znodes below a path, at any depth. This looks at all znodes."""
         if path == "/":
             return len(self.nodes) - 2
         below = path + "/"

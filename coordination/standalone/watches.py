@@ -1,7 +1,7 @@
-"""Who is told of what: one table for the data of nodes and their existence, one for their children.
+"""The watches of clients. One table is for the data and the existence of znodes, the other one for their children.
 
-Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. The watchers of one event are told in the
-order in which they came.
+Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. The watchers of one event are notified in
+the order in which they set their watches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FORGOTTEN_AT_ONCE = 256
 
 
 class WatchMode(IntEnum):
-    """One bit each: a watcher may have several at one path."""
+    """The modes of watches. Each mode is one bit, because a watcher may have watches of several modes at one path."""
 
     ONCE = 1
     PERSISTENT = 2
@@ -26,7 +26,7 @@ class WatchMode(IntEnum):
 
 
 class WatcherKind(IntEnum):
-    """The watches that checkWatches and removeWatches mean."""
+    """The kinds of watches in the requests checkWatches and removeWatches."""
 
     CHILDREN = 1
     DATA = 2
@@ -36,7 +36,7 @@ class WatcherKind(IntEnum):
 
 
 class WatchTable(Generic[WatcherT]):
-    """One kind of watches, by path and by watcher."""
+    """A table of watches, by path and by watcher."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[WatcherT, int]] = {}
@@ -55,12 +55,12 @@ class WatchTable(Generic[WatcherT]):
             self._recursive += 1
 
     def has(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """Whether there is such a watch. mode: None for any."""
+        """Return whether there is such a watch. mode: None for any mode."""
         modes = self.by_path.get(path, {}).get(watcher, 0)
         return bool(modes if mode is None else modes & mode)
 
     def remove(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """Remove a watch. Return whether there was one. mode: None for all."""
+        """Remove a watch. Return whether there was such a watch. mode: None for all modes."""
         modes = self.by_path.get(path, {}).get(watcher, 0)
         removed = modes if mode is None else modes & mode
         if removed:
@@ -69,7 +69,7 @@ class WatchTable(Generic[WatcherT]):
         return bool(removed)
 
     def forget(self, watcher: WatcherT) -> Iterator[int]:
-        """Remove all watches of a watcher, in steps; yield the number removed by each step."""
+        """Remove all watches of a watcher, in steps. Yield the number of watches that each step has removed."""
         while paths := self.by_watcher.get(watcher):
             step = [path for path, _ in zip(paths, range(_FORGOTTEN_AT_ONCE), strict=False)]
             for path in step:
@@ -77,7 +77,7 @@ class WatchTable(Generic[WatcherT]):
             yield len(step)
 
     def triggered(self, path: str) -> dict[WatcherT, None]:
-        """Return the watchers of an event at `path`, each once. Their one-shot watches are used up."""
+        """Return the watchers of an event at `path`, each once. Their watches of the mode ONCE are removed."""
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):
             watchers.update(dict.fromkeys(at_path))
@@ -112,7 +112,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 class Watches(Generic[WatcherT]):
-    """Both tables, and the actions of addWatch, checkWatches and removeWatches on them."""
+    """Both tables of watches, with the actions of the requests addWatch, checkWatches and removeWatches."""
 
     def __init__(self) -> None:
         self.data: WatchTable[WatcherT] = WatchTable()

@@ -1,6 +1,7 @@
-"""The server's answers to four-letter words, sent in place of a first request. Each yields the parts of a text.
+"""The server's answers to four-letter words, which a client may send instead of a first request. Each function yields
+the parts of a text.
 
-Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5; the lines that tools read are the same.
+Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5; the lines that tools read are the same as there.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "Counters"]
 
 VERSION = "3.9.5-metaq-standalone"
-"""Names the protocol that this server speaks, and shows that it is not Apache's."""
+"""The version that the server reports. It contains the version of the protocol, and shows that this is not Apache's
+server.
+"""
 
 
 class Counters:
-    """Counters since the server's start, or since `srst`."""
+    """Counters of events since the server's start, or since the last `srst`."""
 
     def __init__(self, now_ms: int) -> None:
         self.started_ms = now_ms
@@ -33,7 +36,7 @@ class Counters:
         self._shortest_ms: int | None = None
 
     def answered(self, waits_ms: Sequence[int]) -> None:
-        """Count packets. waits_ms: how long each had to wait for the disk."""
+        """Count sent packets. waits_ms: for each packet, how long it had to wait for the disk, in ms."""
         if waits_ms:
             self._answers += len(waits_ms)
             self._total_ms += sum(waits_ms)

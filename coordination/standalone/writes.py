@@ -1,4 +1,5 @@
-"""The requests of writes, and all checks before anything changes, in Apache's order.
+"""The write requests, and all checks that are made before anything changes. The checks are made in the same order as in
+Apache's server.
 
 Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
 """
@@ -49,7 +50,7 @@ _TTLS = (_TTL, _TTL_SEQUENTIAL)
 
 
 class CreateNode(NamedTuple):
-    """create, create2, createContainer, createTTL."""
+    """The requests create, create2, createContainer and createTTL."""
 
     operation: int
     path: str | None
@@ -60,14 +61,14 @@ class CreateNode(NamedTuple):
 
 
 class DeleteNode(NamedTuple):
-    """delete."""
+    """The request delete."""
 
     path: str | None
     version: int
 
 
 class SetData(NamedTuple):
-    """setData."""
+    """The request setData."""
 
     path: str | None
     data: bytes | None
@@ -75,7 +76,7 @@ class SetData(NamedTuple):
 
 
 class SetAcl(NamedTuple):
-    """setACL."""
+    """The request setACL."""
 
     path: str | None
     acl: list[Acl] | None
@@ -83,7 +84,7 @@ class SetAcl(NamedTuple):
 
 
 class CheckVersion(NamedTuple):
-    """check, only in a multi."""
+    """The operation check, which is allowed only in a multi."""
 
     path: str | None
     version: int
@@ -93,7 +94,7 @@ WriteRequest = CreateNode | DeleteNode | SetData | SetAcl | CheckVersion
 
 
 def read_create(reader: JuteReader, operation: int) -> CreateNode:
-    """operation: one of the four."""
+    """Read a request that creates a znode. operation: the number of one of the four create operations."""
     path, data, acl, mode = reader.text(), reader.buffer(), reader.acls(), reader.int32()
     return CreateNode(operation, path, data, acl, mode, reader.int64() if operation == OpCode.CREATE_TTL else _NO_TTL)
 
@@ -111,7 +112,9 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
 
 
 class NoAcl(Malformed):
-    """A node in a multi has no ACL. Java cannot even make that operation, so the multi takes no zxid."""
+    """Raised if a create operation in a multi has no ACL. Java cannot even construct such an operation, so the multi
+    takes no zxid.
+    """
 
 
 def read_multi(reader: JuteReader) -> Iterator[WriteRequest]:
@@ -137,7 +140,9 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 
 def _multi_create(request: CreateNode) -> CreateNode:
-    """In a multi, the mode determines what kind of node is created."""
+    """Return the create operation of a multi, adapted to its mode: in a multi, the mode determines what kind of znode
+    is created. Raises Malformed, NoAcl.
+    """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
         if is_ttl:
@@ -156,7 +161,7 @@ def _multi_create(request: CreateNode) -> CreateNode:
 
 
 class SeenNode(Protocol):
-    """A node as the checks see it."""
+    """A znode as the checks see it."""
 
     @property
     def acl(self) -> Sequence[Acl]: ...
@@ -173,7 +178,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """A node as it will be after the earlier writes."""
+    """The state that a znode will have after the earlier writes of a multi."""
 
     acl: Sequence[Acl]
     owner: int
@@ -191,7 +196,7 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """The tree as a multi sees it: including its own writes' changes."""
+    """The tree as the writes of a multi see it: it includes the changes of the multi's earlier writes."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -212,11 +217,13 @@ class AheadView:
         return None if node is None else (node, _state_of(node))
 
     def holds(self) -> bool:
-        """Whether the nodes that were read are unchanged, whatever else was written since."""
+        """Return whether all znodes that were read through this view are still unchanged. Writes to other znodes do not
+        matter.
+        """
         return self._holds and all(self._state(path) == seen for path, seen in self._seen.items())
 
     def expect(self, outcome: WriteOutcome) -> None:
-        """Note the changes of a write."""
+        """Include the changes of a write in the view."""
         match outcome:
             case Creation():
                 parent = self._expected(parent_of(outcome.path))
@@ -247,7 +254,7 @@ class AheadView:
 
 
 class Creation(NamedTuple):
-    """A node to add. cversion: the new one of its parent."""
+    """A change: add a znode. cversion: the parent's new cversion."""
 
     operation: int
     path: str
@@ -258,13 +265,13 @@ class Creation(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A node to remove."""
+    """A change: remove a znode."""
 
     path: str
 
 
 class NewData(NamedTuple):
-    """Data for a node, and its new version."""
+    """A change: set a znode's data. version: the new version of the data."""
 
     path: str
     data: bytes | None
@@ -272,7 +279,7 @@ class NewData(NamedTuple):
 
 
 class NewAcl(NamedTuple):
-    """An ACL for a node, and the ACL's new version."""
+    """A change: set a znode's ACL. version: the new version of the ACL."""
 
     path: str
     acl: tuple[Acl, ...]
@@ -280,21 +287,21 @@ class NewAcl(NamedTuple):
 
 
 class NoChange(NamedTuple):
-    """Nothing changes."""
+    """The outcome of a check: nothing changes."""
 
 
 WriteOutcome = Creation | Deletion | NewData | NewAcl | NoChange
 
 
 class Asker(NamedTuple):
-    """The client that writes."""
+    """The client that sends a write: its session id and its identities."""
 
     session: int
     identities: Collection[Identity]
 
 
 def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
-    """Return the changes of a write. Raises Refused, Malformed."""
+    """Check a write, and return the change that it makes. Raises Refused, Malformed."""
     match request:
         case CreateNode():
             return _judge_create(request, asker, look)
@@ -336,13 +343,15 @@ def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
         raise Refused(RefusalCode.NODE_EXISTS)
     if parent.owner > 0:
         raise Refused(RefusalCode.NO_CHILDREN_FOR_EPHEMERALS)
-    acl = acls.OPEN if acl == acls.OPEN else acl  # one tuple for most nodes
+    acl = acls.OPEN if acl == acls.OPEN else acl  # most znodes share one tuple
     owner = _owner(request, asker.session)
     return Creation(request.operation, path, request.data, acl, owner, wrapped(parent.cversion + 1))
 
 
 def _has_good_ttl(request: CreateNode) -> bool:
-    """Check the time to live. Apache accepts a createTTL without a mode that has one, and then its server ends."""
+    """Return whether the time to live fits the operation and the mode. Apache's server accepts a createTTL whose mode
+    has no time to live, and then crashes.
+    """
     if request.operation == OpCode.CREATE_TTL or request.mode in _TTLS:
         return request.mode in _TTLS and 0 < request.ttl_ms <= TTL_LIMIT_MS
     return True

@@ -8,9 +8,10 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the process's command line and exit with its code: the program `metaq`."""
-    # until the command is loaded: modules make no garbage, and collecting would take a tenth of a short command's time
+    # off until the command is loaded: imports make no garbage, and collections would take a tenth of a short command's
+    # time
     gc.disable()
     from .app import main as run_program
 
-    gc.freeze()  # a help text ends here; the interpreter's last collection would take a sixth of its time
+    gc.freeze()  # the collection at exit skips these objects: it would take a sixth of a help text's time
     run_program()

@@ -1,4 +1,4 @@
-"""Find groups that have read messages which a partition does not have, and set their offsets back."""
+"""Find groups that have read messages which their partition no longer has, and set the groups' offsets back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 
 class Ahead(NamedTuple):
-    """A group that has committed `committed` in a partition, and must continue at `back` to miss nothing.
+    """A group that has committed the offset `committed` in a partition, and must continue at the offset `back` to miss
+    no message.
 
     owner: the member that reads the partition now, and would overwrite another program's commit; None: nobody reads it.
     """
@@ -62,11 +63,11 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the groups whose offset is after the end of a partition of this broker, or after a message that it does
-    not have.
+    """Return the groups whose committed offset in a partition of this broker is after the partition's end, or after a
+    message that the partition does not have.
 
-    ends: where the partitions ended before the first message that replaced lost ones; a group that has read more goes
-    back to that end or before it. Raises as Cluster.ask.
+    ends: the end of each partition before the first message that took the place of a lost one. A group that has read
+    past this end goes back to it, or to an earlier offset. Raises the errors of Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -95,8 +96,9 @@ def _back(
 
 
 def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
-    """Set each group back to where it must continue. Return the groups that a member reads now: they are not set
-    back."""
+    """Set each group back to the offset where it must continue. Return the entries whose partition a member reads now:
+    these are not set back.
+    """
     by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
     for each in found:
         if each.owner is None:
@@ -112,7 +114,7 @@ def commanded(group: str, partition: TopicPartition, back: int) -> str:
 
 
 def _committed(cluster: Cluster, broker_id: int) -> Iterator[tuple[str, TopicPartition, Offset, str | None]]:
-    """Yield every group's offsets of the broker's partitions, with the partition's owner."""
+    """Yield every group's committed offset in each partition of the broker, with the partition's owner."""
     view = cluster.view
     for group in view.groups():
         for topic in view.committed_topics(group):

@@ -75,7 +75,7 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        show_warnings()  # not for a help text, which ends before this and gives no warning
+        show_warnings()  # a help text ends the program before this line, and gives no warning
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f".{name}", __package__), name)
         return command
@@ -158,7 +158,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        # click's name for the type of a bounded whole number means nothing to a user
+        # click calls a bounded whole number an "integer range", which means nothing to a user
         message = error.format_message().replace("is not a valid integer range", "is not a whole number")
         return _failed(context.command_path if context else "metaq", message, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -206,7 +206,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
     if sys.stderr is None:

@@ -1,6 +1,7 @@
 """A certificate authority in a directory: its files, and the certificates that it signs.
 
-The library `cryptography` makes and signs them: Python's own `ssl` cannot. All keys are of the elliptic curve P-256.
+The library `cryptography` makes and signs the certificates, because Python's own `ssl` cannot. All keys are of the
+elliptic curve P-256.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["make_authority", "make_broker", "make_client"]
 
 _CA_DAYS = 3650
 _DAYS = 825
-"""Days that a certificate is valid: what common TLS clients take at most."""
+"""Days that a certificate is valid: the maximum that common TLS clients accept."""
 _EARLY = datetime.timedelta(minutes=5)
-"""How long before its making a certificate is valid: clocks differ."""
+"""A certificate is valid from this long before its creation, because clocks differ."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _SECURITY_INI = """\
@@ -48,7 +49,7 @@ key = client.key
 
 
 def make_authority(directory: Path) -> None:
-    """Make ca.pem and ca.key. Raises ConfigError if there is one."""
+    """Make ca.pem and ca.key in `directory`. Raises ConfigError if the directory is not empty or cannot be written."""
     _make_folder(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "metaq CA")])

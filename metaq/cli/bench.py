@@ -136,7 +136,8 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send to all partitions of --topic. Times are from the call to the acknowledgement; with batch, of a whole frame.
+    """Send to all partitions of --topic. Times are from the call to the acknowledgement; with --mode batch, for a whole
+    frame.
 
     Whether a message is on the disk before it is acknowledged is the broker's choice: metaq up --flush, or
     unflushThreshold in server.ini.
@@ -306,7 +307,7 @@ def _as_member(zk: str, topic: str, group: str, arrow: bool) -> Generator[tuple[
 
 
 def _print(topic: str, outcomes: list[RunFigures], as_json: bool) -> None:
-    # the other times are for --json: this fits into 80 columns
+    # the table shows only TABLE_TIMES, so that it fits into 80 columns; --json shows all
     timed = [name for name in TABLE_TIMES if any(name in outcome.latency_ms for outcome in outcomes)]
     rows = [
         (

@@ -48,19 +48,20 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""Longest wait in seconds for messages before the next check whether the run is over."""
+"""Maximum seconds to wait for messages before the next check whether the run is over."""
 IDLE_SECONDS = 2.0
 """Seconds without a message after which a group's backlog counts as read."""
 JOIN_SECONDS = 30.0
-"""Seconds that the first message may take: connecting, joining a group, another member's hand-over."""
+"""Maximum seconds to wait for the first message: for connecting, joining a group, and another member's hand-over."""
 
 LATE_SECONDS = 10.0
-"""Seconds that a message of a latency run may take to arrive after the last one was sent."""
+"""Maximum seconds that a message of a latency run may take to arrive after the last message was sent."""
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Return a job that sends single messages and waits for each, to `places` in turn, or as the producer distributes
-    them."""
+    """Return a job that sends single messages and waits for each acknowledgement. It sends to `places` in turn; without
+    `places` the producer chooses the partitions.
+    """
 
     def job(tally: Tally) -> None:
         clock, place = run.clock_ns, cycle(places or ({},))
@@ -82,10 +83,10 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """Return a job that sends frames of up to `batch` messages, with at most `frames` of them unanswered; the times are
-    of frames.
+    """Return a job that sends frames of up to `batch` messages and keeps at most `frames` frames unanswered. It
+    measures the time of each frame.
 
-    places: as in send_single, for frames.
+    places: as in send_single, one for each frame.
     """
 
     def job(tally: Tally) -> None:
@@ -147,13 +148,14 @@ class Polled(Protocol):
 
 
 class Stamps:
-    """Two jobs: one thread sends messages with the time in them at a fixed rate, another reads them from the same
-    partition."""
+    """Two jobs: one thread sends messages that contain their send time, at a fixed rate; another thread reads them from
+    the same partition.
+    """
 
     def __init__(self, run: Run, per_second: int) -> None:
         self._run = run
         self._per_second = per_second
-        self._mark = secrets.randbits(64)  # others may send to the partition meanwhile
+        self._mark = secrets.randbits(64)  # marks this run's messages: others may send too
         self._sent = 0
         self._all_sent_ns: int | None = None
 
@@ -236,7 +238,7 @@ class ArrowReader:
     """Reader of record batches, up to 65,536 messages each. Needs pyarrow."""
 
     def __init__(self, consumer: Consumer) -> None:
-        import pyarrow.compute  # an extra
+        import pyarrow.compute  # installed by an extra
 
         self._consumer = consumer
         self._compute = pyarrow.compute
@@ -249,8 +251,8 @@ class ArrowReader:
 
 
 class Backlog:
-    """Job that reads with one reader after the other, each up to the offset after its last message; None: until no more
-    messages come.
+    """Job that reads with one reader after the other. Each reader comes with the offset after its last message, where
+    it stops; None: it stops when no more messages come.
 
     The time is measured from the first message, which is polled alone, to the last: connecting and joining are not
     measured.
@@ -292,5 +294,5 @@ class Backlog:
             self._first_ns = now
 
     def measured(self, messages: int) -> tuple[int, float]:
-        """Return the number of `messages` after the first one, and the seconds that they took."""
+        """Return the number of messages after the first one, and the seconds in which they were read."""
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

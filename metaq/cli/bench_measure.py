@@ -31,7 +31,9 @@ _SHOW_SECONDS = 0.2
 
 
 class Durations:
-    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds; merge after it has ended."""
+    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds durations; call merge after
+    that thread has ended.
+    """
 
     def __init__(self) -> None:
         self._pending = array("q")
@@ -79,7 +81,7 @@ def _bucket_top(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one thread; only that thread writes, others may read `messages` at any time."""
+    """The results of one thread. Only that thread writes them; other threads may read `messages` at any time."""
 
     messages: int = 0
     times: Durations = field(default_factory=Durations)
@@ -106,12 +108,13 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the time is over, or the run was stopped."""
+        """Whether the run's time is over, or the run was stopped."""
         return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
 
     def take(self, messages: int = 1) -> int:
-        """Return how many of the next `messages` belong to the run; 0 when it is over. All calls must have the same
-        `messages`."""
+        """Return how many of the next `messages` belong to the run; 0 when it is over. All calls must pass the same
+        `messages`.
+        """
         if self.over:
             return 0
         if self._count is None:
@@ -119,13 +122,15 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return the number of messages that are missing after `done`, at most `most`."""
+        """Return how many messages are left after `done` messages, at most `most`."""
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of a run. message_bytes: of all payloads together; seconds: the basis of the rate."""
+    """The figures of a run. message_bytes: the bytes of all payloads together; seconds: the time for which the rates
+    are computed.
+    """
 
     scenario: str
     messages: int
@@ -143,8 +148,8 @@ class RunFigures:
 
 
 def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Durations]:
-    """Run each job on a thread of its own; return the messages, the seconds and the times of all. A failure stops all
-    jobs and is raised.
+    """Run each job on a thread of its own; return the number of messages, the seconds, and the durations of all jobs.
+    If a job fails, all jobs are stopped and its error is raised.
 
     On a terminal a line on stderr shows the progress. `title`: the run's name in that line.
     """

@@ -169,7 +169,7 @@ def broker(
       metaq broker -f conf/server.ini --node a
     """
     # these modules, and Twisted, are only needed by this command
-    gc.disable()  # run() has collected garbage once the broker has started
+    gc.disable()  # run() enables garbage collection when the broker has started
     from metaq.broker.configuration.settings import DEFAULT_MAX_PENDING_PUT_BYTES, BrokerOptions
     from metaq.broker.main import run
 

@@ -36,7 +36,7 @@ ELECTION_SECONDS = 15.0
 """Seconds that a node may take to become leader after it was chosen, or after a hand-over to it."""
 
 _TRIES = 5
-"""Number of tries to change a state that others also change."""
+"""Number of attempts to change a set's state that other programs change at the same time."""
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
@@ -70,11 +70,11 @@ def _view(session: ZkSession, broker_set: int) -> SetView:
 def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | None) -> None:
     """Show the nodes of each broker set, or of the set ID: their roles, their lag, and why they are not in sync.
 
-    LAG BYTES: data that the node has not acknowledged. LAG: seconds since the oldest of it was sent. SINCE: when the
-    node got its present role. ERROR: why it is not in sync. A node that is not registered has the role `gone` and no
-    address; it is shown while the set counts it as in sync or its leader remembers it. Exits with 1 if a set has no
+    LAG BYTES: data that the node has not acknowledged. LAG: seconds since the oldest of this data was sent. SINCE: when
+    the node got its present role. ERROR: why it is not in sync. A node that is not registered has the role `gone` and
+    no address; it is shown while the set counts it as in sync or its leader remembers it. Exits with 1 if a set has no
     leader that clients can find, or if a leader does not answer. Warns on stderr of topics that take no messages, and
-    of nodes whose server.ini files differ in what clients are served.
+    of nodes whose server.ini files differ in a way that clients notice.
 
     \b
     Example
@@ -216,7 +216,9 @@ def _led_json(broker_set: int, state: SetState, seconds: float) -> dict[str, obj
 
 
 def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
-    """Return the state once clients find a leader with an epoch above `epoch`. Raises CoordinationError."""
+    """Wait until clients can find a leader with an epoch above `epoch`; return the set's state. Raises
+    CoordinationError after ELECTION_SECONDS.
+    """
     found = [read_set(session, broker_set)]
 
     def led() -> bool:
@@ -287,8 +289,8 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
     nodes have: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node
     or a leader is present. Also starts a set again whose state in ZooKeeper was deleted; its nodes may keep running.
 
-    A group that has read lost messages skips as many of the messages that take their place. Such groups are listed;
-    --set-back sets them back to the end of the node's messages. Exits with 1 if one of them is not set back.
+    A group that has read lost messages would skip as many of the new messages that take their place. Such groups are
+    listed; --set-back sets them back to the end of the node's messages. Exits with 1 if one of them is not set back.
 
     \b
     Example
@@ -333,7 +335,9 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Return the groups that have read lost messages, and those among them that are not set back."""
+    """Find the groups that have read lost messages, and set them back if `chosen` or if the user agrees. Return these
+    groups, and those among them that were not set back.
+    """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
         if not ahead:
@@ -367,12 +371,12 @@ _LEADING = ("leader", "taking-over", "handing-over")
 
 
 def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
-    """Raise CoordinationError if there is a better way than an unclean election, ConfigError for a node that is not
-    present.
+    """Raise CoordinationError if there is a better way than an unclean election, and ConfigError if the chosen node is
+    not present.
 
-    epoch: the highest that a node has seen. If the state has a lower one, ZooKeeper was set back, and the state does
-    not say who is in sync. A node that led before its set's state was lost may still have its `master`; the elected
-    node replaces it.
+    epoch: the highest epoch that a node has seen. If the state has a lower epoch, ZooKeeper was set back, and the state
+    does not tell which nodes are in sync. A node that led before its set's state was lost may still be registered as
+    `master` in ZooKeeper; the elected node replaces it.
     """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]

@@ -29,7 +29,7 @@ __all__ = ["brokers"]
 _FIELDS = ("broker", "role", "node", "address", "topics", "partitions", "config_checksum", "version")
 
 MAX_ASKED = 16
-"""Most brokers that are asked for their version at a time."""
+"""Maximum number of brokers that are asked for their version at the same time."""
 
 
 @click.group()
@@ -91,7 +91,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
 
 
 def _version(address: BrokerAddress) -> str | None:
-    """Return the process's answer to `version`, None if it does not answer."""
+    """Return the version that the process at this address reports; None if the process does not answer."""
     try:
         connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
     except MetaqError:

@@ -83,7 +83,7 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if no file in the directory is a broker's: a report without damage would mean nothing."""
+    """Raise ConfigError if the directory holds no broker's data: a report without damage would mean nothing."""
     if is_data_directory(directory):
         return
     near = data_directories_near(directory)
@@ -93,8 +93,9 @@ def _require_data(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show a bar on a terminal's stderr, nothing elsewhere. Yield two functions: call the first with the number of all
-    bytes, the second with the bytes of each step."""
+    """Show a bar on a terminal's stderr, nothing elsewhere. Yield two functions: call the first with the total number
+    of bytes, the second with the number of bytes of each step.
+    """
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
         task = bar.add_task("")

@@ -1,6 +1,6 @@
 """Connect a command to the cluster in `--zk`, or to one broker, and report absent brokers.
 
-A command waits for ZooKeeper for `--zk-timeout`.
+A command waits for ZooKeeper for at most `--zk-timeout`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Return the seconds to wait for the first connection to ZooKeeper: the option --zk-timeout before the command."""
+    """Return how many seconds to wait for the first connection to ZooKeeper: the value of --zk-timeout before the
+    command.
+    """
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
     return ZK_TIMEOUT_SECONDS if chosen is None else float(chosen)
@@ -78,7 +80,7 @@ def _asked(question: Callable[[Connection, int], _T], broker: int, connection: C
 
 
 def tell_silent(silent: Mapping[int, str]) -> None:
-    """Raise BrokerUnavailable if brokers are silent (`ask_brokers`)."""
+    """Raise BrokerUnavailable if any broker did not answer. silent: the second result of `ask_brokers`."""
     if silent:
         told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
         raise BrokerUnavailable(f"the data of these brokers is missing: {told}: start them, and try again")
@@ -96,7 +98,9 @@ def naming_topics(zk: str, topic: str) -> Iterator[None]:
 
 
 def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
-    """Report on stderr which brokers are absent. how: what this means for data that only they have."""
+    """Report on stderr which brokers are absent. how: words that tell what happens to data that only these brokers
+    have.
+    """
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
     if absent:
@@ -104,20 +108,24 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Report on stderr if no broker is or ever was registered: an empty table may belong to the wrong chroot."""
+    """Report on stderr if no broker is or ever was registered: an empty table may mean that --zk names a wrong
+    chroot.
+    """
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return the sentence about data that are missing because brokers are silent (Survey.silent)."""
+    """Return a sentence that tells which data is missing because brokers do not answer (Survey.silent)."""
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: {missing} missing: start that broker, or correct its hostName"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
-    """Raise BrokerUnavailable if data of these partitions are incomplete, because brokers are silent or refuse."""
+    """Raise BrokerUnavailable if the data of these partitions is incomplete, because brokers do not answer or
+    refuse.
+    """
     told = [without(survey.silent, partitions)] if survey.silent else []
     told += [f"{each.topic} {each} is unknown: {why}" for each, why in survey.refused.items()]
     if told:
@@ -146,7 +154,7 @@ class Target:
 
     @contextmanager
     def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
-        """Yield an open connection. endpoint: a result of `found`; None: find it.
+        """Yield an open connection. endpoint: an address that `found` returned; None: find the address.
 
         Raises BrokerUnavailable, and UsageError if the user must name the broker.
         """
@@ -165,8 +173,9 @@ class Target:
         return self.found()[0]
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
-        """Return the broker's address, and the broker set, with its id, that it leads; None if it leads none. --server
-        is always a single process."""
+        """Return the broker's address, and the id and the view of the broker set that it leads; None if it leads no
+        set. With --server the second value is always None.
+        """
         if self.server is not None:
             return self.server, None
         with open_cluster(self.zk) as cluster:

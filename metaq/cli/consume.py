@@ -24,7 +24,7 @@ from .servers import stop_signal
 __all__ = ["consume"]
 
 POLL_SECONDS = 0.5
-"""Longest wait in seconds for messages between checks for Ctrl-C and the timeout."""
+"""Maximum seconds to wait for messages before the next check for Ctrl-C and the timeout."""
 POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 
@@ -117,8 +117,9 @@ def consume(
 
 
 def _one_filter(filters: Sequence[Where]) -> Where | None:
-    """Return the only filter. --tag may be repeated, because a message needs only one of the tags; two filters would be
-    ambiguous."""
+    """Return the only filter, or None. --tag may be repeated, because a message needs only one of the tags; two filters
+    would be ambiguous, so they are refused.
+    """
     if len(filters) > 1:
         joined = " AND ".join(f"({each.text})" for each in filters)
         raise click.BadParameter(
@@ -159,7 +160,7 @@ def _consume_in_group(
     from metaq import Consumer, ConsumerConfig  # needed only with a group
 
     with open_cluster(zk) as cluster:
-        cluster.choose_partitions(wanted.topic)  # raises for a misspelt topic: its group would stay listed
+        cluster.choose_partitions(wanted.topic)  # raises for a misspelt topic; a group for it would stay listed
         tell_absent(cluster)
     with (
         stop_signal() as stop,
@@ -202,7 +203,7 @@ def _check_group_options(wanted: Wanted) -> None:
 
 
 class Output:
-    """Printer of messages on stdout; `left` counts down from --count, None without it."""
+    """Prints messages on stdout. `left` counts down from --count; it is None without --count."""
 
     def __init__(self, write: MessageFormat, count: int | None, stream: BinaryIO | None = None) -> None:
         self._write = write

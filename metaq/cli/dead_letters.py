@@ -130,7 +130,7 @@ def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> 
 def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
     """Show one dead letter with all known details.
 
-    Exit code 1 if there is none with this NAME, or if it was redriven or dropped.
+    Exit code 1 if there is no dead letter with this NAME, or if it was redriven or dropped.
 
     \b
     Example
@@ -187,7 +187,7 @@ def redrive_letters(
             else:
                 for letter in found:
                     rows += map(_redriven, letters.redrive([letter], to=to))
-        finally:  # also after an error, for the letters that are done
+        finally:  # also after an error: show the letters that are done
             columns = ("NAME", "WOULD GO TO") if dry_run else ("NAME", "TOPIC", "PARTITION", "OFFSET")
             show(as_json, rows, columns, [tuple(row.values())[: len(columns)] for row in rows])
             _tell(f"{'would send' if dry_run else 'sent'} {counted(len(rows), 'dead letter')} again", as_json)

@@ -45,7 +45,9 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 
 
 def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """Return the named broker, or all present ones, and report absent ones. Raises as `Cluster.endpoint`."""
+    """Return the named broker, or all registered brokers, and report absent brokers. Raises the errors of
+    `Cluster.endpoint`.
+    """
     if broker is not None:
         cluster.endpoint(broker)
         return [broker]
@@ -179,8 +181,9 @@ def cancel_delayed(
 
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """Return the result that `cancel_at` would have. A message that was already cancelled is an exception: it counts as
-    not waiting."""
+    """Return the result that `cancel_at` would have, with one exception: a message that was already cancelled counts as
+    not waiting.
+    """
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:
         if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):

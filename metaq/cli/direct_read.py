@@ -1,5 +1,6 @@
-"""Read a topic without a group: no state in ZooKeeper, every partition from a position to the end that it had at the
-start."""
+"""Read a topic without a group: write no state to ZooKeeper, and read every partition from a position to the end that
+it had when reading began.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
 """Pause in seconds of a following reader after a round over all partitions without new messages."""
 RETRY_SECONDS = 5.0
-"""Seconds for which a following reader does not ask a silent broker."""
+"""Seconds after which a following reader asks a silent broker again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Cursor:
-    """The next byte to read in one partition, None until its broker answers; end: where to stop, None to follow."""
+    """The next byte to read in one partition; None until its broker answers. end: the offset to stop at; None to
+    follow.
+    """
 
     partition: TopicPartition
     offset: int | None = None
@@ -68,13 +71,13 @@ def read_topic(
 ) -> Iterator[Message]:
     """Yield the wanted messages, in order within a partition; partitions take turns of one block.
 
-    idle: called whenever there is no new message; says whether to keep waiting. on_damaged: called with damaged bytes;
-    reading continues after them. on_silent: called once, with a sentence about the missing data, for a broker that does
-    not answer, or a partition that an operator has closed. The others are still read, and if the reader follows, it
-    asks a silent broker again every RETRY_SECONDS.
+    idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with damaged
+    bytes; reading continues after them. on_silent: called once, with a sentence about the missing data, for a broker
+    that does not answer, or a partition that an operator has closed. The others are still read, and if the reader
+    follows, it asks a silent broker again every RETRY_SECONDS.
 
-    Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage without on_damaged, or with an unknown end;
-    BrokerUnavailable if on_silent would be called but was not given.
+    Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage if on_damaged is not given, or if the end of the
+    damage is unknown; BrokerUnavailable if on_silent would be called but was not given.
     """
     reader = _Reader(cluster, wanted, on_silent or _refuse)
     retry_at = time.monotonic() + RETRY_SECONDS
@@ -101,7 +104,7 @@ def read_topic(
 
 
 class _Reader:
-    """The cursors of one read_topic, and the brokers already reported as silent."""
+    """The cursors of one call of read_topic, and the brokers that were already reported as silent."""
 
     def __init__(self, cluster: Cluster, wanted: Wanted, on_silent: Callable[[str], None]) -> None:
         topic = wanted.topic
@@ -113,7 +116,7 @@ class _Reader:
         self.survey = cluster.survey()
         self.cursors = [_Cursor(partition) for partition in self._chosen]
         self._told: set[int | TopicPartition] = set()
-        for cursor in self.cursors:  # the end of each partition is the one that it has now
+        for cursor in self.cursors:  # each partition is read to the end that it has now
             self._ask(cursor, partial(self._open, cursor=cursor))
         self.leave_what_is_done()
 
@@ -135,7 +138,9 @@ class _Reader:
         cursor.offset = following
 
     def leave_what_is_done(self) -> None:
-        """Give up partitions of silent brokers and closed partitions, unless `follow` is set."""
+        """Remove the cursors that are done. Unless `follow` is set, also remove the cursors of silent brokers and of
+        closed partitions.
+        """
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
 
     def _is_given_up(self, partition: TopicPartition) -> bool:

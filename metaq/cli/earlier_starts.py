@@ -1,4 +1,4 @@
-"""Read earlier starts of `metaq up` from its data directory, so that a start serves all former data.
+"""Read from the data directory what earlier starts of `metaq up` served, so that a new start serves all former data.
 
 Messages are below broker-*/data; topics without messages, and settings, are in the server.ini of the last start.
 """
@@ -35,7 +35,7 @@ _DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
 
 
 def node_name(replica: int) -> str:
-    """Return the name of a node of a broker set. replica: from 0."""
+    """Return the name of a node of a broker set. replica: the node's number in its set, from 0."""
     return string.ascii_lowercase[replica]
 
 
@@ -46,9 +46,10 @@ def broker_directory(broker_id: int, replica: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
-    """What earlier starts have left. stored: `stored_topics` by broker id, for ids with partitions in a node's
-    directory. topics, settings: of the last start. brokers, replicas: the highest numbers that were started; 0: none,
-    no broker set."""
+    """What earlier starts have left in the data directory. stored: the result of `stored_topics`. topics, settings:
+    those of the last start. brokers: the highest number of brokers that was started; 0: none. replicas: the highest
+    number of nodes of a broker set; 0: no broker set.
+    """
 
     stored: dict[int, dict[str, int]]
     topics: list[TopicSpec]
@@ -86,7 +87,7 @@ def _place(directory: Path) -> tuple[int, int] | None:
 
 
 def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
-    """Yield topic, partitions and other lines of each topic's section."""
+    """Yield the topic, its number of partitions and the other lines of each topic's section in a server.ini."""
     ini = ConfigParser(delimiters="=", comment_prefixes=(";", "#"), interpolation=None, default_section="")
     ini.optionxform = str  # type: ignore[assignment, method-assign]
     try:
@@ -103,8 +104,9 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """Return the topics by broker id, for ids with partitions in a node's directory; each topic with its highest
-    partition number plus one."""
+    """Return the topics of each broker id that has partitions in the directory of one of its nodes. Each topic comes
+    with its highest partition number plus one.
+    """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
         place = _place(data.parent)

@@ -82,8 +82,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     """Show owner, committed offset and lag of each partition that GROUP reads.
 
     The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
-    commit all stored messages count. Values that a Java broker does not report are unknown. Exit code 1 if a broker is
-    silent.
+    commit all stored messages count. Values that a Java broker does not report are unknown. Exit code 1 if a broker
+    does not answer.
 
     The topic %RETRY%GROUP has failed messages whose pause is over. Messages that still wait, and dead letters, are only
     counted.
@@ -160,8 +160,8 @@ def _dead_letters(cluster: Cluster, group: str) -> int | None:
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
     """Return the topics that each group reads.
 
-    Raises ClientError for a group without a member and an offset: the error names the most similar group that has one,
-    and ends with `otherwise`. For a shared group it names the command for shared groups.
+    Raises ClientError for a group that has neither a member nor an offset: the error names the most similar known
+    group, and ends with `otherwise`. For a shared group it names the command for shared groups.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
@@ -176,7 +176,9 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Return partitions with offsets of the group that are not `chosen`, because no registered broker serves them."""
+    """Return the names of the partitions in which the group has offsets and that are not in `chosen`, because no
+    registered broker serves them.
+    """
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
 
@@ -198,7 +200,9 @@ class _Zones(NamedTuple):
     brokers: dict[int, str]
 
     def as_json(self, row: GroupPartition) -> dict[str, object]:
-        """Return the row with its zones. across_zones: None if one of the zones is unknown."""
+        """Return the zone fields of the row. zone: the broker's zone. across_zones: whether the owner is in another
+        zone; None if one of the zones is unknown.
+        """
         broker, owner = self._of(row)
         return {"zone": broker, "across_zones": None if broker is None or owner is None else broker != owner}
 
@@ -354,9 +358,9 @@ class GroupPartition(NamedTuple):
 
     committed: None before the first commit. bounds: None if the broker does not answer, or if the partition is closed.
     lag_bytes, lag_messages: readable data after the offset; before the first commit, all readable data. lag_seconds:
-    how long ago the first of these messages was stored; a Java broker's have no date. closed: by an operator.
-    missed_from: the message before the offset was replaced by others, and the group may have missed messages from this
-    offset on; None if nothing is known to be missed.
+    how long ago the first of these messages was stored; a Java broker's messages have no store time. closed: whether an
+    operator has closed the partition. missed_from: the offset from which on the group may have missed messages, because
+    the message before its committed offset was replaced by others; None if nothing is known to be missed.
     """
 
     partition: TopicPartition
@@ -390,8 +394,8 @@ def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
 def group_partitions(
     cluster: Cluster, survey: Survey, group: str, topic: str, clock: Callable[[], float] = time.time
 ) -> list[GroupPartition]:
-    """Return the group's position in each partition of `topic`, in numeric order: all served partitions, and those of
-    absent brokers for which the group has an offset.
+    """Return the group's position in each partition of `topic`, in numeric order: all served partitions, and the
+    partitions of absent brokers for which the group has an offset.
 
     clock: seconds since 1970.
     """
@@ -430,6 +434,6 @@ def _measure(
         back = common_offset(connection, partition, waiting.bounds.first, message_id)
         found = found._replace(missed_from=back if back is not None and back < found.committed else None)
     if found.committed is not None and found.committed > waiting.bounds.end:
-        return found  # of an earlier partition with this name: the group's position in this one is unknown
+        return found  # an offset of an earlier partition with this name: the position in this one is unknown
     seconds = None if waiting.seconds is None else int(waiting.seconds)
     return found._replace(lag_bytes=waiting.bytes, lag_messages=waiting.messages, lag_seconds=seconds)

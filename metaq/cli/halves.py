@@ -124,8 +124,9 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """Return why no half message is listed. A producer group is known only while brokers have its half messages, or its
-    producers wait for questions."""
+    """Return a sentence that tells why no half message is listed. A producer group is known only while brokers have its
+    half messages, or while its producers wait for check-back questions.
+    """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
     for page in pages.values():

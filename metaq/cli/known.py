@@ -18,7 +18,8 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """Return all brokers' reports on a shared group ("" = all groups), and the reasons why other brokers are silent.
+    """Return all brokers' reports on a shared group ("" = all groups), and the reasons why other brokers did not
+    answer.
 
     Brokers without shared groups, such as 1.x's, report none.
     """
@@ -43,8 +44,8 @@ def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
 def check_known_group(cluster: Cluster, group: str) -> None:
     """Check that a group is a consumer group or a shared group, or has failed messages or dead letters.
 
-    Raises ClientError, which names the most similar group; BrokerUnavailable if a silent broker may have it as a shared
-    group.
+    Raises ClientError, which names the most similar group; BrokerUnavailable if a broker that does not answer may have
+    it as a shared group.
     """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:
@@ -61,7 +62,8 @@ def check_known_group(cluster: Cluster, group: str) -> None:
 def check_known_topic(cluster: Cluster, topic: str) -> None:
     """Check that a topic exists or has existed. Raises NoPartition, which names the most similar topic.
 
-    For a group's own topics only the group must be known: they are created when a message first fails.
+    For a group's topics of failed messages and dead letters only the group must be known: these topics are created when
+    a message first fails.
     """
     if topic in cluster.view.topics():
         return

@@ -38,10 +38,12 @@ __all__ = [
 HOST = "127.0.0.1"
 MAX_REPLICAS = 8
 START_SECONDS = 30.0
-"""Longest time in seconds from the start of all brokers until every topic is published."""
+"""Maximum seconds from the start of all brokers until every topic is published."""
 
 GRACE_MS = 500
-"""Milliseconds for which a stopping broker keeps serving clients that move to other brokers: here all brokers stop."""
+"""Milliseconds for which a stopping broker keeps serving clients that move to other brokers; short, because here all
+brokers stop.
+"""
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
 ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
@@ -80,7 +82,7 @@ class ClusterPlan:
     settings: Sequence[TopicSetting] = ()
     """Additional lines for the sections of `topics` in server.ini."""
     apache_jars: Path | None = None
-    """Directory of Apache's ZooKeeper; None: use the standalone one."""
+    """Directory with the jars of Apache's ZooKeeper; None: use metaq's standalone server."""
 
     @property
     def brokers(self) -> int:
@@ -88,7 +90,7 @@ class ClusterPlan:
         return len(self.ports) // self.replicas
 
     def nodes(self) -> list[PlannedNode]:
-        """Return all processes: the first one of each broker id, then the second ones, and so on."""
+        """Return all processes: the first process of each broker id, then the second process of each, and so on."""
         return [
             PlannedNode(
                 number % self.brokers,
@@ -131,8 +133,9 @@ class LocalCluster:
     """The processes of a ClusterPlan: starts and stops them. Main thread only: the processes end with that thread."""
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart(text): called when a node of a set has ended and was started again, or leads in place of another
-        node whose data were removed."""
+        """on_restart(text): called when a node of a set has ended and was started again, or when a node leads in place
+        of another node whose data was removed.
+        """
         self.plan = plan
         self.brokers: list[Child] = []
         """The broker processes, in the order of plan.nodes()."""
@@ -173,8 +176,8 @@ class LocalCluster:
         Raises CoordinationUnavailable or BrokerUnavailable with the last log line of the failed process.
         """
         plan = self.plan
-        # ZooKeeper starts while the brokers load. But a set needs its state there first; and Apache's server opens no
-        # session for any client if one was requested before it served.
+        # Start the brokers while ZooKeeper starts, with two exceptions. A broker set needs its state in ZooKeeper
+        # first. Apache's server opens no session for any client if one was requested before the server served.
         at_once = plan.replicas == 1 and plan.apache_jars is None
         self._zookeeper.launch()
         if at_once:
@@ -192,7 +195,8 @@ class LocalCluster:
             session.close()
 
     def _found_sets(self, session: ZkSession) -> None:
-        """Write a set's first state: a broker that has messages leads, otherwise the set's preferred node.
+        """Write the first state of each new set: its first node leads if the broker id already has messages, otherwise
+        the set's preferred node leads.
 
         A set whose nodes have a history keeps its state, unless no node has the in-sync data. If the state is lost, the
         set waits for an operator.
@@ -210,8 +214,9 @@ class LocalCluster:
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
         """Let the node with the highest epoch lead if no directory has the in-sync data, because somebody has removed
-        it. Data that only the removed directory had are lost. Raises StoreError."""
-        from metaq.broker import inspection  # as in earlier_starts.py
+        that directory. Data that only the removed directory had is lost. Raises StoreError.
+        """
+        from metaq.broker import inspection  # loaded late, as in earlier_starts.py
 
         nodes = [each for each in self.plan.nodes() if each.broker_id == broker_id]
         stored = {node.node or "": inspection.stored_node(node.directory / "data") for node in nodes}
@@ -272,7 +277,7 @@ class LocalCluster:
     def watch(self, wait: Callable[[float], bool]) -> None:
         """Return when `wait(seconds)` returns true; raise BrokerUnavailable as soon as a process has ended by itself.
 
-        A node of a set that was ended by a signal is started again.
+        A node of a set that was stopped, or ended by a signal, is started again.
         """
         while not wait(0.5):
             if self.plan.replicas > 1:
@@ -290,7 +295,7 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time.
 
-        The nodes of a set stop one after the other, and the first node last: it leads when no other node can.
+        The nodes of a set stop one after the other, and the first node last, so that it leads when no other node can.
         """
         while self.brokers:
             last = self.brokers[-self.plan.brokers :]

@@ -145,8 +145,8 @@ def list_moves(zk: str, as_json: bool) -> None:
 def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Sequence[int] | None, rate: int) -> None:
     """Take broker ID, or a broker set, out of service: move all its topics to others while clients run.
 
-    Each topic goes to the broker that has the fewest partitions then. Exits with 1 unless the broker has none left in
-    the end; run it again to continue.
+    Each topic goes to the broker that has the fewest partitions at that time. Exits with 1 unless the broker has none
+    left in the end; run it again to continue.
 
     \b
     Example
@@ -180,7 +180,7 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
 
 
 def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -> int:
-    """Return the target with the fewest partitions."""
+    """Return the broker with the fewest partitions among the possible targets."""
     able = {each: count for each, count in counts.items() if each != broker and (targets is None or each in targets)}
     if not able:
         raise CoordinationError("no broker that may get the partitions is registered now")

@@ -157,7 +157,7 @@ def _position(text: str) -> Position:
 
     Raises ValueError, which names these choices.
     """
-    from metaq.client.questions.places import AtKey, AtMessage, Last  # not for commands that use no cluster
+    from metaq.client.questions.places import AtKey, AtMessage, Last  # commands without a cluster do not need it
 
     if text in ("earliest", "latest"):
         return text
@@ -201,7 +201,7 @@ def _bytes(text: str) -> int:
 
 
 def _connect(text: str) -> str:
-    from metaq.coordination.session.zk_session import check_connect  # kazoo: not for commands that use no cluster
+    from metaq.coordination.session.zk_session import check_connect  # kazoo: commands without a cluster do not need it
 
     try:
         return check_connect(text)
@@ -212,7 +212,7 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""For commands that use brokers or files: earlier brokers made topics whose names ZooKeeper does not accept."""
+"""A topic for commands that use brokers or files: earlier brokers made topics whose names ZooKeeper does not accept."""
 STORED_GROUP = Parsed("GROUP", check_group)
 """As STORED_TOPIC, for groups of shared consumers."""
 TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
@@ -230,7 +230,7 @@ PORT = click.IntRange(0, 65535)
 
 
 class _ZkOption(click.Option):
-    """Option that takes the value after the command, else the one before it, else the environment's."""
+    """Option that takes its value from after the command, else from before the command, else from the environment."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         in_front = ctx.find_root().params.get("zk")
@@ -258,7 +258,8 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
     """Return `call`, a wrapper of the click function `command`, as a click function that also has `options`; its help
-    lists them above those of `command`."""
+    lists `options` above the options of `command`.
+    """
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):
         wrapped = option(wrapped)

@@ -1,7 +1,8 @@
 """Print the data of commands: JSON for programs, a table for people; numbers and sizes in one style.
 
-Messages are printed in the format strings of kcat: `%t [%p] at %o: %s\\n`. All output for people goes through this
-module: clients have chosen many of the texts, and a terminal would obey control characters in them.
+Messages are printed by format strings as in kcat: `%t [%p] at %o: %s\\n`. All output for people goes through this
+module, which escapes control characters: clients have chosen many of the texts, and a terminal would obey control
+characters in them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-"""The cell for an unknown number, which is not 0."""
+"""The table cell for an unknown number, which must not be taken for 0."""
 
 
 def print_json(value: Any) -> None:
@@ -50,7 +51,7 @@ def print_json(value: Any) -> None:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON, in ASCII and without control characters."""
-    import simplejson  # not for tables
+    import simplejson  # not needed for tables
 
     text: str = simplejson.dumps(value, indent=indent)
     return text.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
@@ -186,7 +187,9 @@ def _json_value(value: PropertyValue) -> object:
 
 
 def preview_fields(preview: Preview) -> dict[str, object]:
-    """Return the preview of a message that waits at its broker. payload_start is null if the payload is compressed."""
+    """Return the JSON fields for the preview of a message that waits at its broker. payload_start is null if the
+    payload is compressed.
+    """
     payload = preview.payload
     return {
         "keys": list(preview.keys),
@@ -195,8 +198,9 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """Return a field of such an object for a table of names and values. Its numbers are not grouped, because users copy
-    them."""
+    """Return the value of one JSON field for a table of names and values. Digits of numbers are not grouped, because
+    users copy the numbers.
+    """
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, dict):

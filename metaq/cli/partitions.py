@@ -1,5 +1,6 @@
-"""The command `metaq partitions`: close and open partitions of a running broker, delete and renumber those of a stopped
-one, and move them to another broker (moving.py)."""
+"""The command `metaq partitions`: close and open partitions of a running broker, delete and renumber partitions of a
+stopped broker, and move partitions to another broker (moving.py).
+"""
 
 from __future__ import annotations
 
@@ -91,8 +92,9 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
-    """Call `act` at a broker, or at all nodes of a broker set, the leader last, and return the (leader's) result. If
-    only the leader refused requests, the next leader would serve them."""
+    """Call `act` at a broker, or at all nodes of a broker set, the leader last, and return the (leader's) result. All
+    nodes are called, because the next leader would serve requests that only the former leader refuses.
+    """
     endpoint, found = target.found()
     if found is None:
         with target.connected(endpoint) as connection:

@@ -1,4 +1,4 @@
-"""Checks of `metaq monitor`, and when they give an alarm."""
+"""The checks of `metaq monitor`, and the conditions on which they give an alarm."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ from .stats import named_figures
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
-"""Seconds within which a probe must be readable (a Java broker with asynchronous flush shows it after
-unflushInterval)."""
+"""Seconds within which a probe message must be readable. A Java broker with asynchronous flush makes the message
+readable after unflushInterval.
+"""
 _PROBE_READ_BYTES = 4096
 
 
@@ -79,7 +80,9 @@ class ProbeLimits:
 
 
 class Monitor:
-    """The checks and their memory: whether a group moves is only known from the second check on. One thread."""
+    """Runs the checks and remembers earlier results, because only the second check can tell whether a group moves. Used
+    by one thread only.
+    """
 
     def __init__(
         self,
@@ -103,12 +106,15 @@ class Monitor:
         self._waited: dict[tuple[str, TopicPartition], int] = {}
         """The committed offset of each group and partition that had waiting messages at the last check."""
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """For each group with dead letters: the ends of their partitions, and their number at that time."""
+        """For each group with dead letters: the ends of its dead-letter partitions, and the number of dead letters at
+        that time.
+        """
 
     def look(self) -> list[Seen]:
         """Run every check once; return the results, the worst first. A failed request is a result, not an error.
 
-        Raises ClientError, NoPartition on the first call for a group or a probe topic that never existed.
+        The first call raises ClientError for a group that never existed, and NoPartition for a probe topic that never
+        existed.
         """
         found = [*self._machine()]
         try:
@@ -129,7 +135,7 @@ class Monitor:
         there = own_topics_groups(cluster, DEAD_PREFIX).union(each.group for each in shared)
         missing = [each for each in others if each not in there]
         if missing and silent:
-            return  # a silent broker may have it as a shared group: the group's data are unknown
+            return  # a silent broker may have it as a shared group: the group's data is unknown
         check_groups(cluster, missing)
         if self._probe_topic is not None and self._probe_topic not in cluster.view.topics():
             cluster.choose_partitions(self._probe_topic)
@@ -249,8 +255,9 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """Yield a warning while a group has dead letters. They are counted, which reads them, only when there are new
-        ones."""
+        """Yield a warning while a group has dead letters. They are counted only when there are new ones, because
+        counting reads them.
+        """
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
             return
@@ -328,14 +335,14 @@ class Monitor:
 
 
 class _Cause(NamedTuple):
-    """Why partitions of a group are reported, and the level."""
+    """The level of a report on partitions of a group, and the reason for it."""
 
     level: ProbeLevel
     text: str
 
 
 _NAMED = 8
-"""Most partitions, or topics, that a line names."""
+"""Maximum number of partitions or topics that a line names."""
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
@@ -497,7 +504,9 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
-    """Yield the results of the steps; an error ends them and is an alarm. The caller reports the loss of ZooKeeper."""
+    """Yield the results of the steps. An error ends the steps and becomes an alarm; the loss of ZooKeeper is raised,
+    and the caller reports it.
+    """
     try:
         yield from steps
     except CoordinationUnavailable:
@@ -507,7 +516,9 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: text."""
+    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: words to
+    append.
+    """
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
         return
@@ -530,7 +541,9 @@ _DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<res
 
 
 def _writes(what: str, connection: Connection) -> Iterator[Seen]:
-    """Yield why a broker refuses messages: its disks, its journal, a partition's file."""
+    """Yield the state of each disk of a broker, and an alarm for each reason why it refuses messages: a full disk, a
+    failed journal, a failed write to a partition's file.
+    """
     rooms = [match for line in read_stats(connection, "disk") if (match := _DISK.fullmatch(line))]
     for room in rooms:
         text = f"{room['path']} has {byte_size(int(room['free']))} free, reserve {byte_size(int(room['reserve']))}"

@@ -90,7 +90,7 @@ _PROPERTY_TYPES: Mapping[str, tuple[Callable[[str], PropertyValue], str]] = {
 
 
 class LineChunk(NamedTuple):
-    """Lines without their ends, and the number of bytes that were read for them."""
+    """Lines without their line feeds, and the number of bytes that were read for them."""
 
     lines: list[bytes]
     read_bytes: int
@@ -99,7 +99,7 @@ class LineChunk(NamedTuple):
 SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
 """Sends lines as messages and waits until all are acknowledged.
 
-Returns the bytes of their payloads, and the numbers of nodes that have the messages (SendResult.replicas).
+Returns the number of payload bytes, and how many nodes have the messages: one or more values of SendResult.replicas.
 """
 
 
@@ -111,8 +111,9 @@ class Progressed:
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """The numbers of nodes that had messages when these were acknowledged; None is among them if the broker did not
-    report it for some."""
+    """The different numbers of nodes that had a message when it was acknowledged; None is among them if a broker did
+    not report the number.
+    """
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -219,7 +220,9 @@ def _send_lines(
 
 
 def _acknowledged(lines: int, is_certain: bool = False) -> str:
-    """Return how many lines are acknowledged, and how to continue. is_certain: no later line is stored."""
+    """Return a sentence that tells how many lines are acknowledged, and how to continue. is_certain: whether it is
+    certain that no later line is stored.
+    """
     twice = "" if is_certain else "; some may come twice"
     if not lines:
         return f"no line is {'stored' if is_certain else 'acknowledged'}: send all again{twice}"
@@ -229,7 +232,7 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
 
 
 class _BadLine(ClientError):
-    """A line that is not a valid message: nothing was sent with it."""
+    """A line is not a valid message. Neither this line nor the other lines of the same call were sent."""
 
 
 def _stored_nothing(error: MetaqError) -> bool:
@@ -286,7 +289,9 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """Return the error of a line. If the line was sent with others, the error says that these may be stored."""
+    """Return the error of a line. If other lines were sent with it, return a ClientError instead, so that the user
+    learns that these may be stored.
+    """
     return error if is_alone else ClientError(str(error))
 
 

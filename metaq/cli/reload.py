@@ -25,7 +25,8 @@ __all__ = ["reload"]
 @json_option
 @dry_run_option
 def reload(target: Target, as_json: bool, dry_run: bool) -> None:
-    """Make a broker read the topics of its server.ini again, as SIGHUP does. [system] keys wait for a restart.
+    """Make a broker read the topics of its server.ini again, as SIGHUP does. Changes of [system] keys wait for a
+    restart.
 
     In a broker set every present node reads its own file, the leader last. If another node cannot be reached, the
     leader keeps its settings, and the command names that node and exits with 1. It also exits with 1 if the files of

@@ -34,13 +34,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Stop(threading.Event):
-    """Event that SIGTERM or SIGINT sets. number: of the first signal, 0 before."""
+    """Event that SIGTERM or SIGINT sets. number: the number of the first signal; 0 before it."""
 
     number = 0
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C set it."""
+        """Whether Ctrl-C has set the event."""
         return self.number == signal.SIGINT
 
 
@@ -90,8 +90,8 @@ def wait_until(condition: Callable[[], bool], deadline: float, interval: float =
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to send `number` to this process when its parent ends, even by SIGKILL; at once if the parent has
-    ended.
+    """Ask the kernel to send the signal `number` to this process when its parent ends, even if SIGKILL ends the parent.
+    If the parent has already ended, send the signal at once.
 
     Linux only, where prctl(2) exists; elsewhere a child outlives a killed parent. The kernel watches the *thread* that
     started the child, so children are started from the main thread.
@@ -119,7 +119,7 @@ class Child:
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
-        """name: for messages. module: the module of the main function; by default the command line."""
+        """name: the child's name in messages. module: the module of the main function; by default the command line."""
         self.name = name
         self.log = log
         # -P: do not import modules that happen to be in the user's directory
@@ -138,8 +138,9 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if the child has ended. The error names the signal that ended it, else its log's last
-        line."""
+        """Raise BrokerUnavailable if the child has ended. The error names the signal that ended it; without a signal,
+        it has the last line of the child's log.
+        """
         code = self.process.poll()
         if code is None:
             return
@@ -174,7 +175,7 @@ class Child:
 
 def _run_child() -> None:
     """Run a module's main in the child, called as `python -m`: PARENT_PID MODULE ARGUMENT …"""
-    gc.disable()  # as in the command line (cli/__init__.py); the standalone ZooKeeper never collects
+    gc.disable()  # as in cli/__init__.py; the standalone ZooKeeper leaves it off
     parent_pid, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent_pid))
     import_module(module).main(arguments)

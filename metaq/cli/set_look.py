@@ -1,4 +1,4 @@
-"""Look at broker sets: their state in ZooKeeper, and their nodes' own reports."""
+"""Read the state of broker sets: what ZooKeeper has, and what their nodes report."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ASKED = 16
-"""Most nodes that are asked at a time."""
+"""Maximum number of nodes that are asked at the same time."""
 
 _NAMED = 8
-"""Most differences that a line names."""
+"""Maximum number of differences that a line names."""
 
 Told = Mapping[str, Any] | MetaqError
-"""A node's own report (SET_STATUS), or the error in place of one."""
+"""A node's own report (SET_STATUS), or the error if the node gave no report."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def connected(node: SetNode) -> Iterator[Connection]:
 
 
 def is_led(view: SetView) -> bool:
-    """Whether clients find the node that leads according to the state."""
+    """Return whether clients can find the node that leads according to the set's state."""
     leader = view.nodes.get(view.state.leader) if view.state else None
     return leader is not None and view.master is not None and view.master.url == leader.url
 
@@ -79,7 +79,8 @@ class SetLook(NamedTuple):
     def leader(self) -> str:
         """The node that leads and that clients find; "" if there is none, or if it reports that it has stopped.
 
-        A leader that has stopped stays in ZooKeeper while no other node is in sync: its data are not given up.
+        A leader that has stopped stays the leader in ZooKeeper while no other node is in sync, so that its data is not
+        given up.
         """
         leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
@@ -113,7 +114,7 @@ class SetLook(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Names of nodes that are present or in the state, sorted."""
+        """Names of nodes that are present, or that the set's state names, sorted."""
         state = self.view.state
         named = {*state.members, state.leader, state.preferred} - {""} if state else set()
         return sorted(named.union(self.view.nodes))
@@ -139,7 +140,7 @@ class SetLook(NamedTuple):
         return f"was {role}" if role == "leader" and name != self.leader else role
 
     def error(self, name: str) -> str:
-        """Return a node's error: from its own report, otherwise from its leader's."""
+        """Return a node's error: from its own report, otherwise from its leader's report."""
         answer = self.told.get(name)
         if isinstance(answer, MetaqError):
             return "" if name == self.leader else f"does not answer: {answer}"
@@ -180,10 +181,11 @@ def leader_last(view: SetView) -> list[str]:
 def at_every_node(
     broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
 ) -> Iterator[tuple[str, T]]:
-    """Call `act` at each present node, the leader last, and yield the node's name and the result. If a node cannot be
-    reached, the leader has not changed.
+    """Call `act` at each present node, the leader last, and yield the node's name and the result. If another node
+    fails, `act` is not called at the leader.
 
-    failed: what such a node did not do; command: does it at a single node, with --server. Raises ClientError.
+    failed: words for what a failing node did not do. command: the command that does it at a single node, with --server.
+        Raises ClientError.
     """
     names = leader_last(view)
     for number, name in enumerate(names):
@@ -229,8 +231,9 @@ def told_differences(differences: Sequence[str]) -> str:
 
 
 def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
-    """Return the options whose values differ. options: of the same section, by node. An option that a node of an
-    earlier version does not report is not compared."""
+    """Return the options whose values differ. options: the options of one section, by node. An option that a node of an
+    earlier version does not report is not compared.
+    """
     nodes = list(options)
     keys = dict.fromkeys(key for each in options.values() for key in each)
     found = []
@@ -246,7 +249,7 @@ def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[s
 
 
 def _shown(value: object) -> str:
-    """Return the value as in server.ini."""
+    """Return the value as it is written in server.ini."""
     if value is None:
         return "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

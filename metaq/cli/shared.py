@@ -22,7 +22,7 @@ from .output import UNKNOWN, counted, echo, show
 __all__ = ["members_text", "shared"]
 
 _NAMED = 5
-"""Most members that a line names; --json has all of them."""
+"""Maximum number of members that a line names; --json has all of them."""
 
 
 @click.group()
@@ -75,8 +75,9 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """Show the state of GROUP in each partition, and its members.
 
     LEFT: messages that are not acknowledged. Of these, LEASED: leased by members; DELAYED: released, and waiting for
-    their time; ATTEMPTS: the most attempts of one message; OLDEST S: seconds since the first one was stored. MEMBERS
-    have the number of messages that each has leased: the five with the most (--json: all).
+    their time; ATTEMPTS: the most attempts of one message; OLDEST S: seconds since the first one was stored. MEMBERS:
+    the five members with the most leased messages, and the number of messages that each has leased (--json: all
+    members).
 
     \b
     Example
@@ -164,8 +165,9 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 
 def members_text(members: Mapping[str, int]) -> str:
-    """Return the first few members, those with most messages first, each with its number of messages, and the number of
-    other members."""
+    """Return the names of the members with the most messages, each with its number of messages, and the number of other
+    members.
+    """
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(f"{name} {members[name]}" for name in names[:_NAMED]) + more

@@ -1,4 +1,6 @@
-"""The command `metaq stats`: print a broker's own report, Java or metaq's own: the body of 1.x's `stats` command."""
+"""The command `metaq stats`: print the report of one broker, Java or metaq's own: the body of the answer to 1.x's
+`stats` command.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
-"""The beginning of the second line of a topic's answer, also of an unknown one. Other words that are not in _ITEMS are
-those of kinds of messages, which only the broker knows."""
+"""The beginning of the second line of the answer for a topic, also for an unknown topic. Other words that are not in
+_ITEMS name kinds of messages, which only the broker knows.
+"""
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
 
@@ -74,8 +77,9 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
 
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
-    """Raise NoPartition if the broker neither has nor configures the topic. The error names the most similar one of its
-    topics and `others`."""
+    """Raise NoPartition if the broker neither has nor configures the topic. The error names the most similar name among
+    the broker's topics and `others`.
+    """
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
         near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")
@@ -83,8 +87,9 @@ def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) 
 
 
 def named_figures(lines: Sequence[str]) -> _Row:
-    """Parse `name value` lines into a dict; whole numbers become int. A line of one word (a topic's name) is its own
-    value."""
+    """Parse `name value` lines into a dict; whole numbers become int. A line of one word (a topic's name) becomes a
+    name with an empty value.
+    """
     return {name: _value(value) for name, _, value in (line.partition(" ") for line in lines if line)}
 
 

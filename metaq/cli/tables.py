@@ -1,5 +1,6 @@
-"""Print tables of the command line. Tables for a pipe or file are written here: rich, which fits tables to a terminal,
-takes a third of a short command's time to load."""
+"""Print tables of the command line. Tables for a pipe or file are written here without rich, which fits tables to a
+terminal: loading rich takes a third of a short command's time.
+"""
 
 from __future__ import annotations
 

@@ -101,9 +101,10 @@ def up(
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints the addresses once all serve.
 
-    A start on the --data-dir of an earlier one serves all earlier topics, also those that are not named, with at least
-    as many partitions as before. It refuses to start fewer brokers than have messages there, or fewer replicas than
-    before. Additional replicas copy the messages. A node of a broker set that a signal ends is started again.
+    A start on the --data-dir of an earlier start serves all earlier topics, also topics that are not named now, with at
+    least as many partitions as before. It refuses to start fewer brokers than have messages there, or fewer replicas
+    than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node is started
+    again.
 
     \b
     Example: two brokers with four partitions of `trades` each; two broker sets of two nodes

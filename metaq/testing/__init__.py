@@ -1,4 +1,4 @@
-"""Doubles for the tests of a program that uses metaq: a broker in memory, and a cluster without ZooKeeper.
+"""Test doubles for programs that use metaq: a broker in memory, and a cluster without ZooKeeper.
 
 with FakeBroker({"trades": 1}) as broker, Producer(metadata=FakeCluster([broker])) as producer:
     producer.send("trades", b"hello")

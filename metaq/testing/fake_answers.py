@@ -1,4 +1,4 @@
-"""Answer requests as a broker does, from memory, in both protocols, through the real codecs; no I/O."""
+"""Answer requests like a broker, from memory, in both protocols and with the real codecs; no I/O."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Parked:
 
 @dataclass(slots=True, eq=False)
 class _ParkedCheck:
-    """A request of a producer that waits for questions about half messages."""
+    """A CHECK_HALVES request of a producer. It waits until a half message is due for a check."""
 
     caller: Connected
     opaque: int
@@ -129,8 +129,9 @@ class _ParkedCheck:
 
 
 class Answers:
-    """The partitions and transactions of one broker, and its answers. One thread. FakeBroker describes the
-    attributes."""
+    """The partitions and transactions of one broker, and its answers. Used by one thread. FakeBroker describes the
+    attributes.
+    """
 
     def __init__(
         self, topics: Mapping[str, int], broker_id: int, *, speaks_frames: bool, clock: Callable[[], float]
@@ -168,7 +169,7 @@ class Answers:
         if self.silent:
             return
         refused = self.refuse(request)
-        if self.silent and refused is None:  # from this request on
+        if self.silent and refused is None:  # silent from this request on
             return
         if isinstance(request, Frame):
             if self.leader is not None and request.code not in (RequestCode.HEARTBEAT, RequestCode.SET_STATUS):
@@ -233,14 +234,14 @@ class Answers:
         return self._open(request.topic, request.partition)
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
-        """Append now, or at the commit of a transaction. Return the offset."""
+        """Append now and return the offset. In a transaction, append at its commit and return -1."""
         if tx_key is None:
             return append()
         self.transactions.put(tx_key, caller, append)
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Store one message. Raises the reason of a refusal."""
+        """Store one message. Raises the error that is the reason of a refusal."""
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
@@ -256,8 +257,9 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """Return the first id if these records (flag, body) must wait for their time; None if they need not. Raises
-        RemoteProtocolError, DelayRefused."""
+        """Keep these records (flag, body) if they must wait for their time or for their transaction's outcome, and
+        return the first id; return None if they need not wait. Raises RemoteProtocolError, DelayRefused.
+        """
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
         if records and is_half(*records[0]):
@@ -296,7 +298,7 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """Return the answer; None: it will be answered later."""
+        """Return the answer; None if the frame will be answered later."""
         match RequestCode(frame.code):
             case RequestCode.SEND:
                 return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
@@ -429,7 +431,9 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """Answer producers that wait for questions and get one now. Return their connections."""
+        """Answer the waiting CHECK_HALVES requests for which a half message is due, or whose time is over. Return their
+        connections.
+        """
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
         for parked in waiting:
@@ -451,7 +455,9 @@ class Answers:
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
-        """Answer the pulls that have data, or whose time is over. Return their connections."""
+        """Deliver due messages, and answer the waiting requests for which there is data or whose time is over. Return
+        their connections.
+        """
         self._deliver()
         now = time.monotonic()
         answered = self._answer_checks(now)
@@ -466,7 +472,7 @@ class Answers:
         return answered
 
     def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
-        """Return the answer if there are data, or if this is the last chance."""
+        """Return the answer if there is data, or if the pull may not wait any longer (`last`); otherwise None."""
         log = self.log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
         damaged_from = NOT_DAMAGED

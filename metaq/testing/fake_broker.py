@@ -1,4 +1,4 @@
-"""A broker in memory, on a port, and a cluster of such brokers without ZooKeeper."""
+"""A broker in memory that listens on a port, and a cluster of such brokers without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class FakeBroker(Answers):
     silent: it reads and never answers (a hung broker). refuse: called with each request; a returned number is the
     status (text) or response code (frame) of the refusal. leader: the URL of another node, "" if none is known: then
     this is a node of a broker set that does not lead, and refuses every frame except SET_STATUS. role: the role that it
-    reports there, by default `leader` or `follower`. replicas: the number of nodes that it reports to have messages; 0:
-    it does not report it. max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends,
-    pulls, connections: how many it has received. transactions: the open ones. delays.waiting: messages that wait for
-    their time, by the given clock. halves.waiting: half messages that wait for their outcome; halves.decided: the
-    outcomes of the other half messages by id.
+    reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that have a message, as it
+    reports to senders; 0: it reports no number. max_transfer_bytes: maximum size of its answer to a `get`, like
+    maxTransferSize. sends, pulls, connections: how many of each it has received. transactions: the open transactions.
+    delays.waiting: messages that wait for their time, by the given clock. halves.waiting: half messages that wait for
+    their outcome; halves.decided: the outcomes of the other half messages by id.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FakeBroker(Answers):
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
         """The offset up to which `handle_all` has handled messages, by group and partition."""
-        self._reserved = socket.socket()  # bound, and never listening
+        self._reserved = socket.socket()  # bound but never listening: reserves the port
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
         self._listener = socket.create_server(self._reserved.getsockname())
@@ -238,7 +238,7 @@ class FakeBroker(Answers):
 
 
 class FakeCluster:
-    """The registered brokers, without ZooKeeper: a producer's `metadata`. Any thread."""
+    """The registered brokers, without ZooKeeper: pass it to a producer as `metadata`. Any thread may use it."""
 
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
         self._brokers = {broker.broker_id: broker for broker in brokers}

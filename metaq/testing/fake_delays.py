@@ -1,4 +1,4 @@
-"""Keep messages that wait for their time, in the memory of a FakeBroker."""
+"""Keep the delayed messages of a FakeBroker in memory until their time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class FakeDelays:
         self._counter = 0
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
-        """Keep these records (flag, body) and return the first id, if they must wait; None if none must. Raises
-        RemoteProtocolError, as a broker refuses a message that it cannot keep."""
+        """Keep these records (flag, body) if they must wait, and return the first id; return None if no record must
+        wait. Raises RemoteProtocolError, as a broker refuses a message that it cannot keep.
+        """
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
             return None

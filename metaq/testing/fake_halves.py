@@ -26,8 +26,9 @@ CHECK_MS = 6000
 
 @dataclass(slots=True)
 class FakeHalf:
-    """A half message that waits for its outcome. due: when a producer is next asked for it, Unix ms. asked: how often a
-    producer was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown."""
+    """A half message that waits for its outcome. due: when a producer is next asked about it, Unix ms. asked: how often
+    a producer was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown.
+    """
 
     id: int
     topic: str
@@ -40,7 +41,9 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """Return when this is given to the asking producer, Unix ms; infinite: not while these producers ask."""
+        """Return the time (Unix ms) from which on the producer of `request` gets this half message; infinite if it does
+        not get it while the producers in `askers` ask.
+        """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
         if self.producer in ("", request.producer):
@@ -58,7 +61,7 @@ class FakeHalves:
         offset."""
         self.waiting: list[FakeHalf] = []
         self.askers: dict[str, object] = {}
-        """The connection on which each producer waits for questions."""
+        """The connection on which each producer waits for half messages to check."""
         self.decided: dict[int, HalfOutcome] = {}
         """The outcomes by the ids of the half messages."""
         self._replies: dict[int, EndHalfReply] = {}

@@ -38,7 +38,9 @@ def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """One partition: its records back to back, and where each begins. `first` is the offset of data[0]."""
+    """One partition: its records back to back, and the offset at which each begins. `first` is the offset of
+    data[0].
+    """
 
     data: bytearray = field(default_factory=bytearray)
     starts: list[int] = field(default_factory=list)
@@ -76,7 +78,9 @@ class MemoryLog:
         self.first = offset
 
     def begin_of(self, offset: int) -> int:
-        """Return where the record begins that contains this readable byte; at the end, the end itself."""
+        """Return the offset at which the record begins that contains the byte at `offset`; for the end, return the end
+        itself.
+        """
         return offset if offset == self.end else self.starts[bisect_right(self.starts, offset) - 1]
 
     def bodies(self) -> list[bytes]:
@@ -91,13 +95,13 @@ class MemoryLog:
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Return the sizes of the records from `offset` on that fit into `max_bytes`, as an index knows them."""
+        """Return the sizes, as a broker's index has them, of the records from `offset` on that fit into `max_bytes`."""
         ends = [*self.starts[1:], self.end]
-        known = zip(self.starts, ends, strict=False)  # there is one end more, of nothing
+        known = zip(self.starts, ends, strict=False)  # without a record, ends still has one item
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
 
     def damage_at(self, offset: int) -> int | None:
-        """Return where the next record begins if the one at `offset` is damaged; None if it is intact."""
+        """Return the offset of the next record if the record at `offset` is damaged; None if it is intact."""
         if offset not in self.starts:
             return None
         (size, *_) = self.sizes(offset, len(self.data))

@@ -1,4 +1,6 @@
-"""The transactions of a FakeBroker: the guarantees for a client, without a log or a time-out."""
+"""The transactions of a FakeBroker. They give a client the same guarantees as a broker's, but have no log and no
+time-out.
+"""
 
 from __future__ import annotations
 

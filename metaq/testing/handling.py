@@ -33,8 +33,9 @@ def handle_all(
     ended.
 
     A message on which the handler fails is handled again. Returns the number of calls. Pauses are skipped: waiting
-    messages, including other delayed ones, are delivered when all other messages are handled. Raises the handler's
-    exceptions that are not an Exception, ConfigError, InvalidName, and MetaqError if the broker refuses.
+    messages, including other delayed ones, are delivered when all other messages are handled. Raises an exception of
+    the handler if it is not an Exception (such as KeyboardInterrupt); ConfigError and InvalidName; and MetaqError if
+    the broker refuses.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:

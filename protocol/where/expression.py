@@ -52,7 +52,9 @@ Expression = Constant | Condition | Not | And | Or
 
 
 def truth(expression: Expression, lookup: PropertyLookup) -> Truth:
-    """Whether the expression matches the message whose properties `lookup` returns. Pure; raises nothing."""
+    """Return the truth value of the expression for the message whose properties `lookup` returns. Pure; raises
+    nothing.
+    """
     if isinstance(expression, Condition):
         return expression.predicate.test(lookup(expression.name))
     if isinstance(expression, And):

@@ -1,10 +1,10 @@
 """Evaluate a filter on many records at once: the results of `Where.holds_for`, without bytecode for each record.
 
-The attributes of the records are copied into the rows of a matrix, those of similar length together; payloads are never
-read. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison. So the bounds of names
-and values are arrays, too, and a condition is evaluated on a column of values. Comparisons with = and IN of texts, and
-of numbers of up to 15 digits, are arithmetic on arrays; all others call the predicate itself, once for each distinct
-value. `python -m bench.where` measures the cost.
+The attributes of the records are copied into the rows of matrices, one matrix for attributes of similar length;
+payloads are never read. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison. So
+the bounds of names and values are arrays, too, and a condition is evaluated on a column of values. Comparisons with =
+and IN of texts, and of numbers of up to 15 digits, are arithmetic on arrays; all others call the predicate itself, once
+for each distinct value. `python -m bench.where` measures the cost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from .where import PropertyName, Where, value_of
 __all__ = ["matching"]
 
 _WIDTHS = np.array((64, 128, 256, 512, 1024))
-"""Widths of matrices, if attributes differ too much in length for one. A longer attribute is decoded by itself."""
+"""Widths of the matrices, if attributes differ too much in length for one matrix. A longer attribute is decoded by
+itself.
+"""
 
 _WASTE = 2
 """One matrix takes all attributes if its width is at most this many times their average."""
 
 _BLOCK_BYTES = 256 << 10
-"""Bytes of one matrix: it and the results of its searches stay in a core's cache."""
+"""Maximum bytes of one matrix: the matrix and the results of its searches stay in a core's cache."""
 
 _FEW = 24
-"""A matrix with fewer rows costs more than decoding each row."""
+"""Minimum rows of a matrix: with fewer rows it costs more than decoding each row by itself."""
 
 _HEADER = header_dtype()
 _HEAD_DTYPE = np.dtype([*((name, _HEADER[name].str) for name in _HEADER.names or ()), ("attribute", ">i4")])
@@ -90,8 +92,9 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
-    """Yield matrix widths and the rows that go into each; width 0: into none. widths: the minimum for each row; the
-    data has `end` bytes."""
+    """Yield the width of each matrix and the rows that go into it; width 0: rows that go into no matrix. widths: the
+    minimum width for each row. end: the number of bytes of the data.
+    """
     if not len(widths):
         return
     widest = -(-int(widths.max()) // 16) * 16
@@ -105,8 +108,9 @@ def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _In
 
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
-    """Return where each record's attribute begins, its length, and the flags. Length -1: there is none, it does not
-    fit, or it is too long for a filter."""
+    """Return for each record where its attribute begins, the attribute's length, and the record's flags. Length -1: the
+    record has no attribute, or the attribute does not fit the record or is too long for a filter.
+    """
     room = len(data) - _HEAD_DTYPE.itemsize + 1
     inside = int(np.searchsorted(starts, room))
     heads = np.zeros(len(starts), _HEAD_DTYPE)
@@ -126,7 +130,7 @@ def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints
 class _Column(NamedTuple):
     """The raw values of one property, in the rows that have it: flat[start : end] of the block.
 
-    typed: for each, whether it is written as another type than text.
+    typed: for each value, whether it is written as another type than text.
     """
 
     asked: PropertyName
@@ -141,18 +145,21 @@ class _Column(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The values of a column as numbers, NaN for none. sure: False where the value has to be evaluated by itself."""
+    """The values of a column as numbers; NaN where a value is no number. sure: False where the predicate has to
+    evaluate the value by itself.
+    """
 
     values: npt.NDArray[np.float64]
     sure: _Bools
 
 
 class _Block:
-    """Attributes as the rows of a matrix, which is `flat`, each between two bytes 0x02: so each item of a property list
-    is between two of them."""
+    """Attributes as the rows of a matrix, whose bytes are `flat`. A byte 0x02 stands before and after each attribute,
+    so each item of a property list is between two bytes 0x02.
+    """
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
-        """width: at least each length plus two; data has this many bytes from each begin - 1 on."""
+        """width: at least each length plus two; data must have this many bytes from each begin - 1 on."""
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
         self._matrix = anywhere[begins - 1]
@@ -202,8 +209,9 @@ class _Block:
         item, marks = asked.item, self._marks
         behind = len(item) - 1
         found = np.flatnonzero(self._flat[marks - behind] == _VALUE_END)
-        # A name has no mark, so the mark in front of its end is the one in front of the name: compared ranges do not
-        # overlap, however many marks there are. No item lies in two rows, because a row begins with a 0x02.
+        # A name contains no mark, so the mark before the end of a name is the mark in front of the name. Therefore the
+        # compared ranges do not overlap, however many marks there are. No item lies in two rows, because a row begins
+        # with a 0x02.
         found = found[marks[found - 1] == marks[found] - behind]
         found = found[self._texts(marks[found] - behind, len(item)) == item]
         name_ends = marks[found]
@@ -212,7 +220,7 @@ class _Block:
         if not inside.all():  # a payload may look like a property list
             found, name_ends, rows = found[inside], name_ends[inside], rows[inside]
         if len(rows) > 1 and not (last := np.append(rows[1:] != rows[:-1], True)).all():
-            # of a repeated name the last one counts
+            # if a name is repeated, its last value counts
             found, name_ends, rows = found[last], name_ends[last], rows[last]
         ends = marks[found + 1]
         if (self._flat[ends] != _VALUE_END).any():  # a value has a 0x01
@@ -230,14 +238,14 @@ class _Block:
         return _Column(asked, rows, starts, ends, typed)
 
     def _texts(self, starts: _Ints, length: int) -> npt.NDArray[np.bytes_]:
-        """Return flat[start : start + length], which must lie inside, of each."""
+        """Return flat[start : start + length] for each start; all of them must lie inside."""
         if not len(starts):
             return np.empty(0, f"S{length}")
         texts: npt.NDArray[np.bytes_] = np.ndarray(len(self._flat) - length + 1, f"S{length}", self._flat, 0, (1,))
         return texts[starts]
 
     def _bytes_at(self, positions: _Ints) -> npt.NDArray[np.uint8]:
-        """Return the bytes there; for a position behind the end, the last byte."""
+        """Return the byte at each position; for a position after the end, the last byte."""
         return self._flat[np.minimum(positions, len(self._flat) - 1)]
 
     # --- conditions ---------------------------------------------------------------------------------------------------
@@ -273,7 +281,9 @@ class _Block:
     def _compare_texts(
         self, column: _Column, texts: tuple[str, ...], predicate: Predicate, truths: _Truths, positive: bool
     ) -> None:
-        """Compare raw bytes. Invalid UTF-8 stands for characters that no filter has, so equal texts are equal bytes."""
+        """Compare the raw bytes of the values. Invalid UTF-8 decodes to characters that no filter has, so texts are
+        equal exactly if their bytes are equal.
+        """
         lengths = column.ends - column.starts
         equal = np.zeros(len(lengths), np.bool_)
         for text in texts:
@@ -290,7 +300,9 @@ class _Block:
     def _compare_numbers(
         self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
     ) -> None:
-        """A literal that a double rounds has more digits than each value that is compared here, and stays larger."""
+        """Compare the values with a literal as doubles. A literal that a double rounds has more digits than each value
+        that is compared here, and it stays larger when rounded.
+        """
         numbers = self._as_numbers(column)
         found = compare(numbers.values, literal).astype(np.uint8) * np.uint8(TRUE)
         found[np.isnan(numbers.values)] = UNKNOWN
@@ -299,7 +311,9 @@ class _Block:
             self._ask_each(column.of(~numbers.sure), predicate, truths)
 
     def _as_numbers(self, column: _Column) -> _Numbers:
-        """Parse values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; others are not sure."""
+        """Parse values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; other values are not
+        `sure`.
+        """
         kinds = self._bytes_at(column.starts + 1)
         starts = column.starts + np.where(column.typed, 2, 0)
         typed_number = column.typed & ((kinds == _INT) | (kinds == _FLOAT))
@@ -311,7 +325,7 @@ class _Block:
         longest = int(lengths[sure].max()) if sure.any() else 0
         digits = np.zeros(len(starts), np.int64)
         count = np.zeros(len(starts), np.int64)
-        fraction = np.full(len(starts), -1)  # digits behind the dot
+        fraction = np.full(len(starts), -1)  # digits after the dot
         for place in range(longest):
             there = sure & (place < lengths)
             each = self._bytes_at(starts + place)

@@ -1,4 +1,4 @@
-"""From a filter's text to its expression. The grammar (docs/filters.md):
+"""Parse a filter's text into its expression. The grammar (docs/filters.md):
 
     expression  = conjunction { OR conjunction }
     conjunction = negation { AND negation }
@@ -70,7 +70,7 @@ def parse_expression(text: str) -> Expression:
 
 
 class _Parser:
-    """token: the next, unused token."""
+    """Parses one filter. token: the next token, which is not used yet."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -135,7 +135,7 @@ class _Parser:
         return token
 
     def _takes(self, kind: str, value: str) -> bool:
-        """Use the next token if it is this one. Return whether it was."""
+        """Use the next token if it has this kind and value. Return whether it had."""
         found = self.token.kind == kind and self.token.value == value
         if found:
             self._next()

@@ -25,7 +25,7 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 _ANY: Final = "."
-"""The expression of a `_`; an escaped dot has a backslash in front of it."""
+"""The regular expression for a `_`; an escaped dot has a backslash before it."""
 
 
 class Predicate(Protocol):
@@ -43,7 +43,7 @@ class IsNull:
 
 
 class CompareText:
-    """`name < 'text'`. Texts compare by their code points; a number is compared only if the text is one, too."""
+    """`name < 'text'`. Texts compare by their code points; a number is compared only if the text is a number, too."""
 
     def __init__(self, comparison: str, text: str) -> None:
         self.comparison = comparison
@@ -90,7 +90,7 @@ class CompareBool:
 
 
 class In:
-    """`name IN (…)`: equal to one of the literals. Means an OR of `=`, but costs only one."""
+    """`name IN (…)`: equal to one of the literals. It means an OR of several `=`, but costs only as much as one."""
 
     def __init__(self, literals: Iterable[Literal]) -> None:
         literals = tuple(literals)
@@ -172,8 +172,9 @@ def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
 
 
 def _searcher(piece: list[str]) -> Callable[[str, int], int]:
-    """Return a function that finds the end of the first match from a position on; -1: there is none. piece: one
-    expression per character."""
+    """Return a function that finds the end of the first match from a position on; the function returns -1 if there is
+    no match. piece: one regular expression per character.
+    """
     if _ANY in piece:
         search = _compiled(piece).search
 

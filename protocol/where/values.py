@@ -53,8 +53,9 @@ def as_number(value: NullableValue) -> int | float | None:
 
 
 def as_bool(value: NullableValue) -> bool | None:
-    """Return the value as a truth value; None if it is not one. The texts true and false are, in upper or lower
-    case."""
+    """Return the value as a truth value; None if it is not one. The texts true and false are truth values, in upper or
+    lower case.
+    """
     if isinstance(value, bool):
         return value
     return _BOOLS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None

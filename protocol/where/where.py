@@ -22,8 +22,9 @@ _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 
 class PropertyName:
-    """A property that a filter asks for. is_typed: its value may have another type than text. is_whole: an attribute
-    without a property list also provides it."""
+    """A property that a filter asks for. is_typed: whether its value may have another type than text. is_whole: whether
+    an attribute without a property list also provides it.
+    """
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
 
@@ -35,8 +36,9 @@ class PropertyName:
         """The bytes in front of the value, including the end of the property before it."""
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
-        """Return the value as written in the attribute of a record with these flags; None if it is missing. Of a
-        repeated name the last one counts, as in `decode_attribute`."""
+        """Return the value as written in the attribute of a record with these flags; None if it is missing. If the name
+        is repeated, its last value counts, as in `decode_attribute`.
+        """
         if not flag & PROPERTIES_FLAG:
             return attribute if self.is_whole else None
         item = self.item
@@ -67,14 +69,15 @@ class Where:
         conditions = tuple(_conditions_of(self.expression))
         self._names = {each.name: PropertyName(each.name) for each in conditions}
         self.names = tuple(self._names.values())
-        """The properties that it asks for, each once."""
+        """The properties that the filter asks for, each once."""
         self.conditions = len(conditions)
-        """The number of its conditions, each of which costs something for every message; 0: it matches all messages, or
-        none."""
+        """The number of the filter's conditions, each of which costs something for every message; 0: the filter matches
+        all messages, or none.
+        """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
         """Maximum steps of all LIKEs together for each character of a message's attribute (predicates.py)."""
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
-        """Whether it matches a message without properties."""
+        """Whether the filter matches a message without properties."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
@@ -83,15 +86,19 @@ class Where:
         return f"Where({self.text!r})"
 
     def name(self, name: str) -> PropertyName:
-        """Return one of `names`."""
+        """Return the property of this name, which must be among `names`."""
         return self._names[name]
 
     def holds_for(self, body: Buffer, flag: int) -> bool:
-        """Whether it matches the record with this body and flag. Costs some microseconds; for many: `matching`."""
+        """Return whether the filter matches the record with this body and flag. Costs some microseconds; for many
+        records use `matching`.
+        """
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """As `holds_for`, by the attribute alone; None: there is none, or one that does not fit its body."""
+        """As `holds_for`, from the attribute alone; None: the record has no attribute, or one that does not fit its
+        body.
+        """
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none
         names = self._names
@@ -113,7 +120,7 @@ def parse_where(text: str) -> Where:
 
 
 _SHORT = 512
-"""Characters."""
+"""Maximum characters of a filter that counts as short."""
 
 
 @lru_cache(maxsize=256)

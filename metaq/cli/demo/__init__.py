@@ -78,5 +78,5 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """End the demo by SIGTERM as by Ctrl-C: all `finally` blocks run, so everything that was started ends."""
+    """Handle SIGTERM like Ctrl-C: all `finally` blocks run, so all processes that the demo has started end."""
     raise KeyboardInterrupt

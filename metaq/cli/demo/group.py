@@ -1,7 +1,7 @@
 """The demo's consumer group: member processes, and the owners of partitions according to ZooKeeper.
 
 A member process runs `main`. It works at a limited rate, as if each message needed real work, so that joins and crashes
-fall in mid-stream; and it records the messages it gets.
+happen in mid-stream. It records the messages that it gets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLL_MESSAGES = 500
 POLL_SECONDS = 0.25
 COMMIT_SECONDS = 1.0
 WATCH_SECONDS = 0.02
-"""Seconds between questions to ZooKeeper for the owners while a rebalance is measured."""
+"""Seconds between two reads of the partitions' owners from ZooKeeper while a rebalance is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A rebalance, from its cause to the moment when every partition had a live owner and every live member a share."""
+    """A rebalance. It lasts from its cause to the moment when every partition had a live owner and every live member
+    owned a partition.
+    """
 
     cause: str
     seconds: float
@@ -76,7 +78,7 @@ class Member:
 
     @property
     def received(self) -> int:
-        """Messages written to its history so far."""
+        """Number of messages that the member has written to its history so far."""
         return self.history_file.stat().st_size // ROW.itemsize
 
     def history(self) -> History:
@@ -84,7 +86,9 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starter of members, which it also kills and stops; main thread only. `cluster` shows the owners."""
+    """Starts, kills and stops the member processes; main thread only. It reads the partitions' owners from
+    `cluster`.
+    """
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
         self._cluster = cluster
@@ -95,7 +99,7 @@ class ConsumerGroup:
 
     @property
     def received(self) -> int:
-        """Messages in all histories, duplicates included."""
+        """Number of messages in all histories, duplicates included."""
         return sum(member.received for member in self.members)
 
     def start(self, *names: str) -> None:
@@ -168,7 +172,7 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limiter of work to `rate` messages a second, counted from the last time there was nothing to do."""
+    """Limits work to `rate` messages a second, counted from the last moment when there was nothing to do."""
 
     def __init__(
         self,
@@ -182,7 +186,7 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Wait until `messages` more messages would be done at the rate."""
+        """Count `messages` more messages as done, and sleep until they would be done at this rate."""
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each
         if self._free_at > now:
@@ -223,7 +227,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def receive(consumer: Consumer, rows: BinaryIO, throttle: Throttle) -> None:
-    """Poll once. The rows are in the file before the next poll lets their offsets be committed."""
+    """Poll once, and write the messages to the history. The rows are in the file before the next poll allows their
+    offsets to be committed.
+    """
     messages = consumer.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
     if messages:
         rows.write(history_of(messages, time.monotonic_ns()).tobytes())

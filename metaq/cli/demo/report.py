@@ -37,7 +37,7 @@ class DemoFigures:
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """Messages after the committed offset by partition, when all consumers had left."""
+    """Number of messages after the committed offset, by partition, when all consumers had left."""
     by_spark: BySpark | None
     """None: Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
@@ -57,7 +57,7 @@ class DemoFigures:
 
 
 class Report:
-    """Printer on `console`; without a terminal it prints only the last line of each bar."""
+    """Prints the demo's output on `console`; without a terminal it shows no bars and no spinners."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -112,7 +112,7 @@ class Report:
             self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
 
     def carriers(self, outcome: DemoFigures, names: Mapping[str, str]) -> None:
-        """Show Spark's figures beside those of pandas."""
+        """Show Spark's figures beside pandas' figures."""
         if outcome.by_spark is None:
             return
         title = "Mean departure delay by carrier"

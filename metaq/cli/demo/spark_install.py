@@ -17,7 +17,9 @@ from .report import Report
 __all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
 
 INSTALL_SECONDS = 1800.0
-"""Longest time in seconds from the demo's start: a slow network is no fault of the demo."""
+"""Maximum seconds from the demo's start to the end of the installation; large, because a slow network is no fault of
+the demo.
+"""
 
 
 def is_missing() -> bool:
@@ -26,16 +28,16 @@ def is_missing() -> bool:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return this metaq's requirements for one of its extras."""
+    """Return the requirements of one of metaq's extras."""
     marked = (each.partition(";") for each in requires("metaq") or ())
     return [name.strip() for name, _, marker in marked if f"extra == '{extra}'" in marker.replace('"', "'")]
 
 
 class SparkInstallation:
-    """pip as a child process that starts at once. Main thread."""
+    """pip in a child process that starts at once. Main thread only."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: for its log."""
+        """directory: the folder for pip's log."""
         self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
 
     def finish(self, report: Report, ended: bool) -> None:

@@ -17,7 +17,9 @@ FLIGHT = "carrier STRING, dep_delay DOUBLE"
 
 
 def delays_by_carrier(flights: DataFrame) -> DataFrame:
-    """Return one message per carrier, its key and its figures as JSON, from messages that hold a flight as JSON."""
+    """Return one message per carrier, with the carrier as its key and the figures as JSON. `flights`: messages that
+    each hold a flight as JSON.
+    """
     flight = sql.from_json(sql.col("value").cast("string"), FLIGHT)
     figures = (
         flights.select(flight.alias("flight"))

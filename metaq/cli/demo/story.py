@@ -57,14 +57,14 @@ class Script:
     join_at: float = 0.25
     kill_at: float = 0.5
     install_spark: bool = False
-    """Whether to install PySpark meanwhile if it is missing."""
+    """Whether to install PySpark during the demo if it is missing."""
 
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
     """Run all steps below `script.directory`. Yield the figures, and the connect string of the cluster.
 
-    The cluster serves until the block ends. Then, or if this raises, all processes have ended.
+    The cluster serves until the block ends. After the block, or if this function raises, all processes have ended.
     """
     began = time.monotonic()
     with_spark = _has_java(report)
@@ -104,7 +104,7 @@ def _play(
 
 
 def _has_java(report: Report) -> bool:
-    """Whether Spark can run."""
+    """Return whether Spark can run, which needs Java; report the reason if it cannot."""
     try:
         find_java()
     except ConfigError as error:
@@ -210,7 +210,7 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
 
 
 def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
-    """Return the messages between the group's committed offset and the end, by partition."""
+    """Return the number of messages between the group's committed offset and the end, by partition."""
     measured = group_partitions(cluster, cluster.survey(), group, FLIGHTS)
     return {str(each.partition): each.lag_messages for each in measured}
 

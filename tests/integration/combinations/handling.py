@@ -20,7 +20,9 @@ __all__: list[str] = []
 
 
 @works(
-    "delay", "retry", "The first attempt is not before the message's time, the next ones after the pauses of `Retry`."
+    "delay",
+    "retry",
+    "The first attempt is not made before the message's time. Later attempts follow after the pauses of `Retry`.",
 )
 def _delay_retry(world: World, topic: str) -> Iterator[None]:
     due = world.producer.send(topic, b"later", delay=DELAY).due
@@ -36,8 +38,8 @@ def _delay_retry(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     "shared",
-    "`SharedConsumer.run(handler, retry=Retry(…))`: a failed message is leased again after its pause, and is a dead "
-    "letter after the last attempt.",
+    "`SharedConsumer.run(handler, retry=Retry(…))`: a failed message is leased again after its pause, and becomes a "
+    "dead letter after the last attempt.",
 )
 def _retry_shared(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"flaky")
@@ -90,7 +92,7 @@ def _retry_priority(world: World, topic: str) -> Iterator[None]:
     assert letter.original.priority == 7
 
 
-@works("retry", "filter", "A filter is asked before the first attempt, and not again.")
+@works("retry", "filter", "The filter is applied before the first attempt, and not again.")
 def _retry_filter(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"other", properties={"wanted": False})
     world.producer.send(topic, b"wanted", properties={"wanted": True})
@@ -104,8 +106,8 @@ def _retry_filter(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     "batch",
-    "`run_batches(retry=…)` gives the messages of a failed batch one by one; only those that fail by themselves come "
-    "again.",
+    "When a batch fails, `run_batches(retry=…)` gives its messages to the handler one by one; only messages that "
+    "fail on their own are tried again.",
 )
 def _retry_batch(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"a", b"bad", b"c"])
@@ -130,8 +132,8 @@ def _retry_batch(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     "compression",
-    "While it waits, and as a dead letter, the payload is not compressed, unless it would be above 8 MiB; a handler "
-    "sees no difference.",
+    "While a failed message waits, and as a dead letter, its payload is not compressed, unless the message would "
+    "then be larger than 8 MiB. A handler sees no difference.",
 )
 def _retry_compression(world: World, topic: str) -> Iterator[None]:
     world.packing.send(topic, LONG)
@@ -144,7 +146,8 @@ def _retry_compression(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     "idempotence",
-    "What goes back to the broker is numbered, too: a lost answer makes no second attempt of it.",
+    "Failed messages that go back to the broker are numbered, too: a lost answer does not cause a second copy of the "
+    "same attempt.",
 )
 def _retry_idempotence(world: World, topic: str) -> Iterator[None]:
     origin = b"metaq.origin\x01%s/" % topic.encode()
@@ -160,7 +163,7 @@ def _retry_idempotence(world: World, topic: str) -> Iterator[None]:
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-@works("delay", "shared", "A message is leased when its time has come, to one member.")
+@works("delay", "shared", "When the time of a message has come, it is leased to one member.")
 def _delay_shared(world: World, topic: str) -> Iterator[None]:
     due = world.producer.send(topic, b"later", delay=DELAY).due
     yield
@@ -169,7 +172,7 @@ def _delay_shared(world: World, topic: str) -> Iterator[None]:
     assert is_on_time(message, int(due.timestamp() * 1000))
 
 
-@works("shared", "check-back", "A message is leased when it is committed.")
+@works("shared", "check-back", "A message can be leased once it is committed.")
 def _shared_check_back(world: World, topic: str) -> Iterator[None]:
     world.producer.send_in_transaction(topic, b"committed", execute=commits)
     world.producer.send_in_transaction(topic, b"rolled back", execute=rolls_back)
@@ -179,7 +182,7 @@ def _shared_check_back(world: World, topic: str) -> Iterator[None]:
     assert message.payload == b"committed"
 
 
-@works("shared", "transaction", "Messages are leased when their transaction is committed.")
+@works("shared", "transaction", "Messages can be leased once their transaction is committed.")
 def _shared_transaction(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"1", b"2"])
@@ -202,7 +205,7 @@ def _shared_priority(world: World, topic: str) -> Iterator[None]:
 @works(
     "shared",
     "filter",
-    "`SharedConsumer(where=…)`: messages for which the filter does not hold are done without being leased.",
+    "`SharedConsumer(where=…)`: messages that do not pass the filter count as processed without being leased.",
 )
 def _shared_filter(world: World, topic: str) -> Iterator[None]:
     for wanted in (False, True, False, True):
@@ -225,8 +228,8 @@ def _shared_filter(world: World, topic: str) -> Iterator[None]:
 @works(
     "shared",
     "batch",
-    "The messages of a batch are leased one by one. `poll(max_messages=…)` takes many at once, and `ack` settles them "
-    "together. A `SharedConsumer` has no `run_batches`.",
+    "The messages of a batch are leased one by one. `poll(max_messages=…)` takes many messages at once, and `ack` "
+    "acknowledges them together. A `SharedConsumer` has no `run_batches`.",
 )
 def _shared_batch(world: World, topic: str) -> Iterator[None]:
     payloads = [b"%d" % number for number in range(20)]
@@ -247,7 +250,7 @@ def _shared_batch(world: World, topic: str) -> Iterator[None]:
     assert most > 1
 
 
-@works("shared", "compression", "A lease carries the payload compressed; `message.payload` unpacks it.")
+@works("shared", "compression", "A leased message has its payload compressed; `message.payload` decompresses it.")
 def _shared_compression(world: World, topic: str) -> Iterator[None]:
     world.packing.send(topic, LONG)
     yield
@@ -256,7 +259,7 @@ def _shared_compression(world: World, topic: str) -> Iterator[None]:
     assert message.payload == LONG
 
 
-@works("shared", "idempotence", "A repeated send is stored once, so it is leased once.")
+@works("shared", "idempotence", "A repeated send is stored once, so its message is leased once.")
 def _shared_idempotence(world: World, topic: str) -> Iterator[None]:
     world.lose(b"leased once")
     world.producer.send(topic, b"leased once")

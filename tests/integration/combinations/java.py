@@ -18,7 +18,7 @@ __all__: list[str] = []
 JAVA = "Java 1.x reader"
 
 
-@works("delay", JAVA, "It gets an ordinary message when the time has come, and none before.")
+@works("delay", JAVA, "The reader gets an ordinary message when the time has come, and nothing before.")
 def _delay(world: World, topic: str) -> Iterator[None]:
     due = world.producer.send(topic, b"later", delay=DELAY).due
     world.producer.send(topic, b"tomorrow", deliver_at=datetime.now(UTC) + timedelta(days=1))
@@ -32,7 +32,7 @@ def _delay(world: World, topic: str) -> Iterator[None]:
 @works(
     "retry",
     JAVA,
-    "It gets a message once, in a group of its own, however often a handler of another group fails on it.",
+    "A reader in a group of its own gets a message once, however often a handler of another group fails on it.",
 )
 def _retry(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"flaky")
@@ -42,7 +42,9 @@ def _retry(world: World, topic: str) -> Iterator[None]:
     assert message["data"] == b"flaky"
 
 
-@works("shared", JAVA, "A shared group takes nothing from a group of 1.x, even if both have one name.")
+@works(
+    "shared", JAVA, "A shared group takes no messages away from a group of 1.x, even if both groups have the same name."
+)
 def _shared(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"1", b"2"])
     yield
@@ -50,7 +52,7 @@ def _shared(world: World, topic: str) -> Iterator[None]:
     assert [each["data"] for each in world.java(topic, 2)] == [b"1", b"2"]
 
 
-@works("check-back", JAVA, "It gets committed messages alone.")
+@works("check-back", JAVA, "The reader gets only committed messages.")
 def _check_back(world: World, topic: str) -> Iterator[None]:
     world.producer.send_in_transaction(topic, b"committed", execute=commits)
     world.producer.send_in_transaction(topic, b"rolled back", execute=rolls_back)
@@ -59,7 +61,7 @@ def _check_back(world: World, topic: str) -> Iterator[None]:
     assert message["data"] == b"committed"
 
 
-@works("transaction", JAVA, "It gets committed messages alone.")
+@works("transaction", JAVA, "The reader gets only committed messages.")
 def _transaction(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"1", b"2"])
@@ -70,7 +72,7 @@ def _transaction(world: World, topic: str) -> Iterator[None]:
     assert [each["data"] for each in world.java(topic, 2)] == [b"1", b"2"]
 
 
-@works("priority", JAVA, "It knows no priorities, and gets the messages in the order of their partition.")
+@works("priority", JAVA, "The reader ignores priorities, and gets the messages in the order of their partition.")
 def _priority(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"ordinary")
     world.producer.send(topic, b"urgent", priority=9, tag="t")
@@ -83,7 +85,7 @@ def _priority(world: World, topic: str) -> Iterator[None]:
 @works(
     "filter",
     JAVA,
-    "Each reader filters for itself: a Python one by `where`, a Java one by its own filter of attributes.",
+    "Each reader has its own filter: a Python reader uses `where`, a Java reader filters by the attribute.",
 )
 def _filter(world: World, topic: str) -> Iterator[None]:
     world.side.app.subscribe("choosing", topic, filter="buy", max_delay=100)
@@ -99,7 +101,7 @@ def _filter(world: World, topic: str) -> Iterator[None]:
     world.side.app.unsubscribe("choosing")
 
 
-@works("batch", JAVA, "It gets the messages of a batch like single ones, in their order.")
+@works("batch", JAVA, "The reader gets the messages of a batch like single messages, in their order.")
 def _batch(world: World, topic: str) -> Iterator[None]:
     payloads = [b"%d" % number for number in range(20)]
     world.producer.send_batch(topic, payloads, tag="t")
@@ -130,7 +132,7 @@ def _compression(world: World, topic: str) -> str:
     return text
 
 
-@works("idempotence", JAVA, "A repeated send is stored once, so it comes once.")
+@works("idempotence", JAVA, "A repeated send is stored once, so the reader gets it once.")
 def _idempotence(world: World, topic: str) -> Iterator[None]:
     world.lose(b"java once")
     world.producer.send(topic, b"java once")

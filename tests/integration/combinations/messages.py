@@ -85,7 +85,7 @@ def _delay_transaction(world: World, topic: str) -> str:
         return said(lambda: tx.send(topic, b"a", delay=5))
 
 
-@works("delay", "priority", "When its time has come, an urgent message passes ordinary ones of the same time.")
+@works("delay", "priority", "When its time has come, an urgent message overtakes ordinary messages with the same time.")
 def _delay_priority(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"ordinary", delay=DELAY)
     due = _due_ms(world.producer.send(topic, b"urgent", delay=DELAY, priority=9))
@@ -96,7 +96,9 @@ def _delay_priority(world: World, topic: str) -> Iterator[None]:
     assert is_on_time(urgent, due)
 
 
-@works("delay", "filter", "A filter is asked when the message comes, of the properties with which it was sent.")
+@works(
+    "delay", "filter", "When the message is delivered, the filter is applied to the properties with which it was sent."
+)
 def _delay_filter(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"other", delay=DELAY, properties=_OTHER)
     due = _due_ms(world.producer.send(topic, b"wanted", delay=DELAY, properties=_WANTED))
@@ -107,7 +109,7 @@ def _delay_filter(world: World, topic: str) -> Iterator[None]:
     assert is_on_time(message, due)
 
 
-@works("delay", "batch", "The messages of a batch come at the same time, in their order.")
+@works("delay", "batch", "The messages of a batch are delivered at the same time, in their order.")
 def _delay_batch(world: World, topic: str) -> Iterator[None]:
     payloads = [b"%d" % number for number in range(20)]
     results = world.producer.send_batch(topic, payloads, delay=DELAY)
@@ -118,7 +120,7 @@ def _delay_batch(world: World, topic: str) -> Iterator[None]:
     assert _lie_together(messages)
 
 
-@works("delay", "compression", "The payload waits compressed, and is stored so in its partition.")
+@works("delay", "compression", "The payload is compressed while it waits, and also when it is stored in its partition.")
 def _delay_compression(world: World, topic: str) -> Iterator[None]:
     due = _due_ms(world.packing.send(topic, LONG, delay=DELAY))
     yield
@@ -128,7 +130,7 @@ def _delay_compression(world: World, topic: str) -> Iterator[None]:
     assert is_on_time(message, due)
 
 
-@works("delay", "idempotence", "A repeated send keeps the first one's time, and the message comes once.")
+@works("delay", "idempotence", "A repeated send keeps the time of the first send, and the message is delivered once.")
 def _delay_idempotence(world: World, topic: str) -> Iterator[None]:
     world.lose(b"delayed once")
     due = _due_ms(world.producer.send(topic, b"delayed once", delay=DELAY))
@@ -144,7 +146,8 @@ def _delay_idempotence(world: World, topic: str) -> Iterator[None]:
 @works(
     "check-back",
     "transaction",
-    "The local work of `execute` may be a transaction of the same producer. The half message is not part of it.",
+    "The local work of `execute` may be a transaction of the same producer. The half message is not part of this "
+    "transaction.",
 )
 def _check_back_transaction(world: World, topic: str) -> Iterator[None]:
     def work(message: Message) -> bool:
@@ -173,7 +176,7 @@ def _check_back_priority(world: World, topic: str) -> Iterator[None]:
     assert (urgent.payload, urgent.priority, ordinary.payload) == (b"urgent", 9, b"ordinary")
 
 
-@works("check-back", "filter", "A filter is asked of the properties of the half message, once it is committed.")
+@works("check-back", "filter", "Once the half message is committed, the filter is applied to its properties.")
 def _check_back_filter(world: World, topic: str) -> Iterator[None]:
     for properties in (_WANTED, _OTHER):
         world.producer.send_in_transaction(topic, b"committed", properties=properties, execute=commits)
@@ -187,7 +190,8 @@ def _check_back_filter(world: World, topic: str) -> Iterator[None]:
 @works(
     "check-back",
     "batch",
-    "`run_batches` gets committed messages like others. `send_in_transaction` sends one message, and refuses a list.",
+    "`run_batches` gets committed messages like other messages. `send_in_transaction` sends one message, and refuses "
+    "a list.",
 )
 def _check_back_batch(world: World, topic: str) -> Iterator[None]:
     for number in range(3):
@@ -203,7 +207,7 @@ def _check_back_batch(world: World, topic: str) -> Iterator[None]:
 @works(
     "check-back",
     "compression",
-    "The payload is compressed from the half message on. `execute` and `check` see it unpacked.",
+    "The half message already has its payload compressed. `execute` and `check` see it decompressed.",
 )
 def _check_back_compression(world: World, topic: str) -> Iterator[None]:
     seen: list[bytes] = []
@@ -219,7 +223,11 @@ def _check_back_compression(world: World, topic: str) -> Iterator[None]:
     assert [message.payload, *seen] == [LONG] * 3
 
 
-@works("check-back", "idempotence", "Neither a lost answer to the half message nor one to its outcome makes two of it.")
+@works(
+    "check-back",
+    "idempotence",
+    "If the answer to the half message or to its outcome is lost, there is still only one message.",
+)
 def _check_back_idempotence(world: World, topic: str) -> Iterator[None]:
     names: list[bytes] = []
 
@@ -242,7 +250,7 @@ def _check_back_idempotence(world: World, topic: str) -> Iterator[None]:
 # --- transaction ------------------------------------------------------------------------------------------------------
 
 
-@works("transaction", "priority", "The messages have their priorities when they are committed.")
+@works("transaction", "priority", "After the commit the messages have the priorities with which they were sent.")
 def _transaction_priority(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send(topic, b"ordinary")
@@ -253,7 +261,7 @@ def _transaction_priority(world: World, topic: str) -> Iterator[None]:
     assert (urgent.payload, urgent.priority, ordinary.payload) == (b"urgent", 9, b"ordinary")
 
 
-@works("transaction", "filter", "A filter is asked of committed messages.")
+@works("transaction", "filter", "The filter is applied to committed messages.")
 def _transaction_filter(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send(topic, b"wanted", properties=_WANTED)
@@ -265,7 +273,11 @@ def _transaction_filter(world: World, topic: str) -> Iterator[None]:
     assert message.payload == b"wanted"
 
 
-@works("transaction", "batch", "`tx.send_batch` sends a batch; all messages of one partition lie together.")
+@works(
+    "transaction",
+    "batch",
+    "`tx.send_batch` sends a batch; all messages of the transaction in one partition are contiguous.",
+)
 def _transaction_batch(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"0", b"1"])
@@ -277,7 +289,7 @@ def _transaction_batch(world: World, topic: str) -> Iterator[None]:
     assert _lie_together(messages)
 
 
-@works("transaction", "compression", "Payloads are compressed as outside.")
+@works("transaction", "compression", "Payloads are compressed as they are without a transaction.")
 def _transaction_compression(world: World, topic: str) -> Iterator[None]:
     with world.packing.transaction() as tx:
         tx.send(topic, LONG)
@@ -292,9 +304,9 @@ def _transaction_compression(world: World, topic: str) -> Iterator[None]:
 @works(
     "transaction",
     "idempotence",
-    "A transaction is not repeated by itself. A lost answer to one of its messages ends it with `TransactionLost`; the "
-    "broker has rolled it back, so that it may be repeated as a whole. A lost answer to the commit is `CommitUnknown`. "
-    "The same producer's other sends are numbered as ever.",
+    "The producer does not repeat a transaction. If the answer to one of its messages is lost, it ends with "
+    "`TransactionLost`: the broker has rolled it back, so you may repeat the whole transaction. If the answer to the "
+    "commit is lost, it ends with `CommitUnknown`. Other sends of the same producer are numbered as always.",
 )
 def _transaction_idempotence(world: World, topic: str) -> Iterator[None]:
     def send_both() -> None:
@@ -323,7 +335,12 @@ def _transaction_idempotence(world: World, topic: str) -> Iterator[None]:
 # --- priority ---------------------------------------------------------------------------------------------------------
 
 
-@works("priority", "filter", "A message that passes the filter has its priority, which is no property to filter by.")
+@works(
+    "priority",
+    "filter",
+    "A message that passes the filter keeps its priority. A filter cannot use the priority, because it is not a "
+    "property.",
+)
 def _priority_filter(world: World, topic: str) -> Iterator[None]:
     for priority, properties in ((7, _WANTED), (8, _OTHER)):
         world.producer.send(topic, b"urgent", priority=priority, properties=properties)
@@ -334,7 +351,9 @@ def _priority_filter(world: World, topic: str) -> Iterator[None]:
 
 
 @works(
-    "priority", "batch", "All messages of a batch have its priority; `run_batches` keeps the order of the partition."
+    "priority",
+    "batch",
+    "All messages of a batch have the priority of the batch; `run_batches` keeps the order of the partition.",
 )
 def _priority_batch(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"ordinary"] * 2)
@@ -344,7 +363,7 @@ def _priority_batch(world: World, topic: str) -> Iterator[None]:
     assert [each.priority for each in world.batched(topic, 4)] == [0, 0, 9, 9]
 
 
-@works("priority", "compression", "A compressed message has its priority.")
+@works("priority", "compression", "A compressed message keeps its priority.")
 def _priority_compression(world: World, topic: str) -> Iterator[None]:
     world.packing.send(topic, LONG)
     world.packing.send(topic, LONG, priority=9)
@@ -369,7 +388,11 @@ def _priority_idempotence(world: World, topic: str) -> Iterator[None]:
 # --- filter -----------------------------------------------------------------------------------------------------------
 
 
-@works("filter", "batch", "`run_batches` of a consumer with `where` gets the messages of a batch that pass.")
+@works(
+    "filter",
+    "batch",
+    "`run_batches` of a consumer with `where` gets only the messages of a batch that pass the filter.",
+)
 def _filter_batch(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"other"] * 2, properties=_OTHER)
     world.producer.send_batch(topic, [b"0", b"1"], properties=_WANTED)
@@ -378,7 +401,7 @@ def _filter_batch(world: World, topic: str) -> Iterator[None]:
     assert [each.payload for each in world.filtered(topic, 2)] == [b"0", b"1"]
 
 
-@works("filter", "compression", "Properties are never compressed, so brokers filter as before.")
+@works("filter", "compression", "Properties are never compressed, so brokers filter as they do without compression.")
 def _filter_compression(world: World, topic: str) -> Iterator[None]:
     world.packing.send(topic, LONG, properties=_OTHER)
     world.packing.send(topic, LONG, properties=_WANTED)
@@ -388,7 +411,7 @@ def _filter_compression(world: World, topic: str) -> Iterator[None]:
     assert (message.payload, message.properties) == (LONG, _WANTED)
 
 
-@works("filter", "idempotence", "A repeated send passes the filter once.")
+@works("filter", "idempotence", "A repeated send is stored once, so its message passes the filter once.")
 def _filter_idempotence(world: World, topic: str) -> Iterator[None]:
     world.lose(b"wanted once")
     world.producer.send(topic, b"wanted once", properties=_WANTED)
@@ -403,7 +426,7 @@ def _filter_idempotence(world: World, topic: str) -> Iterator[None]:
 # --- batch, compression -----------------------------------------------------------------------------------------------
 
 
-@works("batch", "compression", "Each payload of a batch is compressed by itself; short ones are left as they are.")
+@works("batch", "compression", "Each payload of a batch is compressed separately; short payloads are not compressed.")
 def _batch_compression(world: World, topic: str) -> Iterator[None]:
     world.packing.send_batch(topic, [LONG, b"short", LONG])
     yield

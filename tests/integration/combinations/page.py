@@ -20,7 +20,7 @@ _MEANINGS = {
     "filter": "`where=` of a reader, [filters by content](filters.md)",
     "batch": "`send_batch` and `run_batches`",
     "compression": '`ProducerConfig(compression="zstd")`, [compression](client.md#compression)',
-    "idempotence": "a send whose answer was lost is repeated, and [stored once](client.md#producer)",
+    "idempotence": "the producer repeats a send whose answer was lost; the broker [stores it once](client.md#producer)",
     "Spark read": '`spark.read.format("metaq")`, [reading](spark.md#reading)',
     "Spark write": '`df.write.format("metaq")`, [writing](spark.md#writing)',
     "Java 1.x reader": "a consumer of the Java client of metaq 1.x",
@@ -28,20 +28,20 @@ _MEANINGS = {
 
 _HEAD = """# Combinations of message kinds
 
-Each pair of these works, or is refused with an error that names both and the way out:
+Any two of these kinds work together, or metaq refuses the combination with an error that names both and the remedy:
 
 | kind | is |
 |---|---|
 """
 
 _MIDDLE = """
-The numbers are those of the sentences below.
+The numbers refer to the sentences below the table.
 
 """
 
 _TAIL = """
 `tests/integration/test_combinations.py` checks every pair on a real broker with ZooKeeper, Spark and the Java client.
-This page is made from what is declared beside its cases, by `python -m tests.integration.combinations`.
+`python -m tests.integration.combinations` generates this page from the notes beside the test cases.
 """
 
 

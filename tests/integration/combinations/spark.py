@@ -55,7 +55,7 @@ def _retry_read(world: World, topic: str) -> Iterator[None]:
     assert b"never, for Spark" in values(world.all_rows(f"%DEAD%{RETRIES}"))
 
 
-@works("shared", READ, "A query is no member of a shared group: it reads every message, and leases none.")
+@works("shared", READ, "A query is not a member of a shared group: it reads every message, and leases none.")
 def _shared_read(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"1", b"2"])
     world.lease(topic, 1)
@@ -64,7 +64,7 @@ def _shared_read(world: World, topic: str) -> Iterator[None]:
     assert [each.payload for each in world.lease(topic)] == [b"2"]
 
 
-@works("check-back", READ, "A query has committed messages alone.")
+@works("check-back", READ, "A query has only committed messages.")
 def _check_back_read(world: World, topic: str) -> Iterator[None]:
     world.producer.send_in_transaction(topic, b"committed", execute=commits)
     world.producer.send_in_transaction(topic, b"rolled back", execute=rolls_back)
@@ -72,7 +72,7 @@ def _check_back_read(world: World, topic: str) -> Iterator[None]:
     assert values(world.rows(topic)) == [b"committed"]
 
 
-@works("transaction", READ, "A query has messages of transactions that were committed when it was planned.")
+@works("transaction", READ, "A query has the messages of transactions that were committed when the query was planned.")
 def _transaction_read(world: World, topic: str) -> Iterator[None]:
     with world.producer.transaction() as tx:
         tx.send_batch(topic, [b"1", b"2"])
@@ -86,7 +86,7 @@ def _transaction_read(world: World, topic: str) -> Iterator[None]:
 @works(
     "priority",
     READ,
-    "With `includePriority=true` the column `priority` has it. Rows are in the order of their partition.",
+    "With `includePriority=true` the column `priority` has the priority. Rows are in the order of their partition.",
 )
 def _priority_read(world: World, topic: str) -> Iterator[None]:
     for priority in (0, 9, 4):
@@ -95,7 +95,7 @@ def _priority_read(world: World, topic: str) -> Iterator[None]:
     assert [row.priority for row in world.rows(topic, 3)] == [0, 9, 4]
 
 
-@works("filter", READ, "The option `where`: the broker leaves out what Spark does not want.")
+@works("filter", READ, "With the option `where` the broker sends only the messages that pass the filter to Spark.")
 def _filter_read(world: World, topic: str) -> Iterator[None]:
     for wanted in (True, False):
         world.producer.send(topic, b"%d" % wanted, properties={"wanted": wanted})
@@ -104,7 +104,7 @@ def _filter_read(world: World, topic: str) -> Iterator[None]:
     assert values(world.read_now([topic], where=WANTED).collect()) == [b"1"]
 
 
-@works("batch", READ, "The messages of a batch are rows like others, in their order.")
+@works("batch", READ, "The messages of a batch are rows like other messages, in their order.")
 def _batch_read(world: World, topic: str) -> Iterator[None]:
     results = world.producer.send_batch(topic, [b"%d" % number for number in range(20)], tag="t")
     yield
@@ -113,7 +113,7 @@ def _batch_read(world: World, topic: str) -> Iterator[None]:
     assert [(bytes(row.value), row.tag) for row in rows] == [(b"%d" % number, "t") for number in range(20)]
 
 
-@works("compression", READ, "Rows have their payloads as they were sent.")
+@works("compression", READ, "The rows have the original, decompressed payloads.")
 def _compression_read(world: World, topic: str) -> Iterator[None]:
     world.packing.send_batch(topic, [LONG, b"short"])
     yield
@@ -136,8 +136,8 @@ def _idempotence_read(world: World, topic: str) -> Iterator[None]:
 @works(
     "delay",
     WRITE,
-    "The column `deliver_at`. With `exactlyOnce=true` it is refused on the driver, because a message in a transaction "
-    "waits for its commit alone.",
+    "The column `deliver_at` sets the time. With `exactlyOnce=true` the driver refuses this column, because a "
+    "message in a transaction waits only for its commit.",
 )
 def _delay_write(world: World, topic: str) -> Iterator[None]:
     times: list[datetime] = []
@@ -160,7 +160,7 @@ def _delay_write(world: World, topic: str) -> Iterator[None]:
         world.write_now([{"value": "x", "topic": topic, "deliver_at": times[0]}], exactlyOnce="true")
 
 
-@works("retry", WRITE, "A row is a message like others for a handler that fails.")
+@works("retry", WRITE, "For a handler that fails, a row that Spark wrote is a message like any other.")
 def _retry_write(world: World, topic: str) -> Iterator[None]:
     world.write(topic, lambda: [{"value": "row", "key": "k"}])
     yield
@@ -181,8 +181,8 @@ def _shared_write(world: World, topic: str) -> Iterator[None]:
 @works(
     "check-back",
     WRITE,
-    "The local work of `execute` may be a Spark write: the message that announces rows is seen when they are written, "
-    "and not if the job fails. Rows themselves are no half messages.",
+    "The local work of `execute` may be a Spark write: consumers see the message that announces the rows once the "
+    "rows are written, and do not see it if the job fails. The rows themselves are not half messages.",
 )
 def _check_back_write(world: World, topic: str) -> Iterator[None]:
     yield
@@ -206,7 +206,7 @@ def _check_back_write(world: World, topic: str) -> Iterator[None]:
 @works(
     "transaction",
     WRITE,
-    "With `exactlyOnce=true` rows are written in transactions: all are seen when the job commits, or none.",
+    "With `exactlyOnce=true` rows are written in transactions: consumers see all rows when the job commits, or none.",
 )
 def _transaction_write(world: World, topic: str) -> Iterator[None]:
     world.write(topic, lambda: [{"value": "1"}, {"value": "2"}], exactlyOnce="true")
@@ -218,7 +218,7 @@ def _transaction_write(world: World, topic: str) -> Iterator[None]:
     world.stored(topic, 2)
 
 
-@works("priority", WRITE, "The column `priority`.")
+@works("priority", WRITE, "The column `priority` sets the priority.")
 def _priority_write(world: World, topic: str) -> Iterator[None]:
     world.write(topic, lambda: [{"value": "ordinary"}, {"value": "urgent", "priority": 9}])
     yield
@@ -226,7 +226,7 @@ def _priority_write(world: World, topic: str) -> Iterator[None]:
     assert [(each.payload, each.priority) for each in world.lease(topic, 2)] == [(b"urgent", 9), (b"ordinary", 0)]
 
 
-@works("filter", WRITE, "A filter is asked of what the column `headers` says.")
+@works("filter", WRITE, "The filter is applied to the properties that the column `headers` has set.")
 def _filter_write(world: World, topic: str) -> Iterator[None]:
     world.write(topic, lambda: [{"value": wanted, "headers": {"wanted": wanted}} for wanted in ("true", "false")])
     yield
@@ -236,7 +236,9 @@ def _filter_write(world: World, topic: str) -> Iterator[None]:
 
 
 @works(
-    "batch", WRITE, "A task sends its rows in batches of `metaq.batch.messages`; `run_batches` gets them like others."
+    "batch",
+    WRITE,
+    "A task sends its rows in batches of `metaq.batch.messages`; `run_batches` gets them like other messages.",
 )
 def _batch_write(world: World, topic: str) -> Iterator[None]:
     world.watch(b"row of a batch")
@@ -247,7 +249,7 @@ def _batch_write(world: World, topic: str) -> Iterator[None]:
     assert world.seen(b"row of a batch") == [2, 2, 1]
 
 
-@works("compression", WRITE, "The option `compression=zstd`.")
+@works("compression", WRITE, "The option `compression=zstd` compresses the payloads.")
 def _compression_write(world: World, topic: str) -> Iterator[None]:
     rows = [{"value": LONG.decode()}, {"value": LONG.decode(), "key": "k"}, {"value": "short"}]
     world.write(topic, lambda: rows, compression="zstd")
@@ -259,8 +261,8 @@ def _compression_write(world: World, topic: str) -> Iterator[None]:
 @works(
     "idempotence",
     WRITE,
-    "What a task repeats after a lost answer is stored once. A task that Spark runs again sends its rows again, unless "
-    "`exactlyOnce=true`.",
+    "If a task repeats a send after a lost answer, its rows are stored once. A task that Spark runs again sends its "
+    "rows again, unless `exactlyOnce=true`.",
 )
 def _idempotence_write(world: World, topic: str) -> Iterator[None]:
     world.lose(b"written once")
@@ -277,7 +279,8 @@ def _idempotence_write(world: World, topic: str) -> Iterator[None]:
 @works(
     READ,
     WRITE,
-    "A query may read one topic and write another: key, tag, attribute, properties with their types and priority stay.",
+    "A query may read one topic and write another: key, tag, attribute, properties with their types, and priority "
+    "are kept.",
 )
 def _read_write(world: World, topic: str) -> Iterator[None]:
     world.producer.send(
@@ -293,7 +296,7 @@ def _read_write(world: World, topic: str) -> Iterator[None]:
     assert (copy.payload, copy.attributes, copy.priority) == (original.payload, original.attributes, 5)
 
 
-@works(READ, JAVA, "Both have every message, with the same ids.")
+@works(READ, JAVA, "Both get every message, with the same ids.")
 def _read_java(world: World, topic: str) -> Iterator[None]:
     world.producer.send_batch(topic, [b"1", b"2"], tag="t")
     yield
@@ -301,7 +304,7 @@ def _read_java(world: World, topic: str) -> Iterator[None]:
     assert [(each["data"], each["attribute"], int(each["id"])) for each in world.java(topic, 2)] == rows
 
 
-@works(WRITE, JAVA, "It gets each row, with its tag or attribute as the attribute.")
+@works(WRITE, JAVA, "The reader gets each row; the row's tag or attribute is the attribute of the message.")
 def _write_java(world: World, topic: str) -> Iterator[None]:
     world.write(topic, lambda: [{"value": "row", "tag": "t"}])
     yield
