@@ -31,6 +31,7 @@ from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
 from ..requests.delayed import Listings
 from ..runtime.account import Account
+from ..runtime.dialing import Dialer
 from ..runtime.few_lines import FewLines
 from ..runtime.pace import Pace
 from ..runtime.pending_puts import PendingPuts
@@ -90,14 +91,17 @@ class Broker:
         on_topic: Callable[[str, TopicConfig], None] | None = None,
         filters: FilterTable | None = None,
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
+        dialer: Dialer | None = None,
     ) -> None:
-        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once."""
+        """store: open. clock: seconds since 1970. on_topic: called for each topic that has a log, once. dialer: opens
+        the connections to other brokers; None: one without TLS."""
         alone = config.node is None and options.node is None  # else only the leading node does these
         self.config = config
         self.store = store
         self.reactor = reactor
         self.clock = clock
         self.version = __version__
+        self.dial = (dialer or Dialer(reactor)).dial
         self.admin_from = options.admin_from
         self.port = config.port
         """The listening port; the server sets it if the configured one is 0."""

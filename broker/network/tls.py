@@ -1,6 +1,6 @@
 """TLS on the broker's port: the first byte of a connection says whether it is TLS.
 
-`Certificates` has the context for new connections, and makes a new one when the files change. `SecureConnection` is a
+`Certificates` has the contexts for new connections, and makes new ones when the files change. `SecureConnection` is a
 FastConnection whose bytes pass a TlsStream. Reactor thread.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from twisted.internet import tcp
@@ -39,14 +39,14 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class Certificates:
-    """The context for new TLS connections. A change of the files counts within one `look`; connections that are open
+    """The contexts for new TLS connections, from clients and to other brokers. A change of the files counts within one `look`; connections that are open
     keep theirs."""
 
     def __init__(self, security: Security) -> None:
         """Raises ConfigError."""
         self._security = security
         self._seen = self._stamps()  # before the files are read: a change in between counts at the next look
-        self.context: ssl.SSLContext = self._load()
+        self.context, self._to_brokers = self._load()
         self.failure: MetaqError | None = None
         """Why the files as they are now cannot be used; None if they are in use."""
 
@@ -76,7 +76,7 @@ class Certificates:
             return
         self._seen = stamps
         try:
-            self.context = self._load()
+            self.context, self._to_brokers = self._load()
         except ConfigError as error:
             self.failure = error
             _log.error("the former certificate stays in use: %s", error)
@@ -84,8 +84,16 @@ class Certificates:
             self.failure = None
             _log.warning("new connections get the certificate %s", self._security.files.certificate)
 
-    def _load(self) -> ssl.SSLContext:
-        return self._security.files.server_context(self._security.client_certificates)
+    @property
+    def to_brokers(self) -> Callable[[], ssl.SSLContext] | None:
+        """Returns the context for a connection to another broker; None: those are without TLS."""
+        return (lambda: self._to_brokers) if self._security.brokers == "tls" else None
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Return the contexts for connections from clients and to brokers."""
+        files = self._security.files
+        served = files.server_context(self._security.client_certificates)
+        return served, files.client_context() if self._security.brokers == "tls" else served
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         files = self._security.files

@@ -36,6 +36,7 @@ key = broker.key
 ca = ca.pem
 clientCertificates = optional
 plain = loopback
+brokers = tls
 """
 
 _PROFILE = """\
