@@ -125,7 +125,7 @@ class RequestReader:
             return self._requests(rest[start:] + data, 0) if data else self._requests(rest, start)
         if self.failure is not None:
             return []
-        if (space := self.space) is not None:
+        if self.large is not None and (space := self.space) is not None:
             taken = min(len(data), len(space))
             space[:taken] = data[:taken]
             return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])

@@ -39,8 +39,10 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class Certificates:
-    """The contexts for new TLS connections, from clients and to other brokers. A change of the files counts within one `look`; connections that are open
-    keep theirs."""
+    """The contexts for new TLS connections, from clients and to other brokers.
+
+    A change of the files counts within one `look`; connections that are open keep theirs.
+    """
 
     def __init__(self, security: Security) -> None:
         """Raises ConfigError."""

@@ -94,14 +94,14 @@ class FastConnection(PlainConnection):
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         """Receive once, and have the data served now or in the connection's turn."""
-        session = cast("Session", self.protocol)
+        session: Session = self.protocol  # type: ignore[assignment]  # calls of `cast` and others show in bench blocking-1
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
         """As `doRead`, but at once. After the connection's end it returns the reason again."""
-        session = cast("Session", self.protocol)
+        session: Session = self.protocol  # type: ignore[assignment]
         space = session.space if session.large else None
         try:
             if space is not None:
@@ -119,7 +119,8 @@ class FastConnection(PlainConnection):
         if space is not None:
             session.received(count, since)
         else:
-            self._fit_reads(count)
+            if (count >= tuning.SMALL_READ_BYTES) != (self._read_bytes == tuning.LARGE_READ_BYTES):
+                self._fit_reads(count)
             session.dataReceived(data)
         return None
 

@@ -55,7 +55,8 @@ class ConnectionTurns:
         """The places for requests that take much memory while they are under way."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
         """The places for requests whose answers take much memory."""
-        self._timed = False  # this iteration's time counts: the next one begins with `_take_turns`
+        self.timed = False
+        """Whether this iteration's time counts: the next one begins with `_take_turns`. Until then nothing defers."""
         self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
@@ -65,7 +66,7 @@ class ConnectionTurns:
 
     def defers(self, busy: int) -> bool:
         """Whether a connection that has work to do should `wait` with it."""
-        return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
+        return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
         """Do work now; or in a later iteration if this one has enough to do, after connections with little to do."""
@@ -88,8 +89,8 @@ class ConnectionTurns:
             self._time()
 
     def _time(self) -> None:
-        if not self._timed:
-            self._timed = True
+        if not self.timed:
+            self.timed = True
             self._until = self.seconds() + tuning.ITERATION_SECONDS
             self._reactor.callLater(0, self._take_turns)
 
@@ -102,7 +103,7 @@ class ConnectionTurns:
                 turn()
                 if self.seconds() >= until:
                     break
-        self._timed = False
+        self.timed = False
         if self._waiting or self._busy:
             self._time()
 

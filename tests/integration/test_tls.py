@@ -201,7 +201,7 @@ def slave_properties(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_tls_this_machinedef test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp_path, chroot, pki):
+def test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp_path, chroot, pki):
     with start(tmp_path, chroot, pki) as broker:  # plain = loopback
         with broker.connect() as connection:
             assert connection.ask(b"version 1\r\n").code == 200

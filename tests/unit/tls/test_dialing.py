@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
+from twisted.internet import defer
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
@@ -102,7 +103,7 @@ def test_bytes_go_both_ways_encrypted_and_the_broker_shows_its_own_certificate(d
     dialled.server.write([b"welcome"])
     dialled.exchange()
     assert inner.data == b"welcome"
-    assert ((("commonName", "mq1"),),) == dialled.server.certificate["subject"]
+    assert dialled.server.certificate["subject"] == ((("commonName", "mq1"),),)
 
 
 def test_the_first_answer_may_come_with_the_end_of_the_handshake(dialled: Dialled) -> None:
@@ -151,7 +152,7 @@ def test_a_connection_that_ends_in_the_handshake_is_named(dialled: Dialled) -> N
 
 def test_a_handshake_has_a_time_limit(dialled: Dialled) -> None:
     dialled.clock.advance(5.0)
-    assert dialled.found[0].check(TimeoutError)
+    assert dialled.found[0].check(defer.TimeoutError)
     assert dialled.tcp.aborted
     dialled.outer.connectionLost(Failure(ConnectionLost()))
     assert len(dialled.found) == 1
