@@ -163,7 +163,7 @@ class RequestReader:
         most = self._most
         self._costs = 0
         full = False
-        if self._looks_for_runs:
+        if self._looks_for_runs and data[position : position + 1] != b"\0":
             if position:
                 data, position = data[position:], 0
             run, position = parse_put_run(data, most and MOST_PUTS)
@@ -175,15 +175,14 @@ class RequestReader:
                 if most and (full or len(requests) + self._costs >= most):
                     self.more = True
                     break
-                put, position = parse_common_put(data, position)
-                if put is not None:
-                    requests.append(put)
-                    continue
-                end = (
-                    self._frame(data, position, requests)
-                    if data[position] == 0
-                    else self._text(data, position, requests)
-                )
+                if data[position] == 0:
+                    end = self._frame(data, position, requests)
+                else:
+                    put, position = parse_common_put(data, position)
+                    if put is not None:
+                        requests.append(put)
+                        continue
+                    end = self._text(data, position, requests)
                 if end == 0:
                     break
                 position = end

@@ -262,9 +262,14 @@ class Session(Protocol):
 
     def _count_held(self) -> None:
         """Count unserved bytes: of an incomplete request, of whole ones that wait, and of the one under way."""
+        held = self._reader.held_bytes
         waits = bool(self._queue) or self._reader.more
+        if not (held or waits or self._held_bytes or self._work):  # after most reads; its benchmark: blocking-1
+            self._received_bytes = 0
+            self._fresh = False
+            return
         if not waits:
-            self._received_bytes = self._reader.held_bytes
+            self._received_bytes = held
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
         # requests that wait for this broker or are under way keep their rank; those that their client holds up do not

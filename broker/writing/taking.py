@@ -147,10 +147,16 @@ def _stored_before(
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
     """Yield the writes to append, numbered ones behind their rows. A repeated write is left out: it has an `error`, or
     the first one's place, and then `append` returns it if that is not safe yet."""
-    admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
-        if not numbers or write.number is None or admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
+        if _is_admitted(writing, write, sender):
             yield write
+
+
+def _is_admitted(writing: Writing, write: Write, sender: SendingPeer | None) -> bool:
+    """Whether to append the write; if it is a numbered one, its row is appended now. For others see `_admitted`."""
+    if write.number is None or not writing.numbers:
+        return True
+    return writing.sequences.admit(((write, sum(map(len, write.data))),), sender)[0] is not None
 
 
 def _kept(error: MetaqError) -> MetaqError:
@@ -299,6 +305,9 @@ class Puts(Generic[P]):
 
     def append(self) -> list[Write]:
         """Append everything, once per partition and number. Return the writes that are not safe yet."""
+        if len(self.batches) == 1 and self.batches[0].puts:  # of a client that waits for each; see bench blocking-1
+            batch = self._stamped(self.batches[0])
+            return self._writing.append((batch,) if _is_admitted(self._writing, batch, self._sender) else ())
         batches: Iterator[PutBatch[P]] = map(self._stamped, [batch for batch in self.batches if batch.puts])
         return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
 
