@@ -36,6 +36,7 @@ from .partitions.move_table import MoveTable
 from .replication.plugins import NO_PLUGINS, Plugins, read_plugins
 from .replication.roles import Roles, check_roles, config_for
 from .requests.gate import Gate
+from .runtime.dialing import Dialer
 from .runtime.heap import collect_later, give_back_spare, keep_for_good, set_up_heap
 from .runtime.log_format import LogFormat
 from .runtime.reactor import measures_elapsed_time, serves_few_at_once
@@ -182,6 +183,7 @@ class BrokerProcess:
                 on_topic=self._topic_appeared,
                 filters=filters,
                 options=self._options,
+                dialer=Dialer(self._reactor, None if self._certificates is None else self._certificates.to_brokers),
             )
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")

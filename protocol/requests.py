@@ -130,7 +130,7 @@ class RequestReader:
             return self._requests(rest[start:] + data, 0) if data else self._requests(rest, start)
         if self.failure is not None:
             return []
-        if (space := self.space) is not None:
+        if self.large is not None and (space := self.space) is not None:
             taken = min(len(data), len(space))
             space[:taken] = data[:taken]
             return self.received(taken) + (self.receive(data[taken:]) if taken < len(data) else [])
@@ -168,7 +168,7 @@ class RequestReader:
         most = self._most
         self._costs = 0
         full = False
-        if self._looks_for_runs:
+        if self._looks_for_runs and data[position : position + 1] != b"\0":
             if position:
                 data, position = data[position:], 0
             run, position = parse_put_run(data, most and MOST_PUTS)
@@ -180,15 +180,14 @@ class RequestReader:
                 if most and (full or len(requests) + self._costs >= most):
                     self.more = True
                     break
-                put, position = parse_common_put(data, position)
-                if put is not None:
-                    requests.append(put)
-                    continue
-                end = (
-                    self._frame(data, position, requests)
-                    if data[position] == 0
-                    else self._text(data, position, requests)
-                )
+                if data[position] == 0:
+                    end = self._frame(data, position, requests)
+                else:
+                    put, position = parse_common_put(data, position)
+                    if put is not None:
+                        requests.append(put)
+                        continue
+                    end = self._text(data, position, requests)
                 if end == 0:
                     break
                 position = end

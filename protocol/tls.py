@@ -38,7 +38,8 @@ class TlsStream:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
-        self._peer = peer
+        self.peer = peer
+        """Names the other side."""
         self.established = False
         """Whether the handshake is over: plaintext may go both ways."""
         self.ended = False
@@ -59,7 +60,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            raise TlsFailed(self._peer, _reason(error)) from error
+            raise TlsFailed(self.peer, _reason(error)) from error
         self.established = True
 
     def read(self, size: int = _ALL_BYTES) -> bytes:
@@ -76,7 +77,7 @@ class TlsStream:
                 break
             except ssl.SSLError as error:
                 if error.reason != "UNEXPECTED_EOF_WHILE_READING" and not isinstance(error, ssl.SSLZeroReturnError):
-                    raise TlsFailed(self._peer, _reason(error)) from error
+                    raise TlsFailed(self.peer, _reason(error)) from error
                 part = b""
             if not part:
                 self.ended = True

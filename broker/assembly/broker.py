@@ -33,6 +33,7 @@ from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
 from ..requests.delayed import Listings
 from ..runtime.account import Account
+from ..runtime.dialing import Dialer
 from ..runtime.few_lines import FewLines
 from ..runtime.pace import Pace
 from ..runtime.pending_puts import PendingPuts
@@ -93,9 +94,10 @@ class Broker:
         on_topic: Callable[[str, TopicConfig], None] | None = None,
         filters: FilterTable | None = None,
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
+        dialer: Dialer | None = None,
     ) -> None:
         """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic that has a
-        log.
+        log. dialer: opens the connections to other brokers; None: without TLS.
         """
         alone = config.node is None and options.node is None  # otherwise only the leading node does this
         self.config = config
@@ -103,6 +105,7 @@ class Broker:
         self.reactor = reactor
         self.clock = clock
         self.version = __version__
+        self.dial = (dialer or Dialer(reactor)).dial
         self.admin_from = options.admin_from
         self.port = config.port
         """The listening port; the server sets it if the configured one is 0."""

@@ -7,6 +7,7 @@ brokers and by 1.x's replication, and `stats config` shows it.
     ca = ca.pem
     clientCertificates = optional
     plain = loopback
+    brokers = tls
 
 Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
@@ -27,8 +28,10 @@ __all__ = ["Plain", "Security", "read_security"]
 ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """The addresses from which connections without TLS are accepted."""
+Brokers = Literal["tls", "plain"]
+"""How this broker connects to other brokers."""
 
-_KEYS = ("certificate", "key", "ca", "clientCertificates", "plain")
+_KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Security:
     files: CertificateFiles
     client_certificates: ClientCertificates = "none"
     plain: Plain = "loopback"
+    brokers: Brokers = "plain"
 
 
 def read_security(path: str) -> Security:
@@ -70,7 +74,10 @@ def read_security(path: str) -> Security:
         CertificateFiles(file_of("ca"), file_of("certificate"), file_of("key"), path),
         asked,
         cast(Plain, chosen("plain", get_args(Plain), "loopback")),
+        cast(Brokers, chosen("brokers", get_args(Brokers), "tls" if "ca" in section else "plain")),
     )
+    if security.brokers == "tls" and "ca" not in section:
+        raise ConfigError(f"{path}: ca", "", "name the CA of the other brokers' certificates: brokers=tls")
     security.files.server_context(asked)
     return security
 

@@ -360,7 +360,7 @@ class MoveDriver:
         if nodes is None or nodes.master is None:
             raise CoordinationError(f"broker {self.move.source} is not registered in ZooKeeper now: start it")
         self._hang_up()
-        peer: Peer = await connect(self._reactor, nodes.master.host, nodes.master.port, CONNECT_SECONDS)
+        peer: Peer = await connect(self._here.broker, nodes.master.host, nodes.master.port, CONNECT_SECONDS)
         if not peer.speaks_frames:
             peer.close()
             raise ReplicationError(f"broker {self.move.source} is a Java broker: its partitions cannot be moved")

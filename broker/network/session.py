@@ -208,13 +208,14 @@ class Session(Protocol):
         self._received_bytes += len(data)
         if self._busy:
             self._busy -= 1
-        if self._turns.defers(self._busy) and not (self._reader.more or self._yielding):
+        turns = self._turns
+        if turns.timed and turns.defers(self._busy) and not (self._reader.more or self._yielding):
             self._reader.keep(data)
             self._wait_turn()
             self._update_reading()
             return
         self._take(self._reader.receive(data))
-        self._turns.has_worked(now)
+        turns.has_worked(now)
 
     @property
     def large(self) -> bool:
@@ -258,7 +259,7 @@ class Session(Protocol):
     def _take(self, requests: list[WireRequest]) -> None:
         if self._queue or self._yielding:
             self._queue.extend(requests)
-        elif requests and self._turns.defers(self._busy):
+        elif requests and self._turns.timed and self._turns.defers(self._busy):
             self._queue.extend(requests)
             self._wait_turn()
         else:
@@ -279,9 +280,14 @@ class Session(Protocol):
         """Update the account's count of unserved bytes: those of an incomplete request, of whole requests that wait,
         and of the request under way.
         """
+        held = self._reader.held_bytes
         waits = bool(self._queue) or self._reader.more
+        if not (held or waits or self._held_bytes or self._work):  # after most reads; its benchmark: blocking-1
+            self._received_bytes = 0
+            self._fresh = False
+            return
         if not waits:
-            self._received_bytes = self._reader.held_bytes
+            self._received_bytes = held
             if self._work is not None:
                 self._received_bytes += _memory(self._work[1])
         # a connection whose requests wait for this broker or are under way keeps its rank; one that its client holds up
@@ -368,72 +374,69 @@ class Session(Protocol):
         """Serve requests in order. Requests that may not be served now are put into `_queue`."""
         self._serving = True
         try:
-            self._serve_each(requests)
-        finally:
-            self._serving = False
-
-    def _serve_each(self, requests: Iterable[_Queued]) -> None:
-        self._account.asker = self.address
-        group: PutGroup | None = None
-        admit: Callable[[Any, Session], Verb] = self._gate.admit
-        turn_end = self.seconds() + tuning.TURN_SECONDS
-        served_run = False
-        requests = iter(requests)
-        for queued in requests:
-            request: WireRequest | Parkable
-            verb: Verb | None
-            kind: type
-            if type(queued) is _Admitted:
-                verb, request = queued
-                kind = type(request)
-            else:
-                request = queued
-                kind = type(request)
-                verb = None if kind in _NOT_ADMITTED else admit(request, self)
-            if verb is not None and verb.gathers:
-                if group is None:
-                    if self._yielding:
-                        self._put_off(verb, request, requests)
-                        return
-                    if self._pending_puts.full:
-                        self._hold_back(verb, request, requests)
-                        return
-                    group = self._gate.new_group(self)
-                group.add(request)
-                if group.is_full:
+            self._account.asker = self.address
+            group: PutGroup | None = None
+            admit: Callable[[Any, Session], Verb] = self._gate.admit
+            turn_end = self.seconds() + tuning.TURN_SECONDS
+            served_run = False
+            requests = iter(requests)
+            for queued in requests:
+                request: WireRequest | Parkable
+                verb: Verb | None
+                kind: type
+                if type(queued) is _Admitted:
+                    verb, request = queued
+                    kind = type(request)
+                else:
+                    request = queued
+                    kind = type(request)
+                    verb = None if kind in _NOT_ADMITTED else admit(request, self)
+                if verb is not None and verb.gathers:
+                    if group is None:
+                        if self._yielding:
+                            self._put_off(verb, request, requests)
+                            return
+                        if self._pending_puts.full:
+                            self._hold_back(verb, request, requests)
+                            return
+                        group = self._gate.new_group(self)
+                    group.add(request)
+                    if group.is_full:
+                        self._commit(group)
+                        group = None
+                        if not self._yielding:
+                            self._yield_turn()
+                    continue
+                if group is not None:  # later requests must see the effect of these puts
                     self._commit(group)
                     group = None
-                    if not self._yielding:
-                        self._yield_turn()
-                continue
-            if group is not None:  # later requests must see the effect of these puts
-                self._commit(group)
-                group = None
-            if self._out_bytes >= tuning.WRITE_BYTES:
-                self._flush()
-            if self._blocked or self._yielding:
-                self._put_off(verb, request, requests)
-                return
-            if kind is Quit:
-                self.close()
-                return
-            if verb is not None and verb.stores and self._pending_puts.full:
-                self._hold_back(verb, request, requests)
-                return
-            if kind is PutRun:  # like a group, a run does not end the turn; only a further run waits for the next turn
-                if served_run and self.seconds() >= turn_end:
-                    self._yield_turn()
+                if self._out_bytes >= tuning.WRITE_BYTES:
+                    self._flush()
+                if self._blocked or self._yielding:
                     self._put_off(verb, request, requests)
                     return
-                served_run = True
-            self._serve_one(verb, request)
-            if self._work is not None:  # later requests wait for its end
-                self._queue.extend(requests)
-                return
-            if kind is not PutRun and self.seconds() >= turn_end and not self._yielding:
-                self._yield_turn()
-        if group is not None:
-            self._commit(group)
+                if kind is Quit:
+                    self.close()
+                    return
+                if verb is not None and verb.stores and self._pending_puts.full:
+                    self._hold_back(verb, request, requests)
+                    return
+                if kind is PutRun:  # like a group, it does not end the turn; only a further run waits for the next
+                    if served_run and self.seconds() >= turn_end:
+                        self._yield_turn()
+                        self._put_off(verb, request, requests)
+                        return
+                    served_run = True
+                self._serve_one(verb, request)
+                if self._work is not None:  # later requests wait for its end
+                    self._queue.extend(requests)
+                    return
+                if kind is not PutRun and self.seconds() >= turn_end and not self._yielding:
+                    self._yield_turn()
+            if group is not None:
+                self._commit(group)
+        finally:
+            self._serving = False
 
     def _put_off(self, verb: Verb | None, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
         """Put this request and the following ones into `_queue`, to be served later."""

@@ -1,6 +1,6 @@
 """TLS on the broker's port. The first byte of a connection shows whether the connection uses TLS.
 
-`Certificates` has the SSL context for new connections, and makes a new context when the files change.
+`Certificates` has the SSL contexts for new connections, and makes new contexts when the files change.
 `SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. Reactor thread.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from twisted.internet import tcp
@@ -39,15 +39,15 @@ HANDSHAKE_SECONDS = 10.0
 
 
 class Certificates:
-    """The SSL context for new TLS connections. The next `look` notices a change of the files; open connections keep
-    their context.
+    """The SSL contexts for new TLS connections, from clients and to other brokers. The next `look` notices a change of
+    the files; open connections keep their context.
     """
 
     def __init__(self, security: Security) -> None:
         """Raises ConfigError."""
         self._security = security
         self._seen = self._stamps()  # before reading, so that the next look notices a change in between
-        self.context: ssl.SSLContext = self._load()
+        self.context, self._to_brokers = self._load()
         self.failure: MetaqError | None = None
         """Why the present files cannot be used; None if they are in use."""
 
@@ -78,7 +78,7 @@ class Certificates:
             return
         self._seen = stamps
         try:
-            self.context = self._load()
+            self.context, self._to_brokers = self._load()
         except ConfigError as error:
             self.failure = error
             _log.error("the former certificate stays in use: %s", error)
@@ -86,8 +86,16 @@ class Certificates:
             self.failure = None
             _log.warning("new connections get the certificate %s", self._security.files.certificate)
 
-    def _load(self) -> ssl.SSLContext:
-        return self._security.files.server_context(self._security.client_certificates)
+    @property
+    def to_brokers(self) -> Callable[[], ssl.SSLContext] | None:
+        """Returns the context for a connection to another broker; None: those are without TLS."""
+        return (lambda: self._to_brokers) if self._security.brokers == "tls" else None
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Return the contexts for connections from clients and to brokers."""
+        files = self._security.files
+        served = files.server_context(self._security.client_certificates)
+        return served, files.client_context() if self._security.brokers == "tls" else served
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         files = self._security.files

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
@@ -24,11 +23,13 @@ from metaq.protocol.errors import (
     RemoteProtocolError,
     ReplicationError,
     RequestTimedOut,
+    TlsFailed,
 )
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.record import Buffer
 from metaq.protocol.text import Answer, Result, encode_version
 
+from ..runtime.dialing import meta_url
 from ..runtime.host import Host
 from ..runtime.reactor import Transport
 from ..runtime.scheduled_calls import repeat
@@ -167,18 +168,18 @@ class Peer(Protocol):
             asked.done(reply, PeerTimedOut(str(error)) if isinstance(error, RequestTimedOut) else error)
 
 
-def connect(reactor: Any, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
+def connect(broker: Host, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
     """Open a connection, and find out the other side's version and protocol. Fails with PeerLost, PeerTimedOut.
 
     host: a name or an address, IPv6 without brackets. timeout: seconds for connecting, and again for the first answer.
     frames: False to use text commands even if the other side supports frames.
     """
-    name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
-    factory = Factory.forProtocol(lambda: Peer(reactor, name))
-    factory.noisy = False
-    connecting: Deferred[Any] = HostnameEndpoint(reactor, host, port, timeout).connect(cast(Any, factory))
+    name = meta_url(host, port)
+    connecting = broker.dial(host, port, timeout, lambda: Peer(broker.reactor, name))
 
     def refused(failure: Failure) -> NoReturn:
+        if isinstance(failure.value, TlsFailed):
+            raise PeerLost(failure.getErrorMessage())
         raise PeerLost(f"no connection to {name}: {failure.getErrorMessage()}")
 
     def connected(peer: Peer) -> Deferred[Peer]:
@@ -229,17 +230,16 @@ class KeptPeer:
         """Keep the connection until `stop`. where: gives host and port to connect to; None: call it again. tried:
         called after a failed attempt.
         """
-        reactor: Any = self._broker.reactor
         while not self.stopped:
             address = await where()
             if address is None:
                 continue
             try:
-                peer = await connect(reactor, *address, CONNECT_SECONDS, frames=self._frames)
+                peer = await connect(self._broker, *address, CONNECT_SECONDS, frames=self._frames)
             except ReplicationError as error:
                 self.trouble(str(error))
                 tried()
-                await deferLater(reactor, self._pauses.next())
+                await deferLater(cast(Any, self._broker.reactor), self._pauses.next())
                 continue
             self._pauses.reset()
             await self._use(peer, serve)

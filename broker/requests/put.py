@@ -123,7 +123,7 @@ class PutGroup(Puts[PutOrSend]):
             meant = put.flag & ASKS and meant_of(put.flag, put.body)
         else:
             try:
-                put = _Send(cast(Frame, request))
+                put = _Send(request)
             except MetaqError as error:
                 self._order.append(b"" if request.is_one_way else error_frame(request.opaque, error))
                 return
@@ -162,9 +162,9 @@ class PutGroup(Puts[PutOrSend]):
         for put, message_id in zip(batch.asked, batch.ids, strict=True):
             if waits:
                 offset = -1
-            if type(put) is Put:
+            if type(put) is not _Send:
                 encoded.append(encode_put_result(put.opaque, message_id, partition, offset))
-            elif cast(_Send, put).one_way:
+            elif put.one_way:
                 encoded.append(b"")
             else:
                 encoded.append(encode_sent_reply(put.opaque, message_id, partition, offset, batch.replicas))

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from .dialing import P
 from .reactor import ReactorTime
 
 __all__ = ["Host"]
@@ -29,3 +30,6 @@ class Host(Protocol):
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
         """Run `function`, which may wait for the disk, in a worker thread. The Deferred gives its result."""
+
+    def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
+        """Connect to another broker: see `Dialer.dial`."""

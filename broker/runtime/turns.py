@@ -58,7 +58,8 @@ class ConnectionTurns:
         """Limits the requests that take much memory while they are under way."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
         """Limits the requests whose answers take much memory."""
-        self._timed = False  # whether this iteration's time is counted; the next one begins with `_take_turns`
+        self.timed = False
+        """Whether this iteration's time is counted; the next one begins with `_take_turns`. Else nothing defers."""
         self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
@@ -68,7 +69,7 @@ class ConnectionTurns:
 
     def defers(self, busy: int) -> bool:
         """Return whether a connection that has work to do should call `wait` instead of doing the work now."""
-        return self._timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
+        return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
         """Do `work` now. If this iteration has enough to do, do it in a later iteration, after connections with little
@@ -95,8 +96,8 @@ class ConnectionTurns:
             self._time()
 
     def _time(self) -> None:
-        if not self._timed:
-            self._timed = True
+        if not self.timed:
+            self.timed = True
             self._until = self.seconds() + tuning.ITERATION_SECONDS
             self._reactor.callLater(0, self._take_turns)
 
@@ -109,7 +110,7 @@ class ConnectionTurns:
                 turn()
                 if self.seconds() >= until:
                     break
-        self._timed = False
+        self.timed = False
         if self._waiting or self._busy:
             self._time()
 

@@ -15,8 +15,6 @@ from typing import Any, cast
 
 from twisted.internet import defer, error
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -29,6 +27,7 @@ from metaq.protocol.errors import (
     RemoteProtocolError,
     ReplicaDiverged,
     StoreError,
+    TlsFailed,
 )
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.replication_stream import (
@@ -50,6 +49,7 @@ from metaq.protocol.replication_stream import (
 )
 from metaq.protocol.statuses import RequestCode
 
+from ..runtime.dialing import meta_url
 from ..runtime.scheduled_calls import repeat
 from ..store.cutting import CutsDone
 from ..store.internal_logs import is_internal
@@ -109,7 +109,7 @@ class Follower:
         self._grants = grants
         self._on_hand_over = on_hand_over
         self._on_caught_up = on_caught_up
-        self._connecting: Deferred[Any] | None = None
+        self._connecting: Deferred[StreamProtocol] | None = None
         self._stopped = False
         self._received = -1
         self._safe = SafeBlocks(broker.store, self._grown, self._failed)
@@ -176,15 +176,16 @@ class Follower:
             self.connection.send([encode_json(Kind.LEAVE, {"why": why})])
 
     async def _connect(self, host: str, port: int) -> StreamProtocol:
-        name = f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
-        factory = Factory.forProtocol(lambda: StreamProtocol(name, self._messages))
-        factory.noisy = False
+        name = meta_url(host, port)
         try:
-            endpoint = HostnameEndpoint(self._reactor, host, port, tuning.CONNECT_SECONDS)
-            self._connecting = endpoint.connect(cast(Any, factory))
-            return cast(StreamProtocol, await self._connecting)
+            self._connecting = self._broker.dial(
+                host, port, tuning.CONNECT_SECONDS, lambda: StreamProtocol(name, self._messages)
+            )
+            return await self._connecting
         except error.ConnectionRefusedError as refused:
             raise LeaderGone(f"no process of {name} listens there") from refused
+        except TlsFailed as failed:
+            raise PeerLost(str(failed)) from failed
         except Exception as failed:
             raise PeerLost(f"no connection to {name}: {failed}") from failed
 

@@ -418,9 +418,10 @@ class Durability:
         if now - self._checkpointed_at >= self._checkpoint_seconds:
             self._checkpointed_at = self._dirty_since = now
             return DATA | INDEX
-        if self.unsynced_records and not self.has_group_commit and now - self._dirty_since >= self._policy.seconds:
-            self._dirty_since = now
-            return DATA
+        if now - self._dirty_since >= self._policy.seconds:
+            self._dirty_since = now  # also if there is nothing to sync: `next_due` must not be in the past
+            if self.unsynced_records and not self.has_group_commit:
+                return DATA
         return 0
 
     def next_due(self, now: float) -> float:

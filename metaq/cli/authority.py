@@ -37,6 +37,7 @@ key = broker.key
 ca = ca.pem
 clientCertificates = optional
 plain = loopback
+brokers = tls
 """
 
 _PROFILE = """\

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import run
 from tests.integration.client_cluster import leased, read
 from tests.integration.forked_processes import ForkedBroker
+from tests.integration.replication_helpers import wait_for_copy
+from tests.integration.set_nodes import set_nodes
 from tests.waiting import DEADLINE, eventually
 
 
@@ -42,24 +44,33 @@ def pki(tmp_path: Path) -> Path:
     return directory
 
 
-def start(tmp_path: Path, chroot: str, pki: Path, **settings: str) -> RunningBroker:
-    """A broker with these settings of [tls] instead of those that `metaq security broker` has written."""
+ONLY_TLS = {"plain": "nowhere", "clientCertificates": "required"}
+
+
+def changed_ini(pki: Path, **settings: str) -> str:
+    """A security.ini with these settings of [tls] instead of those that `metaq security broker` has written."""
     text = (pki / "mq1" / "security.ini").read_text()
     for name, value in settings.items():
         text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
         assert count == 1
-    path = pki / "mq1" / "changed.ini"
+    path = pki / "mq1" / f"{'-'.join((*settings, *settings.values()))}.ini"
     path.write_text(text)
+    return str(path)
+
+
+def start(tmp_path: Path, chroot: str, pki: Path, **settings: str) -> RunningBroker:
+    """A broker with these settings of [tls]."""
+    path = changed_ini(pki, **settings)
     directory = tmp_path / "broker"
     directory.mkdir()
     topics = {"t": "numPartitions=2", "jobs": "numPartitions=1"}
     ini = server_ini(directory / "data", topics, zookeeper=f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100")
-    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--security", str(path), "-f"))
+    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--security", path, "-f"))
 
 
 @pytest.fixture
 def broker(tmp_path: Path, chroot: str, pki: Path) -> Iterator[RunningBroker]:
-    with start(tmp_path, chroot, pki, plain="nowhere", clientCertificates="required") as broker:
+    with start(tmp_path, chroot, pki, **ONLY_TLS) as broker:
         yield broker
 
 
@@ -144,6 +155,50 @@ def serial(broker: RunningBroker, pki: Path) -> object:
         found = secure.getpeercert()
         assert found is not None
         return found["serialNumber"]
+
+
+def test_the_nodes_of_a_set_a_slave_and_moves_use_tls(
+    tmp_path: Path, chroot: str, pki: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No port serves a connection without TLS, so what works here was encrypted."""
+    monkeypatch.setenv("METAQ_PROFILE", str(pki / "app" / "profile.ini"))
+    security = ("--security", changed_ini(pki, **ONLY_TLS))
+    sent: list[bytes] = []
+    with (
+        set_nodes(tmp_path, chroot, {"t": "numPartitions=2"}) as nodes,
+        single(tmp_path / "master", chroot, security) as master,
+        single(tmp_path / "slave", chroot, (f"-Fmetaslave={slave_properties(tmp_path)}", *security)) as slave,
+        Producer(chroot) as producer,
+    ):
+        nodes.start("a", "b", options=security)
+        nodes.wait_in_sync("a", "b")
+        for number in range(50):
+            sent.append(b"%d" % number + bytes(number << 12))
+            producer.send("t", sent[-1])
+        nodes.kill_leader()
+        for number in range(50, 100):
+            sent.append(b"%d" % number)
+            producer.send("t", sent[-1])
+        nodes.start("a")
+        nodes.wait_in_sync("a", "b")
+        nodes.operator.ran("partitions", "move", "--topic", "t", "--from", "0", "--to", "1", code=0)
+        with Consumer(chroot, group="g", topics=["t"]) as consumer:
+            assert sorted(message.payload for message in read(consumer, len(sent))) == sorted(sent)
+        wait_for_copy(tmp_path)
+        for broker in (*nodes.nodes.values(), master, slave):
+            assert "Traceback" not in broker.errors.read_text()
+
+
+def single(directory: Path, connect: str, options: Sequence[str]) -> RunningBroker:
+    directory.mkdir()
+    ini = server_ini(directory / "data", {}, zookeeper=f"zk.zkConnect={connect}\nzk.zkSyncTimeMs=100", broker_id=1)
+    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
+
+
+def slave_properties(tmp_path: Path) -> Path:
+    path = tmp_path / "slave.properties"
+    path.write_text("slaveId=1\n")
+    return path
 
 
 def test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp_path, chroot, pki):

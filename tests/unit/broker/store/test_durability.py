@@ -211,6 +211,7 @@ def test_a_dirty_partition_is_synced_by_its_interval_and_gets_checkpoints_until_
     durability.begin(DATA)
     assert durability.next_due(52.0) == 54.0
     assert durability.due(54.0) == 0, "nothing is unsynced"
+    assert durability.next_due(54.0) == 55.0, "it is not looked at again and again meanwhile"
     assert durability.due(55.0) == DATA | INDEX
     durability.synced(100, 1, all_covered=True)
     assert not durability.dirty
