@@ -129,7 +129,7 @@ class Worker(_Child):
         ends.
 
         seconds: if the process has not answered after this time, it is killed, and ProcessFailed is raised; None: wait
-            without limit.
+        without limit.
         """
         if seconds is None:
             return self._call(words)

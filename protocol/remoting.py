@@ -219,7 +219,7 @@ class FoundReply(ExtFields):
     of `encode_found`.
 
     unsearched: bytes of data that were not searched; 0 = all data was searched. more: whether there are more messages
-        with the key.
+    with the key.
     """
 
     messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]

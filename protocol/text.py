@@ -71,7 +71,7 @@ class Get(NamedTuple):
     """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
 
     unpacks: whether the client can read compressed messages. Our clients send this token to our brokers; all brokers
-        ignore further tokens.
+    ignore further tokens.
     """
 
     topic: str

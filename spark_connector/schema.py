@@ -99,7 +99,7 @@ def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.
     computed.
 
     typed: header values have the form in which a record stores them, so that their types are kept; the headers then
-        include the payload's content type.
+    include the payload's content type.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

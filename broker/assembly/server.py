@@ -103,7 +103,7 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
     Raises ConfigError if that fails.
 
     reactor: IReactorTime and IReactorFDSet. certificates: for connections with TLS; None: all connections are without
-        TLS.
+    TLS.
     """
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)

@@ -230,7 +230,7 @@ def parse_config(
     """Parse the bytes of a server.ini and of a filters.ini. name: the file's name for errors.
 
     inherited: settings that topics inherit instead of the file's own [system], for a running broker that reads the file
-        again.
+    again.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)

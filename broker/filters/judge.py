@@ -88,7 +88,7 @@ class Chosen(NamedTuple):
     """The answer to a `get`: the accepted records, and the stored offset after all judged records.
 
     client_ends: where each record ends in `data`; stored_ends: where it ends in the log, relative to the offset of the
-        request.
+    request.
     """
 
     data: bytes

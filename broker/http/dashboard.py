@@ -71,7 +71,7 @@ class Dashboard:
     """Creates the content of the pages. Reactor thread.
 
     session: returns the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the log's last
-        lines.
+    lines.
     """
 
     broker: Broker

@@ -239,7 +239,7 @@ def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> 
     OSError.
 
     last: whether it is the partition's last segment, whose key file is not complete yet. Records that the index does
-        not cover are not compared.
+    not cover are not compared.
     """
     try:
         size = files.status(file.keys_path).size

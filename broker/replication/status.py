@@ -32,7 +32,7 @@ class PartitionStatus:
     clock.
 
     master_end: the master's end, as far as known. behind: number of messages not copied yet; None if the master does
-        not tell it.
+    not tell it.
     """
 
     topic: str

@@ -43,7 +43,7 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
     cannot read them.
 
     connection: identifies the client, for which earlier answers are remembered; None for a client that sends a single
-        request.
+    request.
     """
     reading.metrics.get(get.topic)
     try:

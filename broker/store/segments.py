@@ -124,8 +124,8 @@ class Segments(Sequence[Segment]):
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
         """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there. None
         if they are not all in the page cache: then a worker thread should call `snapshot().read`. The last record may
-        be incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError for
-                max_bytes <= 0.
+        be incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError
+        for max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:

@@ -195,7 +195,7 @@ class RedoWriter:
         files, in the order of their numbers.
 
         next_number: the lowest number that the next new file may have. copies: the other nodes of a broker set, for
-            which `when_written` also waits.
+        which `when_written` also waits.
         """
         self.directory = directory
         self.failure: str | None = None

@@ -32,7 +32,7 @@ class LastRows(LogReader):
     a write that did not happen.
 
     forgotten_ms: producers that last sent up to this time were forgotten for lack of room, Unix milliseconds; 0 if none
-        was forgotten.
+    was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:

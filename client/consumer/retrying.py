@@ -95,7 +95,7 @@ class FailedMessages:
     """Sender of failed messages for one run of a handler. Any thread. The Producer is made at the first failure.
 
     takes: returns whether the broker with this id keeps delayed messages; a broker that keeps them is asked only once.
-        now: Unix seconds.
+    now: Unix seconds.
     """
 
     def __init__(

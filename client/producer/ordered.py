@@ -68,10 +68,10 @@ class OrderedProducer(Closing):
         **moved: Unpack[MovedProtocol],
     ) -> None:
         """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
-                ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
-                chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
-                broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
-                if only the answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
+        ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
+        chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
+        broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
+        if only the answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
         ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
@@ -148,7 +148,9 @@ class OrderedProducer(Closing):
         return self._save(message, chosen)
 
     def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
-        """Return a typed view; see Producer.typed. A value is serialised when it is sent or saved. Raises ConfigError."""
+        """Return a typed view; see Producer.typed. Values are serialised when they are sent or saved. Raises
+        ConfigError.
+        """
         return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:

@@ -78,7 +78,7 @@ class Transactional:
     round trip per request.
 
     session: the name under which brokers know this producer. It has the format of 1.x: `<address>-<start in
-        ms>-<process id>.<number>`.
+    ms>-<process id>.<number>`.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class Recovered(NamedTuple):
     has completed are also included, until `forget`.
 
     xids: the transactions, in the order of their brokers. failures: the error of each broker that did not answer, by
-        broker id; such a broker may hold more transactions.
+    broker id; such a broker may hold more transactions.
     """
 
     xids: tuple[Xid, ...]

@@ -13,7 +13,7 @@ class Json:
     """Compact JSON in UTF-8. A send raises ValueError for NaN and infinity, which JSON does not have.
 
     default: a function that converts a value that JSON cannot hold, as in json.dumps, for example `default=str` for
-        dates.
+    dates.
     """
 
     content_type = "application/json"

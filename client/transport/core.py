@@ -80,7 +80,7 @@ class PoolCore(Generic[L]):
     `follow`, `look_at` and `due`, and read the attributes.
 
     down: addresses of brokers that cannot be reached now; usually empty. closed: true if no connection is wanted any
-        more.
+    more.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class TopicRegistration:
     the broker accepts messages. subscribe: whether it serves messages to consumers.
 
     readable: number of partitions that are offered to consumers; None means `partitions`. If a number is 0, its znode
-        is not created.
+    is not created.
     """
 
     name: str

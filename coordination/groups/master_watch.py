@@ -31,7 +31,7 @@ class MasterView:
     """The master of one broker id at one moment. address: the master's address, None while it is not registered.
 
     topics: the topics that the master offers to consumers, with their numbers of partitions. checksum: the checksum of
-        the master's server.ini, None if unknown.
+    the master's server.ini, None if unknown.
     """
 
     address: BrokerAddress | None

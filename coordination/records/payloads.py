@@ -92,7 +92,7 @@ class DecidedBatch:
     """The last batch of a Spark query whose rows are in the query's topics, or will certainly get there.
 
     pending: names of the batch's transactions that may not be committed yet. topic: one of the topics to which the
-        batch was written.
+    batch was written.
     """
 
     batch: int

@@ -35,7 +35,7 @@ class FencedTransaction:
     """Collects operations (create, set_data, delete and check of kazoo's TransactionRequest) for session `session_id`.
 
     deadline: a time.monotonic() value. After this time nobody waits for the transaction, so the transaction is not sent
-        any more.
+    any more.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:

@@ -22,7 +22,7 @@ class SetMaster:
     """The znode `ids/<id>/master` as it was read.
 
     url: the znode's data, None if it is empty. owner: id of the session that created the znode. version: version of the
-        data.
+    data.
     """
 
     url: str | None

@@ -19,7 +19,7 @@ class PeerConnection:
     `out`; the code that has the socket sends them.
 
     ends: the connection will be closed after all bytes made for it so far are sent; bytes received later are ignored.
-        finished: the connection must be closed when `out` is sent.
+    finished: the connection must be closed when `out` is sent.
     """
 
     __slots__ = (

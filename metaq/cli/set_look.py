@@ -185,7 +185,7 @@ def at_every_node(
     fails, `act` is not called at the leader.
 
     failed: words for what a failing node did not do. command: the command that does it at a single node, with --server.
-        Raises ClientError.
+    Raises ClientError.
     """
     names = leader_last(view)
     for number, name in enumerate(names):
