@@ -72,7 +72,7 @@ class _FewEvents:
         self.register, self.modify, self.unregister = poller.register, poller.modify, poller.unregister
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
-        events: list[tuple[int, int]] = self._wait(timeout, self._most)  # `most`: the number of descriptors
+        events: list[tuple[int, int]] = self._wait(timeout, min(most, self._most))
         return events
 
 

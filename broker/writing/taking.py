@@ -155,16 +155,10 @@ def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None)
     is left out. It has an `error` or the place of the first write; in the latter case `append` returns it if it is not
     safe yet.
     """
+    admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
-        if _is_admitted(writing, write, sender):
+        if not numbers or write.number is None or admit(((write, sum(map(len, write.data))),), sender)[0] is not None:
             yield write
-
-
-def _is_admitted(writing: Writing, write: Write, sender: SendingPeer | None) -> bool:
-    """Return whether to append the write. If it is numbered and not repeated, this appends its row; see `_admitted`."""
-    if write.number is None or not writing.numbers:
-        return True
-    return writing.sequences.admit(((write, sum(map(len, write.data))),), sender)[0] is not None
 
 
 def _kept(error: MetaqError) -> MetaqError:
@@ -325,9 +319,6 @@ class Puts(Generic[P]):
         """Append all puts, with one append per partition and per numbered put. Return the writes that are not safe
         yet.
         """
-        if len(self.batches) == 1 and self.batches[0].puts:  # of a client that waits for each; see bench blocking-1
-            batch = self._stamped(self.batches[0])
-            return self._writing.append((batch,) if _is_admitted(self._writing, batch, self._sender) else ())
         batches: Iterator[PutBatch[P]] = map(self._stamped, [batch for batch in self.batches if batch.puts])
         return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
 
