@@ -31,6 +31,7 @@ import simplejson
 from isal.isal_zlib import crc32
 
 from .errors import RemoteProtocolError
+from .frames import frame_bytes, parse_frame
 from .record import Buffer
 
 __all__ = [
@@ -309,6 +310,15 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
     return layout.unpack(payload)
 
 
+def _frame_remark(data: bytes) -> str:
+    """Return the text of a response frame, which a gate sends that serves nothing on a connection; else empty."""
+    try:
+        length = frame_bytes(data, 0)
+        return parse_frame(data, 0, length).remark if 0 < length <= len(data) else ""
+    except RemoteProtocolError:
+        return ""
+
+
 class StreamReader:
     """Cuts received bytes into messages. Each message has its own buffer, so that its parts can be kept."""
 
@@ -331,6 +341,8 @@ class StreamReader:
                     break
                 (size,) = _LENGTH.unpack(self._head)
                 if not 0 < size <= self._most:
+                    if said := _frame_remark(self._head + bytes(rest)):
+                        raise RemoteProtocolError(f"it refuses the stream: {said}")
                     raise RemoteProtocolError(f"a message of {size} bytes, and not of 1 to {self._most}")
                 # a bytearray would first be filled with zeros
                 self._body, self._filled, self._head = np.empty(size, np.uint8).data, 0, b""

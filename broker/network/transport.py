@@ -98,14 +98,14 @@ class FastConnection(PlainConnection):
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         """Receive once and have the data served, or leave this to the connection's next turn."""
-        session: Session = self.protocol  # type: ignore[assignment]  # `cast` is a call, and shows in bench blocking-1
+        session: Session = self.protocol  # `cast` is a call, and shows in bench blocking-1
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
         """Receive once now, and have the data served. After the end of the connection, return the reason again."""
-        session: Session = self.protocol  # type: ignore[assignment]
+        session: Session = self.protocol
         space = session.space if session.large else None
         try:
             if space is not None:

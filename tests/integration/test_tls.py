@@ -167,7 +167,6 @@ def test_the_nodes_of_a_set_a_slave_and_moves_use_tls(
     with (
         set_nodes(tmp_path, chroot, {"t": "numPartitions=2"}) as nodes,
         single(tmp_path / "master", chroot, security) as master,
-        single(tmp_path / "slave", chroot, (f"-Fmetaslave={slave_properties(tmp_path)}", *security)) as slave,
         Producer(chroot) as producer,
     ):
         nodes.start("a", "b", options=security)
@@ -179,19 +178,23 @@ def test_the_nodes_of_a_set_a_slave_and_moves_use_tls(
         for number in range(50, 100):
             sent.append(b"%d" % number)
             producer.send("t", sent[-1])
-        nodes.start("a")
+        nodes.start("a", options=security)
         nodes.wait_in_sync("a", "b")
-        nodes.operator.ran("partitions", "move", "--topic", "t", "--from", "0", "--to", "1", code=0)
+        moved = nodes.operator.ran("partitions", "move", "--topic", "t", "--from", "0", "--to", "1")
+        assert moved.code == 0, moved
         with Consumer(chroot, group="g", topics=["t"]) as consumer:
             assert sorted(message.payload for message in read(consumer, len(sent))) == sorted(sent)
-        wait_for_copy(tmp_path)
+        with single(tmp_path / "slave", chroot, (f"-Fmetaslave={slave_properties(tmp_path)}", *security)) as slave:
+            wait_for_copy(tmp_path)
         for broker in (*nodes.nodes.values(), master, slave):
             assert "Traceback" not in broker.errors.read_text()
 
 
 def single(directory: Path, connect: str, options: Sequence[str]) -> RunningBroker:
     directory.mkdir()
-    ini = server_ini(directory / "data", {}, zookeeper=f"zk.zkConnect={connect}\nzk.zkSyncTimeMs=100", broker_id=1)
+    ini = server_ini(
+        directory / "data", {"u": ""}, zookeeper=f"zk.zkConnect={connect}\nzk.zkSyncTimeMs=100", broker_id=1
+    )
     return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", *options, "-f"))
 
 

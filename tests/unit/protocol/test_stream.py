@@ -7,6 +7,8 @@ from simplejson.raw_json import RawJSON
 from metaq.broker.store.index import UNIT_BYTES as STORED_UNIT_BYTES
 from metaq.protocol import replication_stream as stream
 from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.frames import RESPONSE, encode_frame
+from metaq.protocol.statuses import ResponseCode
 
 ENTRIES = st.lists(
     st.builds(
@@ -137,3 +139,11 @@ def test_a_block_that_is_cut_is_refused(size: int) -> None:
 def test_a_hello_that_python_cannot_read_is_refused_as_one_that_is_not_json(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="is not JSON"):
         stream.parse_hello(memoryview(text.encode()))
+
+
+def test_a_refusal_by_a_frame_is_told() -> None:
+    refusal = encode_frame(ResponseCode.NO_PERMISSION, 1, {}, flag=RESPONSE, remark="speak TLS " + 200 * ".")
+    with pytest.raises(RemoteProtocolError, match="refuses the stream: speak TLS"):
+        stream.StreamReader().receive(refusal)
+    with pytest.raises(RemoteProtocolError, match="a message of"):
+        stream.StreamReader().receive(refusal[:-1])

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
@@ -32,7 +32,7 @@ class Inner(Protocol):
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.data += data
 
-    def connectionLost(self, reason: Failure = dialing.connectionDone) -> None:  # noqa: N802
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self.reason = reason
 
 
