@@ -185,6 +185,7 @@ class BrokerProcess:
                 options=self._options,
                 dialer=Dialer(self._reactor, None if self._certificates is None else self._certificates.to_brokers),
             )
+            self.broker.certificates = self._certificates
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
             if self._config.node is None:  # otherwise the node opens it when it leads

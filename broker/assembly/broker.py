@@ -51,6 +51,7 @@ from .kinds import KINDS
 
 if TYPE_CHECKING:
     from ..moving.moves import BrokerMoves
+    from ..network.tls import Certificates
     from ..sets.node import SetMember
     from ..sets.status import SetReport
 
@@ -122,6 +123,8 @@ class Broker:
         """This broker's part in moves of partitions to other brokers; None if the broker registers no topics or is a
         slave.
         """
+        self.certificates: Certificates | None = None
+        """The certificates of this broker's port; None without TLS."""
         self.registered: Callable[[], bool] | None = None
         """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)

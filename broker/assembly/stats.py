@@ -136,6 +136,20 @@ def _disk_lines(broker: Broker) -> Lines:
         yield f"{room.path} free_bytes {room.free} reserve_bytes {room.reserve} takes_puts {_java(room.takes_puts)}"
 
 
+def _certificate_lines(broker: Broker) -> Lines:
+    """Yield lines about the certificate of the broker's port. metaq 1.x does not have this item."""
+    certificates = broker.certificates
+    yield f"tls {_java(certificates is not None)}"
+    if certificates is not None:
+        state = certificates.state
+        yield f"certificate {state.path}"
+        yield f"name {state.name}"
+        yield f"serial {state.serial}"
+        yield f"expires {int(state.expires)}"
+        if certificates.failure is not None:
+            yield f"failure {certificates.failure}"
+
+
 def _journal_lines(broker: Broker) -> Lines:
     """Yield lines that say whether the journal can make synchronous puts safe, and which partitions are read-only.
     metaq 1.x does not have this item.
@@ -204,6 +218,7 @@ _ITEMS = {
     "realtime": _realtime_lines,
     "reset": _reset_lines,
     "replication": _replication_lines,
+    "certificate": _certificate_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
 }

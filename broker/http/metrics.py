@@ -22,6 +22,7 @@ from .pages import Pieces
 
 if TYPE_CHECKING:
     from ..moving.moves import MoveFigures
+    from ..network.tls import Certificates
 
 __all__ = ["CONTENT_TYPE", "TopicTotals", "exposition", "topic_totals"]
 
@@ -101,6 +102,8 @@ def _metrics(broker: Broker) -> Metrics:
     yield counter("metaq_damaged_ranges", f"Damaged ranges {found}", metrics.damaged_ranges)
     yield counter("metaq_damaged_bytes", f"Damaged bytes {found}", metrics.damaged_bytes)
     yield from _disks(broker)
+    if broker.certificates is not None:
+        yield from _certificate(broker.certificates)
     yield from _journal(broker)
     yield _filter_failures(broker)
     yield from _topics(broker)
@@ -139,6 +142,15 @@ def _disks(broker: Broker) -> Metrics:
     )
     for name, text, values in families:
         yield gauges(name, text, "path", zip((room.path for room in rooms), values, strict=True))
+
+
+def _certificate(certificates: Certificates) -> Metrics:
+    state = certificates.state
+    expires = [((state.serial,), state.expires)]
+    text = "When the certificate of the port expires, Unix seconds; 0 if it has expired"
+    yield Metric("metaq_certificate_expires_seconds", "gauge", text, ("serial",), expires)
+    failed = "1 if the certificate's files have changed and cannot be used"
+    yield gauge("metaq_certificate_failed", failed, certificates.failure is not None)
 
 
 def _journal(broker: Broker) -> Metrics:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from twisted.internet import tcp
 from twisted.internet.error import ConnectionDone, ConnectionLost
@@ -26,16 +27,26 @@ from ..runtime.few_lines import FewLines
 from .transport import FastConnection
 
 if TYPE_CHECKING:
-    import ssl
-
     from .session import Session
 
-__all__ = ["HANDSHAKE_SECONDS", "Certificates"]
+__all__ = ["HANDSHAKE_SECONDS", "CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
 """A connection whose handshake takes longer than this many seconds from the first byte on is closed."""
+
+
+class CertificateState(NamedTuple):
+    """The certificate that new connections get."""
+
+    path: str
+    name: str
+    """The common name of its subject; empty if it has none or has expired."""
+    serial: str
+    """Its serial number in hexadecimal digits; empty if it has expired."""
+    expires: float
+    """When it expires, Unix seconds; 0 if it had expired when it was read."""
 
 
 class Certificates:
@@ -48,6 +59,7 @@ class Certificates:
         self._security = security
         self._seen = self._stamps()  # before reading, so that the next look notices a change in between
         self.context, self._to_brokers = self._load()
+        self.state = self._state()
         self.failure: MetaqError | None = None
         """Why the present files cannot be used; None if they are in use."""
 
@@ -79,6 +91,7 @@ class Certificates:
         self._seen = stamps
         try:
             self.context, self._to_brokers = self._load()
+            self.state = self._state()
         except ConfigError as error:
             self.failure = error
             _log.error("the former certificate stays in use: %s", error)
@@ -96,6 +109,18 @@ class Certificates:
         files = self._security.files
         served = files.server_context(self._security.client_certificates)
         return served, files.client_context() if self._security.brokers == "tls" else served
+
+    def _state(self) -> CertificateState:
+        """Look at the certificate, and log an expired one: clients refuse it."""
+        path = self._security.files.certificate
+        try:
+            shown = self._security.files.own_certificate()
+        except ConfigError as error:
+            _log.error("clients refuse this broker's certificate: %s", error)
+            return CertificateState(path, "", "", 0.0)
+        names = [value for part in cast(Any, shown["subject"]) for name, value in part if name == "commonName"]
+        expires = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+        return CertificateState(path, "".join(names[:1]), str(shown["serialNumber"]), expires)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         files = self._security.files

@@ -19,6 +19,9 @@ __all__ = ["CertificateFiles", "check_secret"]
 
 T = TypeVar("T")
 
+_HANDSHAKE_STEPS = 3
+"""Each side of a handshake reads and writes at most this many times."""
+
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
@@ -59,6 +62,31 @@ class CertificateFiles:
             required = client_certificates == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         return context
+
+    def own_certificate(self) -> dict[str, object]:
+        """Return this side's certificate as `ssl.SSLSocket.getpeercert` shows it. Raises ConfigError; also for a
+        certificate that has expired, which TLS cannot show.
+
+        `ssl` shows only the certificate of the other side. So two sides in memory shake hands here, and one of them
+        trusts exactly this certificate.
+        """
+        import ssl
+
+        served, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._present(served)
+        asking.check_hostname = False
+        asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        asking.load_verify_locations(self.certificate)
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client, server = asking.wrap_bio(back, there), served.wrap_bio(there, back, server_side=True)
+        for side in (client, server) * _HANDSHAKE_STEPS:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                raise ConfigError(f"{self.option}.certificate", self.certificate, error.verify_message) from error
+        return dict(client.getpeercert() or {})
 
     def _present(self, context: ssl.SSLContext) -> None:
         for name, path in (("certificate", self.certificate), ("key", self.key)):

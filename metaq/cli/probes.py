@@ -49,6 +49,10 @@ readable after unflushInterval.
 _PROBE_READ_BYTES = 4096
 
 
+CERTIFICATE_SECONDS = 30 * 24 * 3600.0
+"""A certificate that expires within this many seconds gets a warning."""
+
+
 class ProbeLevel(StrEnum):
     """Levels of a result, the worst first. UNKNOWN: could not be checked, for a reason given on another line."""
 
@@ -217,6 +221,7 @@ class Monitor:
             else:
                 yield from _above(what, "prepared transaction", prepared, limits.max_prepared)
             yield from _writes(what, connection)
+            yield from _certificate(what, connection)
         if connection.takes_halves:
             parked = list_halves(connection, limit=0).states[HalfState.PARKED]
             remedy = " (metaq halves list --state parked)"
@@ -560,6 +565,24 @@ def _writes(what: str, connection: Connection) -> Iterator[Seen]:
     if closed:
         text = f"partitions that take no messages since a write failed: {_some(closed)}"
         yield Seen(ProbeLevel.ALARM, what, text)
+
+
+def _certificate(what: str, connection: Connection) -> Iterator[Seen]:
+    """Check the certificate of a broker's port, if it has one. Brokers before version 3.1 do not tell it."""
+    figures = named_figures(read_stats(connection, "certificate"))
+    if figures.get("tls") != "true":
+        return
+    path, expires = figures.get("certificate"), _number(figures, "expires") or 0
+    left = expires - time.time()
+    text = f"its certificate {path} expires on {time.strftime('%Y-%m-%d', time.gmtime(expires))}"
+    if left <= 0:
+        yield Seen(ProbeLevel.ALARM, what, f"its certificate {path} has expired, so clients refuse it: renew it")
+    elif left < CERTIFICATE_SECONDS:
+        yield Seen(ProbeLevel.WARNING, what, f"{text}: renew it")
+    else:
+        yield Seen(ProbeLevel.OK, what, text)
+    if failure := figures.get("failure"):
+        yield Seen(ProbeLevel.ALARM, what, f"it cannot use the new files of its certificate: {failure}")
 
 
 def _number(figures: dict[str, object], name: str) -> int | None:

@@ -24,6 +24,7 @@ _ITEMS = (
     "offsets",
     "realtime",
     "journal",
+    "certificate",
     "disk",
     "replication",
     "config",
@@ -48,8 +49,8 @@ _Row = dict[str, object]
 @click.option("--raw", is_flag=True, help="Print the lines as the broker sends them.")
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
-    """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, replication, delayed, halves,
-    shared, config, help, reset or a topic.
+    """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
+    halves, shared, config, help, reset or a topic.
 
     Without ITEM the figures of the broker itself. reset sets the realtime figures to zero.
 

@@ -132,7 +132,7 @@ def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pk
     assert "Traceback" not in broker.errors.read_text()
 
 
-def test_a_new_certificate_counts_without_a_restart(broker, pki):
+def test_a_new_certificate_counts_without_a_restart(broker, pki, operator, monkeypatch):
     run("security", "broker", str(pki), "renewed")
     with closing(open_connection(Endpoint("127.0.0.1", broker.port), app(pki))) as before:
         first = serial(broker, pki)
@@ -143,6 +143,12 @@ def test_a_new_certificate_counts_without_a_restart(broker, pki):
     (pki / "mq1" / "broker.pem").write_text("no certificate")
     eventually(lambda: "the former certificate stays in use" in broker.errors.read_text(), what="the error")
     assert serial(broker, pki) != first
+    monkeypatch.setenv("METAQ_PROFILE", str(pki / "app" / "profile.ini"))
+    shown = operator.ran("stats", "--broker", "0", "certificate").out
+    assert str(serial(broker, pki)).lower() in shown.lower()
+    looked = operator.ran("monitor", "--min-memory", "0")
+    assert (looked.code, "cannot use the new files of its certificate" in looked.out) == (1, True), looked
+    assert "broker.pem expires on 20" in looked.out
 
 
 def serial(broker: RunningBroker, pki: Path) -> object:

@@ -1,12 +1,16 @@
 """security.ini, the profile, and the files that they name: each mistake is one clear error."""
 
+import datetime
 import os
+import re
 import stat
+import time
 
 import pytest
 
 from metaq.broker.configuration.security_ini import read_security
 from metaq.broker.network.tls import Certificates, may_be_plain
+from metaq.cli import authority
 from metaq.cli.authority import make_authority, make_broker, make_client
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.tls_config import PROFILE, TlsConfig, profile_tls
@@ -91,6 +95,22 @@ def test_changed_files_count_and_files_that_cannot_be_used_do_not(pki, tmp_path,
     certificates.look()
     assert certificates.context is not first
     assert certificates.failure is None
+
+
+def test_the_certificate_is_shown_to_operators(pki, tmp_path, monkeypatch, caplog):
+    made = time.time()
+    state = Certificates(read_security(str(pki / "mq1" / "security.ini"))).state
+    assert (state.path, state.name) == (str(pki / "mq1" / "broker.pem"), "mq1")
+    assert re.fullmatch("[0-9A-F]{30,40}", state.serial)
+    assert 824 < (state.expires - made) / 86_400 < 826
+    assert not caplog.records
+    monkeypatch.setattr(authority, "_DAYS", -1)
+    monkeypatch.setattr(authority, "_EARLY", datetime.timedelta(days=3))
+    make_authority(tmp_path / "pki")
+    expired = Certificates(read_security(str(make_broker(tmp_path / "pki", "expired", ["mq2"]))))
+    assert expired.state == (str(tmp_path / "pki" / "expired" / "broker.pem"), "", "", 0.0)
+    assert "clients refuse this broker's certificate" in caplog.text
+    assert "certificate has expired" in caplog.text
 
 
 def test_a_profile_is_the_default_of_every_connection(pki, monkeypatch):
