@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .topic_partition import TopicPartition
 
 __all__ = [
+    "BrokerCertificateRequired",
     "BrokerStarting",
     "BrokerUnavailable",
     "ChecksumMismatch",
@@ -614,6 +615,18 @@ class TlsRequired(MetaqError):
         super().__init__(
             "this broker serves no connection without TLS from this address (plain in its security.ini): connect with "
             "TLS, with the CA of this broker's certificate"
+        )
+
+
+class BrokerCertificateRequired(MetaqError):
+    """The request is one of brokers, and the connection does not show a broker's certificate."""
+
+    status = Status.FORBIDDEN
+
+    def __init__(self) -> None:
+        super().__init__(
+            "only a broker may send this request: its connection must show a certificate that names its host and is "
+            "signed by the CA of this broker's security.ini (brokers=required there)"
         )
 
 

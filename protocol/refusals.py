@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from .errors import (
     AccountSpent,
+    BrokerCertificateRequired,
     BrokerStarting,
     BrokerUnavailable,
     ChecksumMismatch,
@@ -63,6 +64,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
     TlsRequired: ResponseCode.NO_PERMISSION,
+    BrokerCertificateRequired: ResponseCode.NO_PERMISSION,
     DiskFull: ResponseCode.DISK_FULL,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotSafe: ResponseCode.NOT_SAFE,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from ipaddress import ip_address
+from typing import cast
 
 from .errors import TlsFailed
 from .record import Buffer
@@ -119,6 +121,16 @@ class TlsStream:
         """The other side's verified certificate, as `ssl.SSLSocket.getpeercert` shows it; empty without one."""
         found: dict[str, object] = dict(self._tls.getpeercert() or {}) if self.established else {}
         return found
+
+    @property
+    def certified_hosts(self) -> frozenset[str]:
+        """The DNS names, in lower case, and IP addresses that the other side's verified certificate names."""
+        named = cast("Iterable[tuple[str, str]]", self.certificate.get("subjectAltName", ()))
+        return frozenset(
+            str(ip_address(name)) if kind == "IP Address" else name.lower()
+            for kind, name in named
+            if kind in ("IP Address", "DNS")
+        )
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
-from metaq.protocol.errors import NotReplicating
+from metaq.protocol.errors import BrokerCertificateRequired, NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
 from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
@@ -68,7 +68,7 @@ from ..reading.answers import Answer, Bytes, Work, answer_frame, body_frame, jso
 from ..reading.search import found_frame
 from ..requests.acquire import Acquire, answer_settle
 from ..requests.delayed import list_delayed
-from ..requests.gate import Caller, Check, Gate, Nodes, PageRequest, Verb
+from ..requests.gate import Caller, Check, Gate, Nodes, PageRequest, Served, Verb
 from ..requests.get import answer_get
 from ..requests.half_verbs import checked_frame, end_halves, ended_frame, list_halves
 from ..requests.lookup import Lookups
@@ -89,6 +89,13 @@ if TYPE_CHECKING:
 __all__ = ["make_gate"]
 
 
+def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, caller: Caller | None) -> Served:
+    """Serve a request if its connection shows a broker's certificate. Those of clients name no host."""
+    if caller is None or not caller.certified_hosts:
+        raise BrokerCertificateRequired
+    return serve(request, caller)
+
+
 def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     """Return the gate of a broker, with all its verbs. The gate calls `check` for every request."""
     writing, reading = broker.writing, broker.reading
@@ -104,6 +111,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         broker.reactor.seconds,
     )
     transactions = TransactionVerbs(broker.transactions, writing)
+    needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
+
+    def of_brokers(verb: Verb) -> Verb:
+        return verb._replace(serve=partial(_serve_broker, verb.serve)) if needs_certificate else verb
 
     new_group = partial(PutGroup, writing, answers)
 
@@ -137,7 +148,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     def follow(frame: Frame, caller: Caller | None) -> Answer:
         if broker.member is None:
             raise NotReplicating("this broker is no node of a broker set: start it with --node")
-        broker.member.accept(frame, cast("Session", caller).become)
+        session = cast("Session", caller)
+        broker.member.accept(frame, session.become, session.certified_hosts if needs_certificate else None)
         return None
 
     def check_halves(frame: Frame, caller: Caller | None) -> Answer:
@@ -165,7 +177,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         Put: Verb(put_alone, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
         PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put), nodes=Nodes.ALL),
-        Sync: Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True),
+        Sync: of_brokers(Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True)),
         Get: Verb(partial(answer_get, reading), lambda get: get.max_size, repeatable=True),
         OffsetQuery: Verb(lookups.nearest),
         TransactionCommand: Verb(transactions.text, repeatable=True),  # only recover may be large
@@ -232,12 +244,12 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions, nodes=Nodes.ALL),
-        RequestCode.FOLLOW: Verb(follow, nodes=Nodes.ALL),
+        RequestCode.FOLLOW: of_brokers(Verb(follow, nodes=Nodes.ALL)),
         RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status(), nodes=Nodes.ALL),
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
-        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
+        RequestCode.MOVE: of_brokers(_framed(MoveRequest.from_ext, move, json_frame)),
         RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
         RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
         RequestCode.SHARED_STATUS: Verb(

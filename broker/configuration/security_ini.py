@@ -7,7 +7,7 @@ brokers and by 1.x's replication, and `stats config` shows it.
     ca = ca.pem
     clientCertificates = optional
     plain = loopback
-    brokers = tls
+    brokers = required
 
 Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
@@ -28,8 +28,8 @@ __all__ = ["Plain", "Security", "read_security"]
 ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """The addresses from which connections without TLS are accepted."""
-Brokers = Literal["tls", "plain"]
-"""How this broker connects to other brokers."""
+Brokers = Literal["required", "tls", "plain"]
+"""How this broker connects to other brokers. required: with TLS, and only brokers may send it requests of brokers."""
 
 _KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
 
@@ -76,8 +76,12 @@ def read_security(path: str) -> Security:
         cast(Plain, chosen("plain", get_args(Plain), "loopback")),
         cast(Brokers, chosen("brokers", get_args(Brokers), "tls" if "ca" in section else "plain")),
     )
-    if security.brokers == "tls" and "ca" not in section:
-        raise ConfigError(f"{path}: ca", "", "name the CA of the other brokers' certificates: brokers=tls")
+    if security.brokers != "plain" and "ca" not in section:
+        remedy = f"name the CA of the other brokers' certificates: brokers={security.brokers}"
+        raise ConfigError(f"{path}: ca", "", remedy)
+    if security.brokers == "required" and asked == "none":
+        remedy = "must be optional or required: with brokers=required brokers have to show their certificates"
+        raise ConfigError(f"{path}: clientCertificates", asked, remedy)
     security.files.server_context(asked)
     return security
 

@@ -329,6 +329,11 @@ class Session(Protocol):
         self._resume()
 
     @property
+    def certified_hosts(self) -> frozenset[str]:
+        """As Caller."""
+        return self._transport.certified_hosts
+
+    @property
     def has_ended(self) -> bool:
         """As in Caller."""
         return self._half_closed or self._lost

@@ -100,15 +100,20 @@ class Certificates:
             _log.warning("new connections get the certificate %s", self._security.files.certificate)
 
     @property
+    def brokers_required(self) -> bool:
+        """Whether requests of brokers need a broker's certificate."""
+        return self._security.brokers == "required"
+
+    @property
     def to_brokers(self) -> Callable[[], ssl.SSLContext] | None:
         """Returns the context for a connection to another broker; None: those are without TLS."""
-        return (lambda: self._to_brokers) if self._security.brokers == "tls" else None
+        return None if self._security.brokers == "plain" else (lambda: self._to_brokers)
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         """Return the contexts for connections from clients and to brokers."""
         files = self._security.files
         served = files.server_context(self._security.client_certificates)
-        return served, files.client_context() if self._security.brokers == "tls" else served
+        return served, served if self._security.brokers == "plain" else files.client_context()
 
     def _state(self) -> CertificateState:
         """Look at the certificate, and log an expired one: clients refuse it."""
@@ -176,6 +181,11 @@ class SecureConnection(FastConnection):
             self._too_slow = self.reactor.callLater(HANDSHAKE_SECONDS, self._end_slow)
         elif not may_be_plain(self.certificates.plain, host):
             cast("Session", self.protocol).refuse(TlsRequired())
+
+    @property
+    def certified_hosts(self) -> frozenset[str]:  # type: ignore[override]
+        """The hosts that the client's verified certificate names."""
+        return frozenset() if self._stream is None else self._stream.certified_hosts
 
     def _end_slow(self) -> None:
         self._too_slow = None

@@ -71,6 +71,9 @@ class PlainConnection(tcp.Server):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         super().__init__(sock, *others)
 
+    certified_hosts: frozenset[str] = frozenset()
+    """The hosts that the client's verified certificate names; without TLS there are none."""
+
     sent_bytes = 0
     """The number of bytes that were sent from the buffer; bytes that the socket takes at once do not count."""
 

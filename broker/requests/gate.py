@@ -31,7 +31,7 @@ from ..reading.parkable import Loading, Parkable, Step
 from ..runtime.account import Unsent, account_address
 from .put import PutGroup, answer_one_by_one
 
-__all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Verb"]
+__all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Served", "Verb"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,12 @@ class Caller(Protocol):
     @property
     def address(self) -> str:
         """The address that the account charges."""
+
+    @property
+    def certified_hosts(self) -> frozenset[str]:
+        """The DNS names, in lower case, and IP addresses that the client's verified certificate names. Empty if the
+        client has shown none, as clients without TLS.
+        """
 
     @property
     def has_ended(self) -> bool:
@@ -73,6 +79,11 @@ class HttpPeer(NamedTuple):
     def address(self) -> str:
         """The address that the account charges."""
         return account_address(self.host)
+
+    @property
+    def certified_hosts(self) -> frozenset[str]:
+        """Always empty: HTTP has no client certificates."""
+        return frozenset()
 
     @property
     def has_ended(self) -> bool:

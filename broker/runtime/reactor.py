@@ -91,6 +91,7 @@ def serves_few_at_once(reactor: Any, most: int) -> Any:
 class Transport(Protocol):
     """One TCP connection as a session sees it."""
 
+    certified_hosts: frozenset[str]
     sent_bytes: int
     """How many bytes of answers were sent after they had to wait in the transport's buffer."""
 

@@ -69,9 +69,12 @@ class Admission:
         for answer in early or ():
             answer()
 
-    def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
+    def accept(
+        self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
+    ) -> None:
         """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
-        protocol. Raises RemoteProtocolError.
+        protocol. certified_hosts: the hosts that the connection's certificate names; None if it needs none. Raises
+        RemoteProtocolError.
         """
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
@@ -80,21 +83,21 @@ class Admission:
             MAX_FOLLOWER_MESSAGE_BYTES,
         )
         become(connection)
-        answer = partial(self._answer, connection, hello)
+        answer = partial(self._answer, connection, hello, certified_hosts)
         if self._early is not None:
             self._early.append(answer)
         else:
             answer()
 
-    def _answer(self, connection: StreamProtocol, hello: Hello) -> None:
+    def _answer(self, connection: StreamProtocol, hello: Hello, certified_hosts: frozenset[str] | None) -> None:
         if self._is_listed(hello):
-            self._take_in(connection, hello)
+            self._take_in(connection, hello, certified_hosts)
             return
         if self._listing is None:  # one read of ZooKeeper for all followers
             look = self._listing = ensureDeferred(self._look())
             look.addTimeout(tuning.LISTED_SECONDS, cast(Any, self._reactor))  # ZooKeeper may be away
             look.addBoth(self._have_listed)
-        self._unlisted.append(partial(self._take_in, connection, hello))
+        self._unlisted.append(partial(self._take_in, connection, hello, certified_hosts))
 
     def _have_listed(self, found: object) -> None:
         if isinstance(found, Failure) and not isinstance(found.value, defer.TimeoutError):
@@ -112,11 +115,13 @@ class Admission:
         node = None if view is None else view.nodes.get(hello.node)
         return node is not None and node.instance == hello.instance
 
-    def _take_in(self, connection: StreamProtocol, hello: Hello) -> None:
+    def _take_in(self, connection: StreamProtocol, hello: Hello, certified_hosts: frozenset[str] | None) -> None:
         leader = self._leader()
         if connection.lost is not None:
             return
-        why = f"{self._name} does not lead the set now" if leader is None else self._refusal(leader, hello)
+        why = self._stranger(hello, certified_hosts)
+        if not why:
+            why = f"{self._name} does not lead the set now" if leader is None else self._refusal(leader, hello)
         if leader is None or why:
             connection.send([encode_json(Kind.REFUSED, {"why": why})])
             cast(Any, connection.transport).loseConnection()
@@ -124,6 +129,15 @@ class Admission:
         connection.send([encode_json(Kind.WELCOME, self._welcome(leader, hello))])
         self.instances[hello.node] = hello.instance
         leader.serve(hello.node, connection)
+
+    def _stranger(self, hello: Hello, certified_hosts: frozenset[str] | None) -> str:
+        """Return why the certificate is not that of the node which asks; "" if it is, or if none is needed."""
+        view = self._view()
+        node = None if view is None else view.nodes.get(hello.node)
+        if certified_hosts is None or node is None:  # `_refusal` refuses a node that has no znode
+            return ""
+        host = node.address[0].lower()
+        return "" if host in certified_hosts else f"the certificate does not name {host}, the host of {hello.node}"
 
     def _refusal(self, leader: Leader, hello: Hello) -> str:
         """Return why this follower is refused; "" if it is admitted."""

@@ -754,11 +754,11 @@ class SetMember:
 
     # --- followers of ours --------------------------------------------------------------------------------------------
 
-    def accept(self, frame: Frame, become: Callable[[StreamProtocol], None]) -> None:
-        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
-        protocol. Raises RemoteProtocolError.
-        """
-        self._admission.accept(frame, become)
+    def accept(
+        self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
+    ) -> None:
+        """Handle FOLLOW as Admission.accept does."""
+        self._admission.accept(frame, become, certified_hosts)
 
 
 def _joins(leader: Leader, target: str | None) -> bool:

@@ -37,7 +37,7 @@ key = broker.key
 ca = ca.pem
 clientCertificates = optional
 plain = loopback
-brokers = tls
+brokers = required
 """
 
 _PROFILE = """\

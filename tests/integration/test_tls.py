@@ -23,15 +23,19 @@ from metaq import (
     SharedConsumer,
     TlsConfig,
 )
+from metaq.cli import authority
 from metaq.client.transport.connection import open_connection
 from metaq.client.transport.wire import Endpoint
 from metaq.protocol.errors import BrokerUnavailable, RequestTimedOut
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.replication_stream import Hello, encode_hello
+from metaq.protocol.statuses import RequestCode
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import run
 from tests.integration.client_cluster import leased, read
 from tests.integration.forked_processes import ForkedBroker
 from tests.integration.replication_helpers import wait_for_copy
-from tests.integration.set_nodes import set_nodes
+from tests.integration.set_nodes import SetNodes, set_nodes
 from tests.waiting import DEADLINE, eventually
 
 
@@ -180,6 +184,7 @@ def test_the_nodes_of_a_set_a_slave_and_moves_use_tls(
         for number in range(50):
             sent.append(b"%d" % number + bytes(number << 12))
             producer.send("t", sent[-1])
+        assert_only_a_broker_follows(nodes, pki)
         nodes.kill_leader()
         for number in range(50, 100):
             sent.append(b"%d" % number)
@@ -194,6 +199,35 @@ def test_the_nodes_of_a_set_a_slave_and_moves_use_tls(
             wait_for_copy(tmp_path)
         for broker in (*nodes.nodes.values(), master, slave):
             assert "Traceback" not in broker.errors.read_text()
+
+
+def assert_only_a_broker_follows(nodes: SetNodes, pki: Path) -> None:
+    """Try to follow the leader in the name of the other node, with its instance from ZooKeeper."""
+    state, member = nodes.view().state, nodes.view().nodes["b"]
+    assert state is not None
+    body = encode_hello(Hello(0, "b", member.instance, 0, []))
+    request = encode_frame(RequestCode.FOLLOW, 1, {}, len(body)) + body
+    for files, said in (
+        ({}, "only a broker may send this request"),
+        (named_elsewhere(pki), "the certificate does not name 127.0.0.1, the host of b"),
+    ):
+        with socket.create_connection(("127.0.0.1", nodes.nodes[state.leader].port)) as sock:
+            secure = tls(pki, **files).context().wrap_socket(sock, server_hostname="127.0.0.1")
+            secure.sendall(request)
+            secure.settimeout(DEADLINE)
+            answer = b""
+            while said.encode() not in answer and (data := secure.recv(65_536)):
+                answer += data
+            assert said in answer.decode(errors="replace")
+            secure.close()
+
+
+def named_elsewhere(pki: Path) -> dict[str, str]:
+    """A certificate of our CA that names only a host elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(authority, "_LOOPBACK", ())
+        authority.make_broker(pki, "far", ["mq9.example"])
+    return {"certificate": str(pki / "far" / "broker.pem"), "key": str(pki / "far" / "broker.key")}
 
 
 def single(directory: Path, connect: str, options: Sequence[str]) -> RunningBroker:

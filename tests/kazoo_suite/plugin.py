@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +29,18 @@ for name in (
     sys.modules.setdefault(name, ModuleType(name))
 vars(sys.modules["objgraph"]).setdefault("count", _objects_of)
 
+from kazoo.handlers.threading import SequentialThreadingHandler  # noqa: E402
 from kazoo.testing import harness  # noqa: E402
+
+_KAZOOS_SECONDS = 5
+"""How long kazoo's tests wait for a server that they have started again."""
+_START_SECONDS = 120
+"""How long they wait here: a JVM beside other tests may need more than 5 s."""
+
+
+class _PatientEvent(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(_START_SECONDS if timeout == _KAZOOS_SECONDS else timeout)
 
 
 class _Apache(EmbeddedZooKeeper):
@@ -91,6 +103,7 @@ _cluster = _Cluster([_Server()])
 
 
 def pytest_sessionstart() -> None:
+    SequentialThreadingHandler.event_object = lambda handler: _PatientEvent()
     harness.get_global_cluster = lambda: _cluster
 
 

@@ -104,6 +104,7 @@ def test_bytes_go_both_ways_encrypted_and_the_broker_shows_its_own_certificate(d
     dialled.exchange()
     assert inner.data == b"welcome"
     assert dialled.server.certificate["subject"] == ((("commonName", "mq1"),),)
+    assert dialled.server.certified_hosts == {"mq1.example", "localhost", "127.0.0.1", "::1"}
 
 
 def test_the_first_answer_may_come_with_the_end_of_the_handshake(dialled: Dialled) -> None:
@@ -190,7 +191,7 @@ def test_a_damaged_record_ends_the_connection(dialled: Dialled) -> None:
 
 
 def test_brokers_connect_with_tls_if_security_ini_names_a_ca(pki: Path, tmp_path: Path) -> None:
-    text = (pki / "mq1" / "security.ini").read_text().replace("brokers = tls\n", "")
+    text = (pki / "mq1" / "security.ini").read_text().replace("brokers = required\n", "")
     path = pki / "mq1" / "brokers.ini"
 
     def to_brokers(text: str) -> object:
@@ -203,3 +204,5 @@ def test_brokers_connect_with_tls_if_security_ini_names_a_ca(pki: Path, tmp_path
     assert to_brokers(without) is None
     with pytest.raises(ConfigError, match="CA of the other brokers"):
         to_brokers(without + "brokers = tls\n")
+    with pytest.raises(ConfigError, match="clientCertificates=none: must be optional or required"):
+        to_brokers(text.replace("optional", "none") + "brokers = required\n")
